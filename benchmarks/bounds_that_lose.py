@@ -19,11 +19,11 @@ import numpy as np
 
 import jaxacct as ja
 from jaxacct import representations, selection
-from jaxacct.account import _upper_ends, effort_of
+from jaxacct.accounting.account import _upper_ends, effort_of
+from jaxacct.accounting.replaced_record import epsilon_replaced
+from jaxacct.core.validation import InputError, options
 from jaxacct.mechanisms import Composed, Repeated
 from jaxacct.mechanisms.table import EXAMPLES
-from jaxacct.replaced_record import epsilon_replaced
-from jaxacct.validation import InputError, options
 
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 DELTAS = (1e-2, 1e-6, 1e-50, 1e-300)

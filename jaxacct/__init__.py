@@ -5,20 +5,22 @@ Public names are imported when first used, so that `import jaxacct` and `jaxacct
 
 from typing import TYPE_CHECKING
 
-from jaxacct.lazy_exports import lazy_exports
+from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from jaxacct.account import delta, epsilon
-    from jaxacct.bounds import Bounds, explain
-    from jaxacct.calibration import (
+    from jaxacct.accounting.account import delta, epsilon
+    from jaxacct.accounting.gradient import epsilon_gradient
+    from jaxacct.calibration.allowed_repetitions import AllowedRepetitions, repetitions_allowed
+    from jaxacct.calibration.any_parameter import calibrate
+    from jaxacct.calibration.noise_rate_steps import (
         Calibration,
         calibrate_noise_multiplier,
         calibrate_sampling_probability,
         calibrate_steps,
     )
+    from jaxacct.core.bounds import Bounds, explain
+    from jaxacct.core.validation import InputError
     from jaxacct.engines.program_cache import CacheInfo, cache_info, clear_cache
-    from jaxacct.gradient import epsilon_gradient
-    from jaxacct.mechanism_calibration import calibrate
     from jaxacct.mechanisms import (
         ZCDP,
         AboveThreshold,
@@ -57,9 +59,7 @@ if TYPE_CHECKING:
     from jaxacct.representations.mechanism_profile import Profile, profile
     from jaxacct.representations.renyi_accounting import rdp_delta, rdp_epsilon
     from jaxacct.representations.risk_table import RiskTable, risk
-    from jaxacct.selection.allowed_repetitions import AllowedRepetitions, repetitions_allowed
     from jaxacct.sweep import sweep
-    from jaxacct.validation import InputError
     from jaxacct.verification import Verification, verify
 
 __all__ = [
@@ -128,19 +128,19 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AboveThreshold": "mechanisms",
-    "AllowedRepetitions": "selection.allowed_repetitions",
+    "AllowedRepetitions": "calibration.allowed_repetitions",
     "ApproximateDP": "mechanisms",
     "BallsInBins": "mechanisms",
-    "Bounds": "bounds",
+    "Bounds": "core.bounds",
     "CacheInfo": "engines.program_cache",
-    "Calibration": "calibration",
+    "Calibration": "calibration.noise_rate_steps",
     "DiscreteGaussian": "mechanisms",
     "DiscreteLaplace": "mechanisms",
     "ExponentialMechanism": "mechanisms",
     "FiniteOutput": "mechanisms",
     "Gaussian": "mechanisms",
     "GaussianNoisyMax": "mechanisms",
-    "InputError": "validation",
+    "InputError": "core.validation",
     "Laplace": "mechanisms",
     "Mechanism": "mechanisms",
     "MixtureOfGaussians": "mechanisms",
@@ -163,18 +163,18 @@ _HOMES = {
     "Verification": "verification",
     "ZCDP": "mechanisms",
     "cache_info": "engines.program_cache",
-    "calibrate": "mechanism_calibration",
-    "calibrate_noise_multiplier": "calibration",
-    "calibrate_sampling_probability": "calibration",
-    "calibrate_steps": "calibration",
+    "calibrate": "calibration.any_parameter",
+    "calibrate_noise_multiplier": "calibration.noise_rate_steps",
+    "calibrate_sampling_probability": "calibration.noise_rate_steps",
+    "calibrate_steps": "calibration.noise_rate_steps",
     "cap_for": "mechanisms",
     "clear_cache": "engines.program_cache",
     "compose": "mechanisms",
-    "delta": "account",
+    "delta": "accounting.account",
     "dp_sgd": "mechanisms",
-    "epsilon": "account",
-    "epsilon_gradient": "gradient",
-    "explain": "bounds",
+    "epsilon": "accounting.account",
+    "epsilon_gradient": "accounting.gradient",
+    "explain": "core.bounds",
     "plot_profiles": "plots",
     "plot_tradeoffs": "plots",
     "profile": "representations.mechanism_profile",
@@ -182,7 +182,7 @@ _HOMES = {
     "rdp_delta": "representations.renyi_accounting",
     "rdp_epsilon": "representations.renyi_accounting",
     "repeat": "mechanisms",
-    "repetitions_allowed": "selection.allowed_repetitions",
+    "repetitions_allowed": "calibration.allowed_repetitions",
     "risk": "representations.risk_table",
     "sweep": "sweep",
     "verify": "verification",

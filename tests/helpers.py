@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 import jaxacct as ja
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 
 def refusal(call: Callable[..., Any], *args: Any, error: type[Exception] = InputError, **kwargs: Any) -> str:

@@ -15,7 +15,7 @@ from flax import linen as nn
 from jax import lax
 from jax.experimental import pallas
 
-from jaxacct.chacha import CHACHA20
+from jaxacct.core.chacha import CHACHA20
 
 _UNARY = """
     abs sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arctanh exp exp2 expm1 log log2 log10 log1p sqrt

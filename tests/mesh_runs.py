@@ -290,7 +290,7 @@ def noise(_, __):
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from jaxacct.chacha import key_from_bytes
+    from jaxacct.core.chacha import key_from_bytes
     from jaxacct.training.step import noise
     from jaxacct.training.step.sharded_layout import param_specs
     from jaxacct.training.step.sharded_noise import sharded_noise

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct import progress, selection
+from jaxacct import selection
+from jaxacct.core import progress
+from jaxacct.core.validation import InputError
 from jaxacct.engines import backend, devices
 from jaxacct.sweeps import plan as plan_of_sweep
-from jaxacct.validation import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
+from jaxacct.core.validation import InputError
 from jaxacct.interop import from_json, to_json
-from jaxacct.validation import InputError
 
 
 def brute_force(p, q, slots, taken, grown, direction):

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
+from jaxacct.core.validation import InputError
 from jaxacct.engines import allocation, allocation_profile
 from jaxacct.engines.allocation_mechanism import OneRound
 from jaxacct.kernels.allocation import bracket, cutoff, last_node, law, placement, theorems
 from jaxacct.mechanisms.random_allocation import RandomAllocation
-from jaxacct.validation import InputError
 
 ROWS = np.array(
     [  # sigma, t, delta, epsilon_remove, epsilon_add: computed twice each, by unlike methods in up to 66 digits

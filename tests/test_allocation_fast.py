@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct.core.progress import Progress
 from jaxacct.engines import allocation, allocation_search, blocks
 from jaxacct.kernels.allocation import bracket, profile, theorems, transform
 from jaxacct.kernels.allocation.chernoff import put_below
-from jaxacct.progress import Progress
 
 SIGMA = np.array([0.5, 0.7, 1.0, 2.0, 4.0, 9.0, 2.0, 1.0])
 SLOTS = np.array([300, 200, 100, 20, 30, 10_000, 5, 1000])

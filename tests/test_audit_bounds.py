@@ -11,7 +11,7 @@ from training_cases import gaussian_epsilon
 
 from jaxacct.audit import clopper_pearson, coin_guesses, from_scores, gaussian_fit, one_run, one_run_p_value
 from jaxacct.audit.error_counts import upper_limit
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 
 @settings(deadline=None, max_examples=100)

@@ -9,8 +9,8 @@ from training_cases import gaussian_epsilon
 from training_runs import KEY, linear, plan_of
 
 from jaxacct.audit import coin_guesses, from_scores, gradient_canaries, input_canary, one_run
+from jaxacct.core.validation import InputError
 from jaxacct.training import Trainer
-from jaxacct.validation import InputError
 
 
 def quadratic(params, example):

@@ -20,9 +20,9 @@ from jaxacct.audit import (
     winners,
     winning_ranks,
 )
+from jaxacct.core.validation import InputError
 from jaxacct.representations.gdp_conversions import gdp_from_profile
 from jaxacct.selection.law_of_k import evaluated
-from jaxacct.validation import InputError
 
 LAWS = [
     selection.Geometric(0.1),

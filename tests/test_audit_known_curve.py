@@ -22,8 +22,8 @@ from jaxacct.audit import (
     one_run,
 )
 from jaxacct.audit.claimed_curve import by_gaussian, by_lines, claimed_lines
+from jaxacct.core.validation import InputError
 from jaxacct.training import Trainer
-from jaxacct.validation import InputError
 
 LEVEL = 0.001
 

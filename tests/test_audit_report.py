@@ -6,7 +6,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.audit import Claim, LowerBound, Report, Row
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 FOUND = LowerBound(1.4, 1e-5, 0.99, 60_000, "clopper_pearson")
 FITTED = LowerBound(0.9, 1e-5, 0.95, 2_000, "gaussian_fit", "conditional: Gaussian DP", 0.24)

@@ -7,10 +7,10 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.cli import main
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import rounds_of, slots_of
 from jaxacct.plots import profiles
 from jaxacct.sweeps import read_table, samplings
-from jaxacct.validation import InputError
 
 GRID = {"noise_multiplier": 2.0, "sampling_probability": 0.1, "steps": 20, "delta": 1e-5}
 NUMBERS = {"truncated_poisson": {"cap": 20, "dataset_size": 100}}

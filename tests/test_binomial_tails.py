@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.quick_bounds import Chance, chance, log_tail_above, log_tail_below
-from jaxacct.floats import ROUNDOFF
 
 
 def known(p, side="hit"):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
-from jaxacct.number_text import outward
+from jaxacct.core.text import outward
 
 ONE = ja.Bounds(1.0, 1.25, 1.5, engine="contour")
 DEEP = functools.reduce(lambda inside, _: [inside], range(100_000), 1.5)

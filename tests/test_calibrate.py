@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct import dp_sgd_calibration
-from jaxacct.bounds import STATUSES, Bounds
-from jaxacct.certified_search import Start, least_private
+from jaxacct.calibration import calibrated
+from jaxacct.calibration.search import Start, least_private
+from jaxacct.core.bounds import STATUSES, Bounds
 from jaxacct.engines import contour
 
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_met_says_so_and_leaves_the_rest_alone():
     free = ja.calibrate_sampling_probability(10.0, 1e-5, 5.0, 3)
     assert free.status == "not_binding" and free.value == 1.0
     loose = ja.calibrate_noise_multiplier(1.0, 0.3, 1e-4, 10)
-    assert loose.status == "not_binding" and loose.value == dp_sgd_calibration.NOISE_RANGE[0]
+    assert loose.status == "not_binding" and loose.value == calibrated.NOISE_RANGE[0]
     absent = ja.calibrate_noise_multiplier(1.0, 1e-5, 0.0, 10)
     assert absent.status == "not_binding" and absent.epsilon.upper == 0
 
@@ -155,8 +155,8 @@ def test_what_is_not_known_never_counts(monkeypatch, upper, unknown):
         x = np.where(np.isfinite(x), x, 0.5 * np.sum(np.log(goal.limits)))
         return Start(x, np.full(rows.size, np.nan), np.arange(rows.size) % 2 == 0), contour.no_hint(rows.size)
 
-    monkeypatch.setattr(dp_sgd_calibration, "certified", certify)
-    monkeypatch.setattr(dp_sgd_calibration, "calibration_start", no_guess)
+    monkeypatch.setattr(calibrated, "certified", certify)
+    monkeypatch.setattr(calibrated, "calibration_start", no_guess)
     target = np.array([1e-300, 1e-10, 1.0, 1e10, 1e300])
     known = {"noise_multiplier": 1.0, "steps": 4, "sampling_probability": 0.5}
     known.pop(unknown)

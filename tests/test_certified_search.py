@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from jaxacct import progress
-from jaxacct.bounds import Bounds
-from jaxacct.certified_search import Search, Start, certified_search
+from jaxacct.calibration.search import Search, Start, certified_search
+from jaxacct.core import progress
+from jaxacct.core.bounds import Bounds
 
 
 def search_of(upper, target, calls, **more):

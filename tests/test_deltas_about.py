@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct.accounting.nearby_deltas import deltas_about
 from jaxacct.engines import contour_about
 from jaxacct.mechanisms import components
-from jaxacct.risk_deltas import deltas_about
 
 NOISE = np.array([1.0, 0.8, 2.0, 0.45, 1.0, 3.0])
 RATE = np.array([0.01, 0.05, 0.2, 3e-4, 1.0, 0.0])

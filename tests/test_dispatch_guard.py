@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct import dispatch
+from jaxacct.accounting import dispatch
 from jaxacct.engines import contour, lattice, quick_bounds
 from jaxacct.engines.contour import Answer
 from jaxacct.engines.lattice import LatticeAnswer

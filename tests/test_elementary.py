@@ -11,8 +11,8 @@ import pytest
 from elementary_points import arguments_of, exactly
 
 import jaxacct as ja
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import backend
-from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import elementary_check, rounding, special, tilted_fft
 from jaxacct.kernels.elementary_check import VALUES, units_of
 

@@ -9,7 +9,7 @@ import pytest
 from test_imports import ARROWS, FOUNDATIONS
 
 import jaxacct
-from jaxacct.dispatch import ENGINES
+from jaxacct.accounting.dispatch import ENGINES
 
 FOLDER = pathlib.Path(jaxacct.__file__).parent
 PAGE = (FOLDER / "README.md").read_text()

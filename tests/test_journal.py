@@ -264,10 +264,10 @@ def test_a_full_disk_where_the_result_goes_keeps_every_row(tmp_path, whole, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("jaxacct.files.os.fsync", full)
+        patch.setattr("jaxacct.core.files.os.fsync", full)
         assert "cannot be written: No space left on device" in refusal(sweep, GRID, out=out, block=1)
         patch.undo()
-        patch.setattr("jaxacct.files.os.replace", full)
+        patch.setattr("jaxacct.core.files.os.replace", full)
         message = refusal(sweep, GRID, out=out, block=1, overwrite=True)
     assert "6 of 6 rows are kept in" in message and "--resume" in message and not out.exists()
     stop_after(monkeypatch, 0)  # nothing is solved again

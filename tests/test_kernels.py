@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels import certificate, characteristic_decay, contour, departures, special
 from jaxacct.kernels.law import LossLaw, log_mix, tilted_gaussian
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels import certificate, departures, rounding, special
 from jaxacct.kernels.law import LossLaw, log_mix
 

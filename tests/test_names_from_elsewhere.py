@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import jaxacct as ja
-from jaxacct.keywords import FRONT_DOOR, MEANINGS
+from jaxacct.core.keywords import FRONT_DOOR, MEANINGS
 from jaxacct.training import Plan
 
 RUN = {"sampling_probability": 0.1, "steps": 3}
@@ -108,7 +108,9 @@ def test_signatures_and_help_stay_what_they_are():
     ]  # fmt: skip
     assert inspect.signature(ja.Gaussian).parameters.keys() == {"noise_multiplier"}
     assert inspect.signature(Plan).parameters["sampling"].default == "poisson"
-    assert ja.epsilon.__doc__.startswith("The smallest epsilon") and ja.epsilon.__module__ == "jaxacct.account"
+    assert (
+        ja.epsilon.__doc__.startswith("The smallest epsilon") and ja.epsilon.__module__ == "jaxacct.accounting.account"
+    )
 
 
 def test_no_meaning_is_the_word_itself_alone():
@@ -116,5 +118,5 @@ def test_no_meaning_is_the_word_itself_alone():
 
 
 def test_nothing_is_looked_up_before_an_error_happens():
-    code = "import sys, jaxacct; jaxacct.__version__; assert 'jaxacct.keywords' not in sys.modules"
+    code = "import sys, jaxacct; jaxacct.__version__; assert 'jaxacct.core.keywords' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})

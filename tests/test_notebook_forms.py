@@ -9,7 +9,8 @@ import optax
 import pytest
 
 import jaxacct as ja
-from jaxacct import markup, selection, tuning
+from jaxacct import selection, tuning
+from jaxacct.core import markup
 from jaxacct.training import Plan, Trainer
 
 PLAN = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=50, sampling_probability=1.0, steps=3)

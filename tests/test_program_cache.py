@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct import calibration_start, cli, progress
+from jaxacct import cli
+from jaxacct.calibration import start
 from jaxacct.cli import warm
+from jaxacct.core import progress
 from jaxacct.engines import backend, cache_folder, compiling, contour, program_store, programs
 
 pytestmark = pytest.mark.usefixtures("without_cache_of_jax")
@@ -388,11 +390,11 @@ def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
         asked.add((kernel, static["points"], static["count"]))
         return evaluate(kernel, arguments, size, chunk, **static)
 
-    for module in (contour, calibration_start):
+    for module in (contour, start):
         monkeypatch.setattr(module, "evaluate", listed)
     for question in warm.questions():
         question()
-    rungs, solved = len(contour.LADDER), len(calibration_start.PLAIN)
+    rungs, solved = len(contour.LADDER), len(start.PLAIN)
     lasting = sum(rung.split and rung.chunk > 1 for rung in contour.LADDER)
     # epsilon and delta; starts of calibrations; the split contour's, and the certificates that go on from these
     assert len(asked) == 2 * rungs + solved + 2 * lasting

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from jaxacct import progress
+from jaxacct.core import progress
 
 
 class Shell:
@@ -76,7 +76,7 @@ def test_a_real_kernel_keeps_one_line_and_the_forms():
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     cells = (
-        "import time\nfrom jaxacct.progress import Progress\nbar = Progress(40, None)\n"
+        "import time\nfrom jaxacct.core.progress import Progress\nbar = Progress(40, None)\n"
         "for done in range(41):\n    bar.update(done)\n    time.sleep(0.03)\nbar.close()",
         "import jaxacct as ja\nja.epsilon(ja.Gaussian([1.0, 2.0]), 1e-5)",
     )

@@ -10,7 +10,7 @@ import types
 import pytest
 
 import jaxacct as ja
-from jaxacct import progress
+from jaxacct.core import progress
 from jaxacct.tuning import best_candidate
 
 

@@ -18,7 +18,7 @@ from training_cases import PLAN, TARGETED, gaussian_epsilon, note, written
 
 import jaxacct as ja
 from jaxacct import cli, selection
-from jaxacct.bounds import STATUSES
+from jaxacct.core.bounds import STATUSES
 from jaxacct.interop import to_json
 from jaxacct.report import Claim, report
 from jaxacct.report import html as html_page

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
-from jaxacct import risk_mu_goal, risk_values
+from jaxacct.accounting.nearby_deltas import deltas_along
+from jaxacct.accounting.true_positive_rates import Place
+from jaxacct.calibration import risk_mu_goal, risk_values
 from jaxacct.engines import contour_about
 from jaxacct.mechanisms import components
-from jaxacct.risk_deltas import deltas_along
-from jaxacct.risk_rates import Place
 
 noise = ja.calibrate_noise_multiplier
 

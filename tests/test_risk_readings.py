@@ -9,9 +9,9 @@ from helpers import refusal
 from scipy.stats import norm
 
 import jaxacct as ja
-from jaxacct.risk_mu import Goal, gaussian_fit
-from jaxacct.risk_rates import Place, best_epsilon, rate_at
-from jaxacct.risk_regret import _cells
+from jaxacct.accounting.gaussian_mu import Goal, gaussian_fit
+from jaxacct.accounting.gaussian_regret import _cells
+from jaxacct.accounting.true_positive_rates import Place, best_epsilon, rate_at
 
 # of shared/reference/risk.csv: noise, rate, steps; tpr at .01 and .001, mu above 1e-10 and its regret
 ROWS = np.array(

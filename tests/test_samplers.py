@@ -13,7 +13,7 @@ from scipy import stats
 
 import jaxacct as ja
 from jaxacct import samplers
-from jaxacct.chacha import CHACHA20
+from jaxacct.core.chacha import CHACHA20
 from jaxacct.samplers import exact_draws
 from jaxacct.training import fresh_key
 

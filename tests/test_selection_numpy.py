@@ -10,13 +10,13 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import selection
+from jaxacct.core.validation import POSITIVE
 from jaxacct.engines import backend
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_mesh import GLANCE
 from jaxacct.mechanisms.base import register
 from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.tradeoff_polygons import curves
-from jaxacct.validation import POSITIVE
 
 BASES = {
     "gaussian": ja.Gaussian(1.0),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.dispatch import kinds_of, limits_by_theorems
+from jaxacct.accounting.dispatch import kinds_of, limits_by_theorems
 from jaxacct.engines import closed_form, quick_bounds, simple_bounds, threshold_tests
 from jaxacct.engines.protocol import Question
 from jaxacct.mechanisms import components

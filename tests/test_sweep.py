@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from jaxacct.progress import Progress, bar
+from jaxacct.core.progress import Progress, bar
+from jaxacct.core.validation import InputError
 from jaxacct.sweeps import Table, read_grid, read_table, solve, sweep
 from jaxacct.sweeps.grid import FIELDS, QUANTITIES, concatenate, expand
-from jaxacct.validation import InputError
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "dpsgd_grid.toml"
 SMALL = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1.0, "steps": [1, 4], "delta": 1e-5}

@@ -14,7 +14,7 @@ from helpers import refusal
 from scipy import stats
 from training_runs import KEY, linear
 
-from jaxacct.chacha import key_from_bytes
+from jaxacct.core.chacha import key_from_bytes
 from jaxacct.training import Plan, Trainer
 from jaxacct.training.step import sampler
 

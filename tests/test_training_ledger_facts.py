@@ -10,8 +10,8 @@ import pytest
 from training_cases import DELTA, note
 
 import jaxacct as ja
+from jaxacct.core.validation import InputError
 from jaxacct.training import Ledger, Plan
-from jaxacct.validation import InputError
 
 TABLE = Path(ja.__file__).parent / "training" / "ledger" / "README.md"
 GIVEN = {"target_delta": DELTA, "dataset_size": 1000, "noise_multiplier": 1.5, "steps": 10}

@@ -44,7 +44,7 @@ def life(number):
     seen = 0
     def trace(frame, event, _):
         nonlocal seen
-        if not frame.f_code.co_filename.endswith(("ledger/file.py", "ledger/ledger.py", "jaxacct/files.py")):
+        if not frame.f_code.co_filename.endswith(("ledger/file.py", "ledger/ledger.py", "core/files.py")):
             return None
         seen += event == "line"
         if seen == number:

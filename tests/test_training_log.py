@@ -13,10 +13,10 @@ from helpers import refusal
 from training_cases import gaussian_epsilon
 from training_runs import KEY, linear, plan_of, start
 
+from jaxacct.core.validation import InputError
 from jaxacct.training import Ledger, Trainer
 from jaxacct.training.run import log as run_log
 from jaxacct.training.step.private_loss import PrivateLoss
-from jaxacct.validation import InputError
 
 
 def run(log=None, **more):

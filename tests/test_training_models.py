@@ -14,7 +14,7 @@ from helpers import refusal
 from training_runs import KEY, linear, plan_of
 
 import jaxacct
-from jaxacct.chacha import CHACHA20, key_from_bytes
+from jaxacct.core.chacha import CHACHA20, key_from_bytes
 from jaxacct.training import Trainer, clipped_sum, sensitivity
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.run.program import Program

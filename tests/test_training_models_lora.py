@@ -12,7 +12,7 @@ from flax import nnx
 from helpers import refusal
 from training_runs import KEY, plan_of
 
-from jaxacct.chacha import key_from_bytes
+from jaxacct.core.chacha import key_from_bytes
 from jaxacct.training import LoRA, Trainer, clipped_sum, lora
 from jaxacct.training.step.lora import adapted
 from jaxacct.training.step.parts import apart, whole

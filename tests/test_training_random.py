@@ -11,7 +11,7 @@ import pytest
 from helpers import refusal
 from scipy import stats
 
-from jaxacct import chacha
+from jaxacct.core import chacha
 from jaxacct.training import noisy_mean
 from jaxacct.training.step import noise, sampler
 

@@ -13,9 +13,9 @@ from helpers import refusal
 from training_cases import gaussian_epsilon
 from training_runs import linear
 
+from jaxacct.core.validation import InputError
 from jaxacct.training import Plan, Trainer
 from jaxacct.training.ledger import Ledger
-from jaxacct.validation import InputError
 
 STEPS, CRASH = 8, 7
 STATES = {"fresh": 0, "older": 3, "same": 6, "newer": 7}

@@ -15,12 +15,12 @@ import pytest
 from helpers import refusal
 from training_runs import KEY, linear, plan_of
 
+from jaxacct.core.validation import InputError
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Source, Trainer
 from jaxacct.training.run import streaming
 from jaxacct.training.run.checkpoints import Store
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.key_derivation import StepKey
-from jaxacct.validation import InputError
 
 ROWS = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 RULES = {

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct.chacha import CHACHA20, block
+from jaxacct.core.chacha import CHACHA20, block
 from jaxacct.training.run import streaming
 from jaxacct.training.step import host_chacha, host_sampler, noise, sampler
 from jaxacct.training.step.step_function import Numbers, StepRule, draw

@@ -11,7 +11,7 @@ from helpers import refusal
 from scipy import stats
 from training_runs import KEY, linear
 
-from jaxacct.chacha import key_from_bytes
+from jaxacct.core.chacha import key_from_bytes
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer, clipped_sum
 from jaxacct.training.step.users import mean_over_examples, of_users, user_data
 

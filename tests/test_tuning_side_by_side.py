@@ -7,13 +7,13 @@ import optax
 import pytest
 from training_runs import linear, plan_of
 
+from jaxacct.core.validation import InputError
 from jaxacct.training import CHACHA20, AdaptiveClip, Plan
 from jaxacct.training.step import noise
 from jaxacct.training.step.parts import apart
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
 from jaxacct.tuning.side_by_side_training import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
-from jaxacct.validation import InputError
 
 ROOTS = [bytes([i]) * 32 for i in range(1, 6)]
 RATES = np.array([0.01, 0.1, 0.5, 1.0, 2.0], np.float32)

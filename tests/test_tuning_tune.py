@@ -12,7 +12,7 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import selection, tuning
-from jaxacct.chacha import CHACHA20
+from jaxacct.core.chacha import CHACHA20
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan, PrivateLoss
 from jaxacct.tuning.best_candidate import best_few

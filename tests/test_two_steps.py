@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 import jaxacct as ja
-from jaxacct.dispatch import kinds_of
+from jaxacct.accounting.dispatch import kinds_of
 from jaxacct.engines import closed_form, contour, two_steps, two_steps_bound
 from jaxacct.engines.contour import Answer
 from jaxacct.engines.two_steps_cells import placed, surveyed

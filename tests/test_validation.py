@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 import jaxacct as ja
 from jaxacct import interop, representations, selection, tuning
-from jaxacct.bounds import KINDS, STATUSES, Bounds, explain
-from jaxacct.mechanisms import Gaussian, batch_shape, components, compose, directions, dp_sgd
-from jaxacct.validation import (
+from jaxacct.core.bounds import KINDS, STATUSES, Bounds, explain
+from jaxacct.core.validation import (
     COUNT,
     DELTA,
     DELTA_OR_ZERO,
@@ -31,6 +30,7 @@ from jaxacct.validation import (
     choice,
     refuse_tracers,
 )
+from jaxacct.mechanisms import Gaussian, batch_shape, components, compose, directions, dp_sgd
 
 CONSTRAINTS = {
     "positive": (POSITIVE, [5e-324, 1.0, 1e300], [0.0, -1.0, math.nan, math.inf, -math.inf]),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 flint = pytest.importorskip("flint")
 

@@ -6,6 +6,7 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import audit, selection
+from jaxacct.core.validation import RELATIONS
 from jaxacct.mechanisms import (
     DIRECTIONS,
     BaseMechanism,
@@ -19,7 +20,6 @@ from jaxacct.mechanisms.table import EXAMPLES
 from jaxacct.plots.style import RELATION
 from jaxacct.report.wording import RELATIONS as IN_WORDS
 from jaxacct.report.wording import in_words
-from jaxacct.validation import RELATIONS
 
 STEP = PoissonSampled(ja.Gaussian(1.0), 0.05)
 FIXED = SampledWithoutReplacement(ja.Gaussian(2.0), 0.1)

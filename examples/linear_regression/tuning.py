@@ -28,7 +28,7 @@ from regression import (
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.progress import Progress
+from jaxacct.core.progress import Progress
 
 DELTA = 1e-6
 CANDIDATES = selection.Geometric(1.0 / 30.0)

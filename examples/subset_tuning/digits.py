@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxacct.chacha import CHACHA20
+from jaxacct.core.chacha import CHACHA20
 from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, private_step
 from jaxacct.training.step.step_mechanisms import POISSON

@@ -13,7 +13,7 @@ import optax
 from dictionaries import CLASSES, LENGTH, MASK, PAD
 from flax import linen as nn
 
-from jaxacct.progress import Progress
+from jaxacct.core.progress import Progress
 
 WIDTH, LAYERS, HEADS = 128, 2, 4
 HIDDEN_SHARE = 0.2

@@ -26,7 +26,7 @@ from dictionaries import CLASSES, MissingData, Vocabulary, read_definitions, rea
 from encoder import STEPS, in_attention, initial, pretrain, scores
 from flax import serialization, traverse_util
 
-from jaxacct.progress import Progress
+from jaxacct.core.progress import Progress
 from jaxacct.training import LoRA, Plan, Trainer, lora
 
 DELTA = 1e-6

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.audit.canary_game import ABSENT_MARK, REAL_MARK, Game, flattened
+from jaxacct.core.validation import COUNT, InputError, check
 from jaxacct.training import Trainer, sensitivity
-from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["gradient_canaries", "input_canary"]
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.audit.selection_game import SEED_RANGE
-from jaxacct.files import optional_package
-from jaxacct.progress import Progress
+from jaxacct.core.files import optional_package
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import COUNT, InputError, check
 from jaxacct.training import Trainer
 from jaxacct.training.step.step_function import Carried, numbers
 from jaxacct.training.step.step_mechanisms import BY_PASS
-from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["ABSENT_MARK", "REAL_MARK", "Game", "Played", "flattened"]
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import POSITIVE, InputError, check_one, shown
 from jaxacct.mechanisms import Gaussian, Mechanism, batch_shape
 from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.representations.mechanism_profile import Profile, profile
 from jaxacct.training import Plan
-from jaxacct.validation import POSITIVE, InputError, check_one, shown
 
 __all__ = ["DOWN", "Inverse", "Lines", "by_gaussian", "by_lines", "claimed_lines", "halved", "words"]
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.account import epsilon as epsilon_of
+from jaxacct.accounting.account import epsilon as epsilon_of
 from jaxacct.audit.lower_bound import CONDITIONAL, LowerBound, error_of, plain, require_at_most
-from jaxacct.mechanisms import Gaussian
-from jaxacct.validation import (
+from jaxacct.core.validation import (
     COUNT,
     DELTA,
     DELTA_OR_ZERO,
@@ -19,6 +18,7 @@ from jaxacct.validation import (
     check,
     choice,
 )
+from jaxacct.mechanisms import Gaussian
 
 __all__ = ["clopper_pearson", "epsilon_of_mu", "gaussian_fit", "guess_counts", "upper_limit"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from jaxacct.audit.claimed_curve import DOWN, Inverse, by_gaussian, by_lines, claimed_lines, halved, words
 from jaxacct.audit.error_counts import epsilon_of_mu, guess_counts
 from jaxacct.audit.lower_bound import CONDITIONAL, LowerBound, error_of, plain, require_at_most
+from jaxacct.core.validation import InputError, choice
 from jaxacct.training import Plan
-from jaxacct.validation import InputError, choice
 
 __all__ = ["CurveTest", "known_curve_p_value", "known_curve_test", "refuted"]
 

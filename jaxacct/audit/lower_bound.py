@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.validation import OPEN_PROBABILITY, InputError, broadcast_shape, check
+from jaxacct.core.validation import OPEN_PROBABILITY, InputError, broadcast_shape, check
 
 __all__ = ["CONDITIONAL", "UNCONDITIONAL", "LowerBound", "error_of", "plain", "require_at_most"]
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxacct.audit.known_curve import CurveTest
 from jaxacct.audit.lower_bound import UNCONDITIONAL, LowerBound
-from jaxacct.bounds import Bounds
-from jaxacct.number_text import outward
-from jaxacct.validation import InputError
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.text import outward
+from jaxacct.core.validation import InputError
 
 __all__ = ["Claim", "Report", "Row"]
 

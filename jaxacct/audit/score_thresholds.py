@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct.audit.error_counts import clopper_pearson, gaussian_fit, upper_limit
 from jaxacct.audit.lower_bound import LowerBound, error_of
-from jaxacct.validation import OPEN_PROBABILITY, InputError, check, choice
+from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check, choice
 
 __all__ = ["METHODS", "from_scores"]
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from jaxacct.floats import ROUNDOFF
-from jaxacct.progress import Progress
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import COUNT, PROBABILITY, Constraint, InputError, check
 from jaxacct.selection.law_families import Law
-from jaxacct.validation import COUNT, PROBABILITY, Constraint, InputError, check
 
 __all__ = [
     "SEED_RANGE",

@@ -9,7 +9,7 @@ import numpy as np
 from jaxacct.audit.error_counts import guess_counts
 from jaxacct.audit.known_curve import GUESSED, CurveTest, known_curve_test
 from jaxacct.audit.lower_bound import LowerBound, error_of, plain
-from jaxacct.validation import NON_NEGATIVE, Constraint, InputError, check, choice
+from jaxacct.core.validation import NON_NEGATIVE, Constraint, InputError, check, choice
 
 __all__ = ["coin_guesses", "one_run", "one_run_p_value"]
 

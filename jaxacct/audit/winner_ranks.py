@@ -16,9 +16,9 @@ import numpy as np
 from jaxacct.audit.error_counts import clopper_pearson
 from jaxacct.audit.lower_bound import LowerBound, error_of
 from jaxacct.audit.selection_game import in_chunks
+from jaxacct.core.validation import COUNT, DELTA, PROBABILITY, InputError, check
 from jaxacct.engines.devices import double_precision
 from jaxacct.selection import Attack, Law, output_law
-from jaxacct.validation import COUNT, DELTA, PROBABILITY, InputError, check
 
 __all__ = ["Cells", "attack_cells", "cell_audit", "cell_counts", "winning_ranks"]
 

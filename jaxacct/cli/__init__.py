@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(arguments)
         from jaxacct.cli import commands, sweep
-        from jaxacct.validation import InputError
+        from jaxacct.core.validation import InputError
 
         try:
             sweep.join(options)  # before anything asks JAX for its devices

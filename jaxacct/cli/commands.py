@@ -8,7 +8,7 @@ import importlib
 import numpy as np
 
 from jaxacct.cli.arguments import NUMBERS
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 __all__ = ["run"]
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
 from jaxacct.cli import output
 from jaxacct.cli.arguments import ACTIONS
-from jaxacct.validation import InputError, choice
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import InputError, choice
 
 if TYPE_CHECKING:
     from jaxacct.training import Ledger

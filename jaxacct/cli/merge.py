@@ -6,8 +6,8 @@ import argparse
 import time
 
 from jaxacct.cli import output
+from jaxacct.core.validation import InputError
 from jaxacct.sweeps import merge
-from jaxacct.validation import InputError
 
 __all__ = ["run"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import explain
+from jaxacct.calibration.risk_targets import BESIDE, USUAL_FLOOR
+from jaxacct.core.bounds import explain
 from jaxacct.report.rounding import down, up
-from jaxacct.risk_targets import BESIDE, USUAL_FLOOR
 from jaxacct.sweeps import Plan, Table
 from jaxacct.sweeps.columns import ANSWER
 from jaxacct.sweeps.risks import target_of

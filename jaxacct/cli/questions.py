@@ -7,13 +7,13 @@ import sys
 
 import numpy as np
 
-from jaxacct.bounds import explain
+from jaxacct.calibration.risk_targets import TARGETS
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
-from jaxacct.risk_targets import TARGETS
+from jaxacct.core.bounds import explain
+from jaxacct.core.validation import InputError
 from jaxacct.sweeps import Table, sweep
 from jaxacct.sweeps.grid import expand
-from jaxacct.validation import InputError
 
 __all__ = ["run"]
 

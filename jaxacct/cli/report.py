@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct.cli import output
 from jaxacct.cli.rows import row_numbers
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 __all__ = ["run"]
 

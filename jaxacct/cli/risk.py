@@ -8,11 +8,11 @@ import numpy as np
 
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.base import element
 from jaxacct.representations.risk_table import risk
 from jaxacct.sweeps import samplings
 from jaxacct.sweeps.grid import expand
-from jaxacct.validation import InputError
 
 __all__ = ["run"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 __all__ = ["row_numbers"]
 

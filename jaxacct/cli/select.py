@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import account
+from jaxacct.accounting import account
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
+from jaxacct.core.validation import InputError, choice
 from jaxacct.sweeps import Table, repetitions, samplings, sweep
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import Grid, expand
-from jaxacct.validation import InputError, choice
 
 
 def run(options: argparse.Namespace) -> int:

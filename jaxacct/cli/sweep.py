@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 
 from jaxacct.cli import output
+from jaxacct.core.validation import InputError
 from jaxacct.sweeps import plan, sweep
 from jaxacct.sweeps.parts import part_path, slice_of
-from jaxacct.validation import InputError
 
 __all__ = ["join", "run"]
 

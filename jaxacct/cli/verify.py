@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from jaxacct.cli import output
+from jaxacct.core.validation import InputError
 from jaxacct.sweeps import Table, samplings
 from jaxacct.sweeps.result_files import ENDINGS
 from jaxacct.sweeps.risks import target_of
 from jaxacct.sweeps.table import read_table
-from jaxacct.validation import InputError
 
 REFUTED = 3
 """Exit status where a bracket is refuted."""

@@ -12,12 +12,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 
-from jaxacct import account, calibration
+from jaxacct.accounting import account
+from jaxacct.calibration import noise_rate_steps
 from jaxacct.cli import output
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import InputError
 from jaxacct.engines import backend, compiling, program_cache, programs
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.progress import Progress
-from jaxacct.validation import InputError
 
 __all__ = ["run"]
 
@@ -33,8 +34,8 @@ DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
 """(epsilon, delta) of the calibrations."""
 KNOWN: dict[Callable[..., object], tuple[tuple[float, float], ...]] = {
-    calibration.calibrate_noise_multiplier: tuple(itertools.product(RATE, (100, 10_000))),
-    calibration.calibrate_steps: tuple(itertools.product((0.7, 2.0), (1e-3, 0.1))),
+    noise_rate_steps.calibrate_noise_multiplier: tuple(itertools.product(RATE, (100, 10_000))),
+    noise_rate_steps.calibrate_steps: tuple(itertools.product((0.7, 2.0), (1e-3, 0.1))),
 }
 """The two numbers that each calibration is given."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import closed_form
 from jaxacct.engines.allocation_search import Value, estimate_of, search, start, value_of
 from jaxacct.engines.blocks import in_blocks
 from jaxacct.engines.contour import Answer
-from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import brackets_at, contours_at
 from jaxacct.kernels.allocation.chernoff import put_below

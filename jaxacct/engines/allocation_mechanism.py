@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import InputError, UnboundedLossError, broadcast_shape
 from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.mechanisms.base import DIRECTIONS, batch_shape
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.random_allocation import RandomAllocation
-from jaxacct.validation import InputError, UnboundedLossError, broadcast_shape
 
 __all__ = ["OneRound"]
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import allocation
 from jaxacct.engines.blocks import BLOCK
 from jaxacct.engines.contour import Answer
-from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import bracket_near, contours_at
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at, estimate_near
 from jaxacct.kernels.allocation.chernoff import put_below

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.engines import compiling, devices, programs
 from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
-from jaxacct.validation import InputError
 
 __all__ = ["NUMPY_MOST", "Compiled", "evaluate", "fixed", "in_chunks", "job", "on_numpy", "program", "suiting"]
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from jaxacct.core.progress import Progress
 from jaxacct.engines.contour import Answer
-from jaxacct.progress import Progress
 
 __all__ = ["BLOCK", "in_blocks", "on_cores"]
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import contour
 from jaxacct.engines.contour import Answer
-from jaxacct.floats import ROUNDOFF
 
 LEAST_GAP = 1e-300
 """Least difference of two Mills ratios, or slope, that is divided by."""

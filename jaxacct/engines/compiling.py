@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from jaxacct import progress
+from jaxacct.core import progress
 from jaxacct.engines import cache_folder
 
 NOTICE_SECONDS = 1.0

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct import progress
+from jaxacct.core import progress
+from jaxacct.core.validation import InputError
 from jaxacct.engines import compiling
-from jaxacct.validation import InputError
 
 __all__ = ["double_precision", "fault", "local", "only_numpy", "platform"]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 
 __all__ = ["MOST_PAIRS", "Atoms", "inexact", "powers", "trimmed"]
 

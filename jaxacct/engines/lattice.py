@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.finite_powers import MOST_PAIRS
 from jaxacct.engines.lattice_backend import Runner, runner
 from jaxacct.engines.lattice_finite import Finite
@@ -22,7 +23,6 @@ from jaxacct.engines.lattice_laplace import Laplace
 from jaxacct.engines.lattice_part import LatticePart
 from jaxacct.engines.lattice_plan import plan_for, share_of, unresolved
 from jaxacct.engines.lattice_sides import Side, crossing, evaluate, sides_of
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.loss_components import Components
 
 __all__ = [

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.finite_powers import MOST_PAIRS, inexact, powers, trimmed
 from jaxacct.engines.lattice_backend import Runner
 from jaxacct.engines.lattice_part import ApproximateLaw, Placed
-from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.certificate import FINITE_LOSS_ERROR
 
 __all__ = ["Finite"]

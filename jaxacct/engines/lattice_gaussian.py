@@ -8,9 +8,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.lattice_backend import Runner
 from jaxacct.engines.lattice_part import ApproximateLaw, Placed, last_node, placed_from
-from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import lattice_cells as kernel
 
 __all__ = ["PlainGaussian", "SampledGaussian"]

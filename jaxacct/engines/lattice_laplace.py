@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.lattice_backend import Runner
 from jaxacct.engines.lattice_part import ApproximateLaw, Placed, placed_from
-from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels import lattice_cells as kernel
 
 __all__ = ["Laplace"]

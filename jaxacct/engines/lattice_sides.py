@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.lattice_backend import Runner
 from jaxacct.engines.lattice_laplace import Laplace
 from jaxacct.engines.lattice_part import LatticePart, Placed
 from jaxacct.engines.lattice_plan import LatticePlan, common_step, peak
-from jaxacct.floats import ROUNDOFF
 from jaxacct.kernels.tilted_fft import Composition, compose, payoff
 
 __all__ = ["Side", "crossing", "evaluate", "sides_of", "upper_side"]

@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
+from jaxacct.core.floats import SMALLEST_POSITIVE
 from jaxacct.engines.mixture_parts import flat
 from jaxacct.engines.mixture_step import delta_of_step, epsilon_of_step
-from jaxacct.floats import SMALLEST_POSITIVE
 from jaxacct.kernels.mixture_contour import delta_bracket, epsilon_bracket
 from jaxacct.kernels.mixture_law import BranchLaw
 from jaxacct.kernels.mixture_nodes import Nodes, chernoff, nodes_for_delta, nodes_for_epsilon

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
 from jaxacct.engines.contour import Answer, Hint
 from jaxacct.mechanisms.loss_components import Components
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.engines.loss_moments import log_moments
-from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.kernels.certificate import log_kappa
 from jaxacct.mechanisms.loss_components import Components
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
 from jaxacct.engines.allocation_mechanism import OneRound
 from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.mechanisms.balls_in_bins import BallsInBins

@@ -24,9 +24,9 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import erf
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import closed_form
 from jaxacct.engines.quick_bounds import chance, largest_loss, log_tail_above
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["least_delta", "least_epsilon", "total_variation"]

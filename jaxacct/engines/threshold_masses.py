@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.quick_bounds import Chance, chance, log_tail_above, log_tail_below
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.loss_components import Components
 
 __all__ = [

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import closed_form
 from jaxacct.engines.threshold_masses import (
     Tests,
@@ -36,7 +37,6 @@ from jaxacct.engines.threshold_masses import (
     log_tail,
     plain,
 )
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["Tests", "best_delta", "best_epsilon", "rare_step_delta", "rare_step_epsilon", "tests_of"]

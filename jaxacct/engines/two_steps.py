@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import closed_form
 from jaxacct.engines.contour import Answer
 from jaxacct.engines.two_steps_bound import Cells, Steps, bounds, cells
 from jaxacct.engines.two_steps_cells import placed, surveyed
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["delta", "epsilon"]

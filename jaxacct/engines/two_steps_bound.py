@@ -44,8 +44,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import closed_form
-from jaxacct.floats import ROUNDOFF
 
 __all__ = ["Cells", "Steps", "bounds", "cells", "first_loss", "log_bend", "shifted"]
 

@@ -5,8 +5,8 @@ What needs another library imports it when first used.
 
 from typing import TYPE_CHECKING
 
+from jaxacct.core.lazy_exports import lazy_exports
 from jaxacct.interop.documents import from_json, to_json
-from jaxacct.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.interop.accountant import CertifiedAccountant

@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 from dp_accounting import dp_event, privacy_accountant
 
-from jaxacct.account import delta as certified_delta
-from jaxacct.account import epsilon as certified_epsilon
-from jaxacct.floats import ROUNDOFF
+from jaxacct.accounting.account import delta as certified_delta
+from jaxacct.accounting.account import epsilon as certified_epsilon
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, UnboundedLossError, check
 from jaxacct.interop.dp_event_fields import EventError, refuse
 from jaxacct.interop.dp_events import convert, events_inside
 from jaxacct.mechanisms import (
@@ -28,7 +29,6 @@ from jaxacct.mechanisms import (
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection import Selection
-from jaxacct.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, UnboundedLossError, check
 
 __all__ = ["CertifiedAccountant"]
 

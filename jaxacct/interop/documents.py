@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from jaxacct.core.validation import InputError, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.validation import InputError, refuse_tracers
 
 __all__ = ["FORMAT", "VERSION", "from_json", "to_json", "to_whole_json"]
 
@@ -131,7 +131,7 @@ def from_json(text: str) -> Mechanism:
     >>> from_json('{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "PureDP", "epsilon": -1}}')
     Traceback (most recent call last):
         ...
-    jaxacct.validation.InputError: mechanism: epsilon = -1 must be >= 0; use a finite epsilon of 0 or more
+    jaxacct.InputError: mechanism: epsilon = -1 must be >= 0; use a finite epsilon of 0 or more
     """
     if not isinstance(text, str):
         raise InputError(f"text must be a str, not {type(text).__name__}; decode bytes as UTF-8 first")

@@ -9,12 +9,12 @@ import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from jaxacct.dispatch import engine_of_mechanism
+from jaxacct.accounting.dispatch import engine_of_mechanism
+from jaxacct.core.validation import POSITIVE, RELATIONS, InputError, check_flag, check_one, choice, refuse_tracers
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, Part
-from jaxacct.validation import POSITIVE, RELATIONS, InputError, check_flag, check_one, choice, refuse_tracers
 
 __all__ = ["to_dp_accounting_pld"]
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 __all__ = ["EventError", "checked", "number", "numbers", "refuse", "rounded", "whole"]
 

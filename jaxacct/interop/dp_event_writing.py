@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import dp_event
 
+from jaxacct.core.validation import InputError, refuse_tracers
 from jaxacct.interop.dp_event_fields import LARGEST_WHOLE, rounded
 from jaxacct.mechanisms import (
     ApproximateDP,
@@ -32,7 +33,6 @@ from jaxacct.mechanisms import (
 )
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.selection import Poisson, Selection, TruncatedNegativeBinomial
-from jaxacct.validation import InputError, refuse_tracers
 
 __all__ = ["to_dp_event"]
 

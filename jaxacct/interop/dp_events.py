@@ -9,6 +9,7 @@ from typing import Any
 
 from dp_accounting import dp_event
 
+from jaxacct.core.validation import COUNT, InputError, check
 from jaxacct.interop.dp_event_fields import EventError, checked, number, refuse, rounded, whole
 from jaxacct.interop.dp_event_leaves import LARGEST_DATASET, LEAVES
 from jaxacct.mechanisms import (
@@ -22,7 +23,6 @@ from jaxacct.mechanisms import (
     repeat,
 )
 from jaxacct.selection import Law, Poisson, TruncatedNegativeBinomial, select
-from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["EventError", "convert", "events_inside", "from_dp_event", "supports"]
 

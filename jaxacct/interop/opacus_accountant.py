@@ -7,9 +7,9 @@ from typing import Any
 
 from opacus.accountants import IAccountant, register_accountant
 
-from jaxacct.account import epsilon
+from jaxacct.accounting.account import epsilon
+from jaxacct.core.validation import COUNT, DELTA, NON_NEGATIVE, PROBABILITY, InputError, check
 from jaxacct.mechanisms import Mechanism, PureDP, compose, dp_sgd
-from jaxacct.validation import COUNT, DELTA, NON_NEGATIVE, PROBABILITY, InputError, check
 
 __all__ = ["OpacusAccountant", "register_opacus"]
 

@@ -8,7 +8,7 @@ characteristic_decay.py.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, namespace, stack
 from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, log_mix, tilted_gaussian
 from jaxacct.kernels.rounding import SMALLEST_NORMAL, sum_depth

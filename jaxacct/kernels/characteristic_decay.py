@@ -3,7 +3,7 @@
 The terms of the t-sum that are cut off are bounded by it.
 """
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, cummin, flat, keep_apart, namespace, pick, stack
 from jaxacct.kernels.certificate import per_term
 from jaxacct.kernels.law import Tilted

@@ -7,7 +7,7 @@ by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes.
 
 from typing import NamedTuple
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels import certificate, saddle
 from jaxacct.kernels.arrays import Array, namespace, pick, repeat, stack
 from jaxacct.kernels.law import LossLaw, lifted

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import erfc
 from jaxacct.kernels.rounding import COMPOUND_UNITS, SIMPLE_UNITS
 from jaxacct.kernels.tilted_fft import FFT_CONSTANT

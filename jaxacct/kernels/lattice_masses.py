@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, iterate, namespace
 from jaxacct.kernels.lattice_cells import Cells
 

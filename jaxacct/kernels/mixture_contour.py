@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.mixture_nodes import Nodes
 
 __all__ = ["delta_bracket", "epsilon_bracket"]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import logsumexp
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.contour import ABSCISSA_MULTIPLES, period_for
 from jaxacct.kernels.mixture_decay import largest_modulus_gap

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels import certificate, characteristic_decay
 from jaxacct.kernels.arrays import Array, horner, namespace, stack
 from jaxacct.kernels.departures import departures, depth, polar

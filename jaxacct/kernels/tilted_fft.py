@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, namespace
 
 __all__ = ["Composition", "Payoff", "compose", "payoff"]

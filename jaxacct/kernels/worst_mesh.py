@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, namespace, repeat
 
 CELLS = 16384

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.finite import ApproximateDP, FiniteMechanism, PureDP, RandomizedResponse
 from jaxacct.mechanisms.finite_output import FiniteOutput
 from jaxacct.mechanisms.parts import FinitePart
-from jaxacct.validation import InputError
 
 __all__ = ["FINITE_BASES", "AllocatedLaw", "allocated_law", "refuse_counts"]
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.allocation.profile import LARGEST_LOSS, RoundProfile, round_profiles
 from jaxacct.mechanisms.base import DIRECTIONS
 from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, pair_above, pair_below

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import COUNT
 from jaxacct.mechanisms.allocated_outputs import FINITE_BASES
 from jaxacct.mechanisms.base import Mechanism, batch_shape, register
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.random_allocation import RandomAllocation, require_gaussian_slots
-from jaxacct.validation import COUNT
 
 __all__ = ["BallsInBins", "replaced_in_two_steps", "rounds_inside"]
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from jaxacct.keywords import with_hints
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown
 from jaxacct.mechanisms.expression import call, html_form
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
-from jaxacct.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown
 
 __all__ = [
     "DIRECTIONS",
@@ -291,7 +291,7 @@ def require_mechanism(name: str, value: object) -> Mechanism:
     >>> require_mechanism("mechanism", 1.0)
     Traceback (most recent call last):
         ...
-    jaxacct.validation.InputError: mechanism = 1.0 of type float is not a mechanism; use one such as \
+    jaxacct.InputError: mechanism = 1.0 of type float is not a mechanism; use one such as \
 Gaussian(noise_multiplier=1.0)
     """
     if isinstance(value, Mechanism):

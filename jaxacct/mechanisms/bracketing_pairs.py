@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile
 

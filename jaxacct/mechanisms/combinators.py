@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.keywords import with_hints
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.validation import COUNT, InputError, check
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
     Combinator,
@@ -27,7 +28,6 @@ from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import FinitePart, Part
 from jaxacct.mechanisms.poisson_sampled import PoissonSampled
-from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["Composed", "Repeated", "compose", "repeat"]
 

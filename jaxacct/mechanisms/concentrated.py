@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.validation import NON_NEGATIVE
 from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePair, FinitePart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
-from jaxacct.validation import NON_NEGATIVE
 
 __all__ = ["ZCDP", "concentrated_pair"]
 

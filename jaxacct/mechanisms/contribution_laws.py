@@ -9,7 +9,7 @@ from decimal import Context, Decimal, localcontext
 
 import numpy as np
 
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 __all__ = ["LARGEST_GROUP", "binomial", "hypergeometric"]
 

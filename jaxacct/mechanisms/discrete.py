@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import Constraint, InputError
 from jaxacct.mechanisms.base import SENSITIVITY, BaseMechanism, register
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 from jaxacct.mechanisms.profile import stacked
-from jaxacct.validation import Constraint, InputError
 
 __all__ = ["DiscreteGaussian", "DiscreteLaplace"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.keywords import with_hints
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.validation import COUNT, PROBABILITY, InputError, Tracer, check, choice
 from jaxacct.mechanisms.base import Mechanism
 from jaxacct.mechanisms.combinators import Repeated
 from jaxacct.mechanisms.gaussian import Gaussian
@@ -15,7 +16,6 @@ from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.mechanisms.truncated_poisson import TruncatedPoissonSampled
 from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
-from jaxacct.validation import COUNT, PROBABILITY, InputError, Tracer, check, choice
 
 __all__ = ["SAMPLING", "dp_sgd", "rounds_of", "slots_of"]
 

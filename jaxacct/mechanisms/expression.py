@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from jaxacct import markup
+from jaxacct.core import markup
 
 __all__ = ["call", "html_form", "number"]
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.core.validation import DELTA_OR_ZERO, NON_NEGATIVE, OPEN_PROBABILITY, InputError
 from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
-from jaxacct.validation import DELTA_OR_ZERO, NON_NEGATIVE, OPEN_PROBABILITY, InputError
 
 __all__ = [
     "ApproximateDP",

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.core.validation import PROBABILITY, InputError, Tracer, broadcast_shape
 from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.finite import FiniteMechanism, log_of_ratio
 from jaxacct.mechanisms.parts import FinitePair
-from jaxacct.validation import PROBABILITY, InputError, Tracer, broadcast_shape
 
 __all__ = ["FiniteOutput", "refuse_sums", "sums"]
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.validation import POSITIVE
 from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, register
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
-from jaxacct.validation import POSITIVE
 
 __all__ = ["Gaussian", "gaussian_pair", "profile_of_gaussian"]
 

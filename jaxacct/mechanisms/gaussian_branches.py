@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxacct.core.validation import InputError, shown
 from jaxacct.mechanisms.base import Mechanism, batch_shape
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.mixture_cells import cells_below, stacked_parts
 from jaxacct.mechanisms.parts import Part
-from jaxacct.validation import InputError, shown
 
 __all__ = ["LOSS_OF_PRESENCE", "Branch", "OfGaussianMixtures", "require_gaussian", "rows_of", "whole_number"]
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.core.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, Tracer
 from jaxacct.mechanisms.base import BaseMechanism, batch_shape, register
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.finite_output import refuse_sums, sums
@@ -14,7 +15,6 @@ from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.mixture_profiles import mixture_pair
 from jaxacct.mechanisms.parts import FinitePart
 from jaxacct.mechanisms.profile import stacked
-from jaxacct.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, Tracer
 
 __all__ = ["MixtureOfGaussians"]
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.core.validation import POSITIVE
 from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, register
 from jaxacct.mechanisms.parts import FinitePair, LaplacePart
-from jaxacct.validation import POSITIVE
 
 __all__ = ["Laplace", "laplace_pair"]
 

@@ -6,12 +6,12 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import LARGEST_COUNT, InputError, choice, refuse_tracers
 from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, Mechanism, batch_shape, require_mechanism
 from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, LaplacePart, Part
-from jaxacct.validation import LARGEST_COUNT, InputError, choice, refuse_tracers
 
 __all__ = ["Components", "add_and_remove", "components", "directions", "exact_product", "exact_sum"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxacct.floats import LOST_TAIL, ROUNDOFF
+from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
 from jaxacct.mechanisms.bracketing_pairs import lowered_part
 from jaxacct.mechanisms.contribution_laws import LEAST
 from jaxacct.mechanisms.mixture_profiles import quantiles

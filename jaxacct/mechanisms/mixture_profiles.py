@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.mechanisms.gaussian import profile_of_gaussian
 from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.mechanisms.profile import pair_of_profile

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from jaxacct.core.validation import PROBABILITY, InputError
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
 from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, binomial
 from jaxacct.mechanisms.finite import sample_pair
@@ -33,7 +34,6 @@ from jaxacct.mechanisms.sampled_releases import (
     replaced_pair,
     require_samplable,
 )
-from jaxacct.validation import PROBABILITY, InputError
 
 __all__ = ["PoissonSampled", "groups_inside"]
 

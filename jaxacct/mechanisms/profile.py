@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, Tracer, check
 from jaxacct.mechanisms.base import batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism
 from jaxacct.mechanisms.parts import FinitePair
-from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, Tracer, check
 
 __all__ = ["PrivacyProfile", "pair_of_profile", "profile_from_cdfs", "stacked"]
 

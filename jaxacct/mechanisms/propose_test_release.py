@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.validation import NON_NEGATIVE, POSITIVE
 from jaxacct.mechanisms.base import Combinator, register
 from jaxacct.mechanisms.finite import ApproximateDP
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.parts import Part
-from jaxacct.validation import NON_NEGATIVE, POSITIVE
 
 __all__ = ["ProposeTestRelease"]
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.core.validation import COUNT, InputError
 from jaxacct.mechanisms import allocation_rounds
 from jaxacct.mechanisms.allocated_outputs import FINITE_BASES, AllocatedLaw, allocated_law, refuse_counts
 from jaxacct.mechanisms.base import SENSITIVITY, Mechanism, batch_shape, element, register, require_mechanism
@@ -15,7 +16,6 @@ from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.mixture_cells import stacked_parts
 from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, Part
 from jaxacct.mechanisms.profile import stacked
-from jaxacct.validation import COUNT, InputError
 
 __all__ = ["RandomAllocation", "require_gaussian_slots"]
 

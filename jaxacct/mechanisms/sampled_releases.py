@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import InputError, UnboundedLossError
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, element
 from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, pair_above, pair_below
 from jaxacct.mechanisms.either_order import profile_of_law, spaced
@@ -26,7 +27,6 @@ from jaxacct.mechanisms.mixture_cells import stacked_parts
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePair, FinitePart, Part
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.mechanisms.truncated_poisson import replaced_gaussian
-from jaxacct.validation import InputError, UnboundedLossError
 
 __all__ = ["Several", "one_gaussian", "pair_of_releases", "part_below_sampled", "replaced_pair", "require_samplable"]
 
@@ -263,5 +263,5 @@ def _epsilon(base: Mechanism, delta: float, relation: str) -> Any:
 
 
 def _accounting() -> Any:
-    """`jaxacct.account`, imported late because it imports this module."""
-    return importlib.import_module("jaxacct.account")
+    """`jaxacct.accounting.account`, imported late because it imports this module."""
+    return importlib.import_module("jaxacct.accounting.account")

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.finite import FiniteMechanism, sample_pair
 from jaxacct.mechanisms.gaussian import gaussian_pair
 from jaxacct.mechanisms.laplace import laplace_pair
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 from jaxacct.mechanisms.profile import stacked
-from jaxacct.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 
 __all__ = ["ExponentialMechanism", "GaussianNoisyMax", "ReportNoisyMax"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.floats import LOST_TAIL, ROUNDOFF
+from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
 from jaxacct.mechanisms.base import SENSITIVITY, Mechanism, batch_shape, register
 from jaxacct.mechanisms.bracketing_pairs import lowered_part
 from jaxacct.mechanisms.combinators import Composed, Repeated

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.core.validation import COUNT, InputError
 from jaxacct.mechanisms.base import SENSITIVITY, Mechanism, register, require_mechanism
 from jaxacct.mechanisms.gaussian_branches import LOSS_OF_PRESENCE, require_gaussian
 from jaxacct.mechanisms.parts import GaussianPart, Part
-from jaxacct.validation import COUNT, InputError
 
 __all__ = ["ShuffledBatches"]
 

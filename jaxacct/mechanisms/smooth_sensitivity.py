@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import LOST_TAIL, ROUNDOFF
+from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
+from jaxacct.core.validation import POSITIVE, Constraint
 from jaxacct.mechanisms.base import batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism
 from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
-from jaxacct.validation import POSITIVE, Constraint
 
 __all__ = ["SmoothSensitivityGaussian"]
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.core.validation import COUNT, POSITIVE, check_flag
 from jaxacct.mechanisms.base import SENSITIVITY, BaseMechanism, Mechanism, register
 from jaxacct.mechanisms.finite import PureDP, sample_pair
 from jaxacct.mechanisms.laplace import Laplace
 from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
-from jaxacct.validation import COUNT, POSITIVE, check_flag
 
 __all__ = ["AboveThreshold", "NumericSparse"]
 

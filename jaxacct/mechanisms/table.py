@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.balls_in_bins import BallsInBins, replaced_in_two_steps
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism
 from jaxacct.mechanisms.combinators import Composed, Repeated
@@ -23,7 +24,6 @@ from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, Gaussian
 from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
 from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
 from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
-from jaxacct.validation import InputError
 
 __all__ = ["EXAMPLES", "table"]
 

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import COUNT, DELTA, OPEN_PROBABILITY, PROBABILITY, Constraint, check
 from jaxacct.mechanisms.base import batch_shape, register, require_mechanism
 from jaxacct.mechanisms.binomial_tails import Cap, cap_of
 from jaxacct.mechanisms.finite import sample_pair
@@ -31,7 +32,6 @@ from jaxacct.mechanisms.mixture_profiles import (
 )
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart, Part
 from jaxacct.mechanisms.profile import stacked
-from jaxacct.validation import COUNT, DELTA, OPEN_PROBABILITY, PROBABILITY, Constraint, check
 
 __all__ = ["TruncatedPoissonSampled", "cap_for", "replaced_gaussian"]
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.core.validation import Constraint, InputError, Tracer
 from jaxacct.mechanisms.base import batch_shape, register, require_mechanism
 from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, binomial
 from jaxacct.mechanisms.finite import sample_pair
@@ -22,7 +23,6 @@ from jaxacct.mechanisms.gaussian_branches import (
 from jaxacct.mechanisms.mixture_profiles import mixture_pair, revealed_pair, taking_part
 from jaxacct.mechanisms.parts import FinitePair, Part
 from jaxacct.mechanisms.profile import stacked
-from jaxacct.validation import Constraint, InputError, Tracer
 
 __all__ = ["SampledWithReplacement"]
 

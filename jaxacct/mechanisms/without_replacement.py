@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from jaxacct.core.validation import PROBABILITY, InputError, Tracer
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
 from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, hypergeometric
 from jaxacct.mechanisms.either_order import either_order
@@ -36,7 +37,6 @@ from jaxacct.mechanisms.sampled_releases import (
     part_below_sampled,
     require_samplable,
 )
-from jaxacct.validation import PROBABILITY, InputError, Tracer
 
 __all__ = ["SampledWithoutReplacement"]
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxacct.core.validation import InputError, choice
 from jaxacct.plots import choose, inputs, profiles, style
 from jaxacct.plots.side_by_side import plot_profiles, plot_tradeoffs
 from jaxacct.sweeps.table import Table, read_table
-from jaxacct.validation import InputError, choice
 
 __all__ = ["plot", "plot_profiles", "plot_tradeoffs"]
 

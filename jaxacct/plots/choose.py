@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.validation import InputError, choice
 from jaxacct.sweeps.columns import ANSWER, TEXT, measures, solved_for, varying
 from jaxacct.sweeps.grid import suggest
 from jaxacct.sweeps.table import Table
-from jaxacct.validation import InputError, choice
 
 KINDS = ("curve", "heatmap", "profile", "tradeoff")
 """The kinds of pictures."""

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import account
+from jaxacct.accounting import account
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import InputError
 from jaxacct.plots import style
-from jaxacct.progress import Progress
 from jaxacct.sweeps import samplings
 from jaxacct.sweeps.columns import TEXT
 from jaxacct.sweeps.table import Table
-from jaxacct.validation import InputError
 
 EPSILONS_PER_PROFILE = 64
 """Values of epsilon at which a profile is computed: enough for a smooth curve."""

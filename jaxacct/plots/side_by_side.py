@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct import account
-from jaxacct.bounds import Bounds
-from jaxacct.files import optional_package
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.files import optional_package
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, check, choice, shown
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.plots import style
 from jaxacct.plots.profiles import SMALLEST_DELTA
-from jaxacct.progress import Progress
 from jaxacct.representations.mechanism_profile import Profile, profile
-from jaxacct.validation import NON_NEGATIVE, PROBABILITY, InputError, check, choice, shown
 
 __all__ = ["plot_profiles", "plot_tradeoffs"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.files import optional_package, replacing
-from jaxacct.validation import InputError
+from jaxacct.core.files import optional_package, replacing
+from jaxacct.core.validation import InputError
 
 FORMATS = (".png", ".svg", ".pdf")
 """How the name of a picture may end."""

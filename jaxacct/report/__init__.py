@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jaxacct.lazy_exports import lazy_exports
+from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.report.claim import Claim

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jaxacct.bounds import Bounds, explain
+from jaxacct.core.bounds import Bounds, explain
 from jaxacct.mechanisms import Mechanism
 
 __all__ = ["Claim"]

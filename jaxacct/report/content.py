@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 import jaxacct
+from jaxacct.core.validation import InputError
 from jaxacct.interop.documents import to_json
 from jaxacct.mechanisms import Mechanism
 from jaxacct.report import wording
@@ -20,7 +21,6 @@ from jaxacct.report.picture import attacker_curve
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings
 from jaxacct.report.rounding import down, percent, plain_percent, up
 from jaxacct.report.subject import Subject
-from jaxacct.validation import InputError
 
 __all__ = ["page"]
 

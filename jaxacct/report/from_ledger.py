@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import DELTA, InputError, check_one
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.from_plan import SAMPLING
@@ -17,7 +18,6 @@ from jaxacct.report.subject import Subject, counted, digest, origin, quoted
 from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, TRAINING, USERS, about, mechanisms_in, safe
 from jaxacct.selection import AdaptiveSelection, Selection
 from jaxacct.training import Ledger
-from jaxacct.validation import DELTA, InputError, check_one
 
 __all__ = ["from_ledger", "read_ledger"]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxacct import account
+from jaxacct.accounting import account
+from jaxacct.core.validation import DELTA, RELATIONS, InputError, check_one, choice
 from jaxacct.interop.documents import to_json
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.combinators import Composed
@@ -15,7 +16,6 @@ from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.subject import Subject, quoted
 from jaxacct.report.wording import GENERAL, safe
-from jaxacct.validation import DELTA, RELATIONS, InputError, check_one, choice
 
 __all__ = ["from_mechanism"]
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import account
-from jaxacct.bounds import Bounds, explain
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds, explain
+from jaxacct.core.validation import LARGEST_COUNT, InputError
+from jaxacct.core.validation import shown as shown_value
 from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
@@ -23,8 +25,6 @@ from jaxacct.sweeps import Table, read_table, samplings
 from jaxacct.sweeps import repetitions as laws
 from jaxacct.sweeps.columns import WHOLE
 from jaxacct.sweeps.grid import INPUTS
-from jaxacct.validation import LARGEST_COUNT, InputError
-from jaxacct.validation import shown as shown_value
 
 __all__ = ["MOST_DETAILED", "MOST_SHOWN", "from_table", "read_result"]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one, shown
 from jaxacct.interop.documents import FORMAT, from_json
 from jaxacct.mechanisms import Mechanism
-from jaxacct.progress import Progress
 from jaxacct.report.claim import Claim
 from jaxacct.report.content import TITLE, page
 from jaxacct.report.from_ledger import from_ledger, read_ledger
@@ -25,7 +26,6 @@ from jaxacct.selection import AdaptiveSelection, Selection
 from jaxacct.sweeps import Table
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.plan.document import load
-from jaxacct.validation import OPEN_PROBABILITY, InputError, check_one, shown
 
 __all__ = ["report"]
 

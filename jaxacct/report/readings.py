@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import OPEN_PROBABILITY, check_one
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
 from jaxacct.representations.mechanism_profile import profile
-from jaxacct.validation import OPEN_PROBABILITY, check_one
 
 __all__ = ["FALSE_POSITIVE_RATES", "Readings", "by_points", "points_of", "read"]
 

@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxacct.files import replacing
+from jaxacct.core.files import replacing
+from jaxacct.core.validation import InputError, shown
 from jaxacct.report.blocks import Block
 from jaxacct.report.claim import Claim
 from jaxacct.report.html import html
 from jaxacct.report.markdown import markdown
 from jaxacct.report.readings import Readings
-from jaxacct.validation import InputError, shown
 
 __all__ = ["ENDINGS", "Report", "page_path"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Context, Decimal
 
-from jaxacct.number_text import outward
+from jaxacct.core.text import outward
 
 __all__ = ["down", "percent", "plain_percent", "up"]
 

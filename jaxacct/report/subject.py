@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
-from jaxacct.validation import InputError
 
 __all__ = ["Origin", "Subject", "counted", "digest", "origin", "quoted"]
 

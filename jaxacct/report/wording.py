@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from jaxacct.bounds import KINDS, explain
+from jaxacct.core.bounds import KINDS, explain
 from jaxacct.mechanisms import Mechanism
 from jaxacct.report.claim import Claim
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from jaxacct import account
-from jaxacct.bounds import Bounds
-from jaxacct.engines import closed_form
-from jaxacct.mechanisms import ApproximateDP, repeat
-from jaxacct.validation import (
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import (
     COUNT,
     DELTA,
     DELTA_OR_ZERO,
@@ -26,6 +24,8 @@ from jaxacct.validation import (
     check,
     choice,
 )
+from jaxacct.engines import closed_form
+from jaxacct.mechanisms import ApproximateDP, repeat
 
 __all__ = [
     "CLT_VARIANTS",

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.loss_moments import Interval
-from jaxacct.floats import ROUNDOFF
 
 __all__ = ["best_cells", "conjugate", "consistent"]
 

@@ -17,11 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from jaxacct.bounds import Bounds
-from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.representations.characteristic_function import log_characteristic
-from jaxacct.validation import (
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import (
     COUNT,
     NON_NEGATIVE,
     OPEN_PROBABILITY,
@@ -32,6 +29,9 @@ from jaxacct.validation import (
     choice,
     refuse_tracers,
 )
+from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components, directions
+from jaxacct.mechanisms.finite import log_mixture
+from jaxacct.representations.characteristic_function import log_characteristic
 
 __all__ = ["FOURIER_METHODS", "fourier_delta", "riemann_delta"]
 

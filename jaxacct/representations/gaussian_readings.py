@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
-from jaxacct.dispatch import engine_of_mechanism
+from jaxacct.accounting.dispatch import engine_of_mechanism
+from jaxacct.accounting.gaussian_mu import gaussian_fit
+from jaxacct.accounting.gaussian_regret import gaussian_regret
+from jaxacct.accounting.true_positive_rates import Deltas
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import Constraint, broadcast_shape, check
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
-from jaxacct.risk_mu import gaussian_fit
-from jaxacct.risk_rates import Deltas
-from jaxacct.risk_regret import gaussian_regret
-from jaxacct.validation import Constraint, broadcast_shape, check
 
 __all__ = ["FLOOR", "gaussian_readings"]
 

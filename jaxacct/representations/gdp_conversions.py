@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import NON_NEGATIVE, OPEN_PROBABILITY, POSITIVE, PROBABILITY, check
 from jaxacct.engines import closed_form
-from jaxacct.validation import NON_NEGATIVE, OPEN_PROBABILITY, POSITIVE, PROBABILITY, check
 
 __all__ = ["gdp_from_profile", "profile_from_gdp", "tradeoff_from_gdp"]
 

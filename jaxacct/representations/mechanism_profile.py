@@ -7,21 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct import account, markup
-from jaxacct.bounds import Bounds
-from jaxacct.dispatch import engine_of_mechanism
-from jaxacct.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.keywords import with_hints
-from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components
-from jaxacct.mechanisms.base import element, register, require_mechanism, take_rows
-from jaxacct.mechanisms.loss_components import add_and_remove
-from jaxacct.representations import tradeoff_bracket
-from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
-from jaxacct.representations.gaussian_readings import gaussian_readings
-from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
-from jaxacct.risk_calibration import posterior_of
-from jaxacct.risk_rates import Deltas
-from jaxacct.validation import (
+from jaxacct.accounting import account
+from jaxacct.accounting.dispatch import engine_of_mechanism
+from jaxacct.accounting.true_positive_rates import Deltas
+from jaxacct.calibration.risks import posterior_of
+from jaxacct.core import markup
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.validation import (
     GIBIBYTE,
     OPEN_PROBABILITY,
     PROBABILITY,
@@ -33,6 +27,13 @@ from jaxacct.validation import (
     options,
     refuse_tracers,
 )
+from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components
+from jaxacct.mechanisms.base import element, register, require_mechanism, take_rows
+from jaxacct.mechanisms.loss_components import add_and_remove
+from jaxacct.representations import tradeoff_bracket
+from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
+from jaxacct.representations.gaussian_readings import gaussian_readings
+from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 __all__ = ["LossDistribution", "Profile", "profile"]
 
@@ -439,7 +440,7 @@ class Profile:
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
-        """delta of some rows of the flat batch, as the searches of jaxacct/risk_rates.py ask for it."""
+        """delta of some rows of the flat batch, as the searches of accounting/true_positive_rates.py ask for it."""
         single = batch_shape(self.mechanism) == ()
 
         def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:

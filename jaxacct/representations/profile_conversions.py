@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
-from jaxacct.representations.convex_conjugate import conjugate, consistent
-from jaxacct.validation import (
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
     POSITIVE,
@@ -23,6 +22,7 @@ from jaxacct.validation import (
     InputError,
     check,
 )
+from jaxacct.representations.convex_conjugate import conjugate, consistent
 
 __all__ = [
     "profile_from_tradeoff",

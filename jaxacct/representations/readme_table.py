@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.table import EXAMPLES
 from jaxacct.representations.mechanism_profile import Profile, profile
 from jaxacct.representations.renyi_accounting import rdp_epsilon
-from jaxacct.validation import InputError
 
 __all__ = ["table"]
 

@@ -12,14 +12,9 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from jaxacct.bounds import Bounds
-from jaxacct.engines import renyi_bounds
-from jaxacct.keywords import with_hints
-from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.mechanisms.base import register
-from jaxacct.representations import renyi_conversions
-from jaxacct.representations.renyi_divergences import renyi_divergence, sides
-from jaxacct.validation import (
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.validation import (
     DELTA,
     NON_NEGATIVE,
     POSITIVE,
@@ -29,6 +24,11 @@ from jaxacct.validation import (
     check,
     refuse_tracers,
 )
+from jaxacct.engines import renyi_bounds
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.base import register
+from jaxacct.representations import renyi_conversions
+from jaxacct.representations.renyi_divergences import renyi_divergence, sides
 
 __all__ = ["RenyiCurve", "rdp_delta", "rdp_epsilon", "renyi_curve", "subsampled_renyi"]
 

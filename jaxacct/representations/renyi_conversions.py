@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
-from jaxacct.validation import (
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import (
     DELTA,
     NON_NEGATIVE,
     POSITIVE,

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import POSITIVE, broadcast_shape, check, refuse_tracers
 from jaxacct.engines.loss_moments import Interval, log_moments
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
-from jaxacct.validation import POSITIVE, broadcast_shape, check, refuse_tracers
 
 __all__ = ["renyi_divergence", "sides", "zero_concentrated"]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.text import outward
+from jaxacct.core.validation import OPEN_PROBABILITY, check, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.number_text import outward
 from jaxacct.representations.gaussian_readings import FLOOR
 from jaxacct.representations.mechanism_profile import profile
-from jaxacct.validation import OPEN_PROBABILITY, check, refuse_tracers
 
 __all__ = ["Reading", "RiskTable", "risk"]
 

@@ -6,14 +6,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
-from jaxacct.dispatch import engine_of_mechanism
+from jaxacct.accounting.dispatch import engine_of_mechanism
+from jaxacct.accounting.true_positive_rates import Deltas, best_epsilon, rate_at, start_at
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import broadcast_shape
 from jaxacct.engines.loss_moments import Interval
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.representations.convex_conjugate import best_cells, conjugate, consistent
-from jaxacct.risk_rates import Deltas, best_epsilon, rate_at, start_at
-from jaxacct.validation import broadcast_shape
 
 __all__ = ["bracket", "is_narrow"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import DELTA, NON_NEGATIVE, POSITIVE, check
 from jaxacct.representations.renyi_conversions import UP_EXPONENTIAL, log_kappa, orders_and_values
-from jaxacct.validation import DELTA, NON_NEGATIVE, POSITIVE, check
 
 __all__ = ["delta_from_zcdp", "epsilon_from_zcdp", "renyi_from_zcdp", "zcdp_from_renyi"]
 

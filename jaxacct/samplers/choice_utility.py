@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check
 
 __all__ = ["exponential_epsilon", "exponential_error", "exponential_failure"]
 

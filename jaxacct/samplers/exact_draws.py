@@ -15,7 +15,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 __all__ = [
     "KeyedBits",

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from jaxacct.core.validation import DELTA, InputError, check
 from jaxacct.mechanisms import ApproximateDP, PureDP
 from jaxacct.samplers.exact_draws import discrete_gaussian, discrete_laplace, generator, rational, round_up, whole
-from jaxacct.validation import DELTA, InputError, check
 
 __all__ = ["DiscreteGaussianNoise", "DiscreteLaplaceNoise"]
 

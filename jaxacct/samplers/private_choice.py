@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.account import epsilon as certified_epsilon
-from jaxacct.chacha import fresh_key, secret
+from jaxacct.accounting.account import epsilon as certified_epsilon
+from jaxacct.core.chacha import fresh_key, secret
+from jaxacct.core.validation import DELTA, POSITIVE, InputError, check, choice
 from jaxacct.engines import devices
 from jaxacct.mechanisms import ApproximateDP, Gaussian, PureDP
 from jaxacct.samplers.exact_draws import bernoulli_exp, generator, rational
-from jaxacct.validation import DELTA, POSITIVE, InputError, check, choice
 
 __all__ = ["ExponentialChoice", "GaussianNoisyMaxChoice", "NoisyMaxChoice"]
 

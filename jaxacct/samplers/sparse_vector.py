@@ -7,9 +7,9 @@ import random
 from fractions import Fraction
 from typing import Any
 
+from jaxacct.core.validation import DELTA, InputError, check
 from jaxacct.mechanisms import PureDP
 from jaxacct.samplers.exact_draws import discrete_laplace, generator, rational, round_up, whole
-from jaxacct.validation import DELTA, InputError, check
 
 __all__ = ["SparseVector"]
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct import account
-from jaxacct.bounds import Bounds
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import UnboundedLossError, broadcast_shape
 from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape, repeat
@@ -25,7 +26,6 @@ from jaxacct.selection.law_families import Law, PointMass, largest_k
 from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.mixture_over_k import Mixture
 from jaxacct.selection.probabilities_of_k import weights
-from jaxacct.validation import UnboundedLossError, broadcast_shape
 
 __all__ = ["AdaptiveSelection", "refuse_zero", "upper_ends"]
 

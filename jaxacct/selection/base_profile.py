@@ -8,15 +8,15 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.account import delta, epsilon
-from jaxacct.floats import ROUNDOFF
+from jaxacct.accounting.account import delta, epsilon
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import broadcast_shape
 from jaxacct.mechanisms import Components, Mechanism, SampledWithoutReplacement, batch_shape, components
 from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.mechanisms.parts import Part
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.law_of_k import Law, require_law
-from jaxacct.validation import broadcast_shape
 
 __all__ = [
     "SAYS_NOTHING",

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.quick_bounds import largest_loss
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.finite import log_mixture

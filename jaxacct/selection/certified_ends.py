@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import broadcast_shape
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
@@ -15,7 +16,6 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, infinite_mass, meet, si
 from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.worst_case import bracket
-from jaxacct.validation import broadcast_shape
 
 __all__ = ["OK_WIDTH", "as_bounds", "certified", "pair", "pair_of"]
 

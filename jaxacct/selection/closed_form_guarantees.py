@@ -10,13 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct.mechanisms import Gaussian
-from jaxacct.representations.composition_theorems import Guarantee
-from jaxacct.representations.gdp_conversions import gdp_from_profile
-from jaxacct.selection.base_profile import Sides, upper_delta, upper_epsilon
-from jaxacct.selection.law_families import TruncatedNegativeBinomial
-from jaxacct.selection.published_profile_bounds import minimiser
-from jaxacct.validation import (
+from jaxacct.core.validation import (
     DELTA,
     DELTA_OR_ZERO,
     NON_NEGATIVE,
@@ -24,6 +18,12 @@ from jaxacct.validation import (
     InputError,
     check,
 )
+from jaxacct.mechanisms import Gaussian
+from jaxacct.representations.composition_theorems import Guarantee
+from jaxacct.representations.gdp_conversions import gdp_from_profile
+from jaxacct.selection.base_profile import Sides, upper_delta, upper_epsilon
+from jaxacct.selection.law_families import TruncatedNegativeBinomial
+from jaxacct.selection.published_profile_bounds import minimiser
 
 __all__ = [
     "Thresholds",

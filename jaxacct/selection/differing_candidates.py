@@ -12,12 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.dp_sgd_calibration import NOISE_RANGE, Calibration, calibrated
-from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
-from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.representations.renyi_divergences import renyi_divergence
-from jaxacct.selection.base_profile import under, upper_delta
-from jaxacct.validation import (
+from jaxacct.calibration.calibrated import NOISE_RANGE, Calibration, calibrated
+from jaxacct.core.validation import (
     NON_NEGATIVE,
     POSITIVE,
     PROBABILITY,
@@ -27,6 +23,10 @@ from jaxacct.validation import (
     check,
     choice,
 )
+from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.representations.renyi_divergences import renyi_divergence
+from jaxacct.selection.base_profile import under, upper_delta
 
 __all__ = ["candidates_profile", "grid_noise_multipliers", "line_noise_multiplier"]
 

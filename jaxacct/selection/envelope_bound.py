@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
 from jaxacct.selection import gaussian_envelope

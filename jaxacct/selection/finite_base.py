@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.validation import PROBABILITY, InputError, check
 from jaxacct.selection.law_of_k import Law, evaluated
-from jaxacct.validation import PROBABILITY, InputError, check
 
 __all__ = ["output_law"]
 

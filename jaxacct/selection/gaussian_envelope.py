@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, components
 from jaxacct.selection.gaussian_envelope_cells import INFLATED, Lines, cells, crowded_ends, sketch, spread
 from jaxacct.selection.law_of_k import Law

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.selection.law_families import Binomial, Categorical, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.law_of_k import Law, evaluated
-from jaxacct.validation import InputError
 
 __all__ = ["Derivative", "derivative", "probability_of"]
 

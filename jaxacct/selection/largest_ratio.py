@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import expit
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.worst_mesh import Outer
 from jaxacct.selection.law_families import Binomial, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.law_of_k import Law, evaluated

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxacct.core.validation import COUNT, POSITIVE, PROBABILITY, Constraint, InputError, Tracer, check
 from jaxacct.kernels import generating
 from jaxacct.kernels.arrays import namespace
 from jaxacct.mechanisms.base import register
 from jaxacct.selection.law_of_k import WHOLE_K, Law
 from jaxacct.selection.negative_binomial import Geometric, Logarithmic, TruncatedNegativeBinomial
-from jaxacct.validation import COUNT, POSITIVE, PROBABILITY, Constraint, InputError, Tracer, check
 
 __all__ = [
     "Binomial",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxacct.core.validation import Constraint, InputError, Tracer, broadcast_shape, check
 from jaxacct.engines.devices import double_precision
 from jaxacct.samplers.exact_draws import generator
-from jaxacct.validation import Constraint, InputError, Tracer, broadcast_shape, check
 
 __all__ = ["LARGEST_K", "WHOLE_K", "Law", "evaluated", "require_law"]
 

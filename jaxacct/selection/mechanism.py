@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import InputError, broadcast_shape, check_one, choice
 from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -23,7 +24,6 @@ from jaxacct.selection.law_families import Law, PointMass
 from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.top import TOP, TopSelection
-from jaxacct.validation import InputError, broadcast_shape, check_one, choice
 
 __all__ = ["CANDIDATES", "Selection", "select"]
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct import account
+from jaxacct.accounting import account
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import backend, contour
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, components, repeat
 from jaxacct.selection.base_profile import infinite_mass
 from jaxacct.selection.probabilities_of_k import Weights

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadcast_shape, check, choice
 from jaxacct.kernels import order_renyi, order_statistics
 from jaxacct.kernels.order_statistics import REACHES
 from jaxacct.mechanisms import Mechanism, batch_shape, components
 from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi, log_kappa
 from jaxacct.selection.base_profile import common_shape
 from jaxacct.selection.law_of_k import Law, require_law
-from jaxacct.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadcast_shape, check, choice
 
 __all__ = ["KIND", "delta", "epsilon", "gaussian_mu", "monotone_score_delta", "monotone_score_epsilon"]
 

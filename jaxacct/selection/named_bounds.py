@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import DELTA, NON_NEGATIVE, check, choice, refuse_tracers
 from jaxacct.engines import backend
 from jaxacct.mechanisms import RELATIONS, Mechanism
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.selection import envelope_bound, monotone_score, published_profile_bounds, published_renyi_bounds
 from jaxacct.selection.base_profile import SAYS_NOTHING, common_shape, under
 from jaxacct.selection.law_of_k import Law
-from jaxacct.validation import DELTA, NON_NEGATIVE, check, choice, refuse_tracers
 
 __all__ = ["BOUNDS", "Bound", "bound_delta", "bound_epsilon"]
 

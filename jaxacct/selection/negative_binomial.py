@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxacct.core.validation import OPEN_PROBABILITY, Constraint, InputError, check
 from jaxacct.kernels import generating
 from jaxacct.mechanisms.base import register
 from jaxacct.selection.law_of_k import WHOLE_K, Law
-from jaxacct.validation import OPEN_PROBABILITY, Constraint, InputError, check
 
 __all__ = ["ETA_RANGE", "Geometric", "Logarithmic", "TruncatedNegativeBinomial"]
 

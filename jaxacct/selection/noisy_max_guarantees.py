@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, Constraint, check, check_flag
 from jaxacct.mechanisms import Gaussian, repeat
 from jaxacct.representations.composition_theorems import Guarantee
 from jaxacct.selection.base_profile import upper_epsilon
-from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, check, check_flag
 
 __all__ = ["noisy_max_epsilon", "noisy_max_renyi"]
 

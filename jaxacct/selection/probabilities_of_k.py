@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import InputError
 from jaxacct.selection.law_families import (
     Binomial,
     Categorical,
@@ -16,7 +17,6 @@ from jaxacct.selection.law_families import (
     largest_k,
 )
 from jaxacct.selection.law_of_k import Law
-from jaxacct.validation import InputError
 
 __all__ = ["Weights", "weights"]
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.quick_bounds import largest_loss
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element
 from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, bounded_loss, meet, place, sides, upper_delta

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism
 from jaxacct.selection.base_profile import Sides, common_shape, sides, upper_delta, upper_epsilon
 from jaxacct.selection.law_families import Binomial, Law, Poisson, TruncatedNegativeBinomial
-from jaxacct.validation import InputError
 
 __all__ = ["LAWS", "delta", "epsilon", "minimiser", "shift"]
 

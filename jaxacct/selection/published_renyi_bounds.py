@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
 from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import Sides, common_shape, sides, upper_delta
 from jaxacct.selection.gaussian_envelope import mus
 from jaxacct.selection.law_families import Law, Poisson, TruncatedNegativeBinomial
-from jaxacct.validation import InputError
 
 __all__ = ["LAWS", "RENYI_ORDERS", "curve", "delta", "epsilon"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import expit
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.mechanisms import Components
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.selection.largest_ratio import (

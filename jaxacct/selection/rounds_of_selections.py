@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import account
+from jaxacct.accounting import account
+from jaxacct.core.validation import COUNT, DELTA, InputError, check_one
 from jaxacct.mechanisms import Mechanism, compose, repeat
 from jaxacct.selection.law_families import Law, PointMass, Poisson
 from jaxacct.selection.law_of_k import require_law
 from jaxacct.selection.mechanism import select
-from jaxacct.validation import COUNT, DELTA, InputError, check_one
 
 __all__ = ["rounds"]
 

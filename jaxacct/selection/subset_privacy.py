@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from jaxacct import account
-from jaxacct.bounds import Bounds
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, PROBABILITY, InputError, check, choice
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.mechanisms.parts import FinitePair
@@ -23,7 +24,6 @@ from jaxacct.selection.base_profile import Sides, upper_delta
 from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
 from jaxacct.selection.published_renyi_bounds import curve
-from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, InputError, check, choice
 
 __all__ = ["VARIANTS", "atoms", "expected_cost", "subset_epsilon", "subset_renyi"]
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct import account
-from jaxacct.bounds import Bounds
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import Constraint, InputError, broadcast_shape, check_one
 from jaxacct.engines import backend
 from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.engines.protocol import register as register_engine
@@ -24,7 +25,6 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, place, under
 from jaxacct.selection.certified_ends import pair_of
 from jaxacct.selection.law_families import Law, PointMass
 from jaxacct.selection.law_of_k import require_law
-from jaxacct.validation import Constraint, InputError, broadcast_shape, check_one
 
 __all__ = ["TOP", "TopSelection"]
 

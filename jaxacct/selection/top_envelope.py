@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.quick_bounds import largest_loss
-from jaxacct.floats import ROUNDOFF
 from jaxacct.mechanisms import Components, Mechanism, components, repeat
 from jaxacct.selection import profile_ends
 from jaxacct.selection.base_profile import Sides, bounded_loss, finite_once, sides, upper_delta, upper_epsilon

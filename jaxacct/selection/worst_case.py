@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxacct.core.validation import broadcast_shape
 from jaxacct.engines import backend, programs
 from jaxacct.engines.devices import double_precision
 from jaxacct.kernels import worst_score
@@ -20,7 +21,6 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import SAYS_NOTHING, meet, sides
 from jaxacct.selection.law_families import Law
 from jaxacct.selection.tradeoff_polygons import Curve, curves
-from jaxacct.validation import broadcast_shape
 
 __all__ = ["LARGEST_EPS", "bracket", "known_curves"]
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxacct.core.validation import DELTA, InputError, check, choice
 from jaxacct.engines import backend
 from jaxacct.engines.devices import double_precision
 from jaxacct.kernels import worst_score
@@ -17,7 +18,6 @@ from jaxacct.selection.base_profile import sides, under
 from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.mechanism import CANDIDATES, Selection
 from jaxacct.selection.worst_case import LARGEST_EPS, bracket, known_curves
-from jaxacct.validation import DELTA, InputError, check, choice
 
 __all__ = ["Attack", "attack"]
 

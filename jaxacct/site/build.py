@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxacct
-from jaxacct.progress import Progress, say
+from jaxacct.core.progress import Progress, say
 from jaxacct.site import links, names, sources, tutorials
 
 __all__ = ["build", "main"]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxacct
-from jaxacct.lazy_exports import Missing
+from jaxacct.core.lazy_exports import Missing
 
 __all__ = ["PublicName", "homes", "members", "packages", "public_names", "undocumented"]
 

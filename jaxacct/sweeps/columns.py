@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.sweeps.grid import INPUTS, QUANTITIES, Grid
-from jaxacct.validation import InputError
 
 ANSWER = ("lower", "estimate", "upper")
 """Columns of the bracket."""

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.sweeps import repetitions, risks, samplings
-from jaxacct.validation import (
+from jaxacct.core.validation import (
     COUNT,
     DELTA,
     POSITIVE,
@@ -30,6 +29,7 @@ from jaxacct.validation import (
     check,
     choice,
 )
+from jaxacct.sweeps import repetitions, risks, samplings
 
 FIELDS: dict[str, Constraint] = {
     "dataset_size": COUNT,

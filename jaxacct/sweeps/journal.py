@@ -23,13 +23,13 @@ import jax
 import numpy as np
 
 import jaxacct
-from jaxacct import files
+from jaxacct.core import files
+from jaxacct.core.validation import InputError
 from jaxacct.engines.devices import platform
 from jaxacct.sweeps.columns import TEXT
 from jaxacct.sweeps.grid import Grid
 from jaxacct.sweeps.solve import Settings
 from jaxacct.sweeps.table import Table
-from jaxacct.validation import InputError
 
 MARK = b"jxa1"
 """Begins every record; the digit is the version of the format."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxacct.core.validation import InputError, check_flag
 from jaxacct.sweeps import journal, result_files
 from jaxacct.sweeps.journal import Header
 from jaxacct.sweeps.table import Table, blank, fill, write
-from jaxacct.validation import InputError, check_flag
 
 POLL_SECONDS = 0.2
 """Between two looks for the files of other processes: short beside any sweep, and no load on a shared file system."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.validation import COUNT, GIBIBYTE, InputError, check_one, choice, shown
 from jaxacct.engines.backend import fixed
 from jaxacct.engines.devices import local
 from jaxacct.sweeps.columns import layout, solved_for
@@ -20,7 +21,6 @@ from jaxacct.sweeps.parts import slice_of
 from jaxacct.sweeps.read import read_grid
 from jaxacct.sweeps.records import as_grid, is_records
 from jaxacct.sweeps.solve import Settings, settings, solve
-from jaxacct.validation import COUNT, GIBIBYTE, InputError, check_one, choice, shown
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
 """Rows solved between two writes: a sixteenth of the grid, within these limits.

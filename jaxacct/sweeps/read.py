@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxacct.core.validation import InputError, shown
 from jaxacct.sweeps.grid import FIELDS, INPUTS, Grid, concatenate, expand, suggest
 from jaxacct.sweeps.records import grid_of_records
-from jaxacct.validation import InputError, shown
 
 _SETTINGS = ("name", "quantity", "zip")
 """Keys of a block that are no inputs."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.keywords import meant
+from jaxacct.core.keywords import meant
+from jaxacct.core.validation import InputError, shown
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import INPUTS, QUANTITIES, Grid, concatenate, expand
 from jaxacct.sweeps.repetitions import FIELDS as LAW_NUMBERS
-from jaxacct.validation import InputError, shown
 
 __all__ = ["as_grid", "grid_of_records", "is_records"]
 

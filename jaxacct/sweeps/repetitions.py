@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxacct import account
-from jaxacct.bounds import Bounds
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import COUNT, OPEN_PROBABILITY, POSITIVE, Constraint, InputError, choice
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.validation import COUNT, OPEN_PROBABILITY, POSITIVE, Constraint, InputError, choice
 
 if TYPE_CHECKING:
     from jaxacct.selection import Law

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.files import optional_package, replacing
+from jaxacct.core.files import optional_package, replacing
+from jaxacct.core.validation import InputError, shown
 from jaxacct.sweeps.columns import ANSWER
 from jaxacct.sweeps.grid import INPUTS
-from jaxacct.validation import InputError, shown
 
 ENDINGS = (".csv", ".parquet")
 """How the name of a result may end."""

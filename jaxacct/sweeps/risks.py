@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
-from jaxacct.dp_sgd_calibration import Calibration
-from jaxacct.risk_targets import BESIDE, RULES, TARGETS, given_target
+from jaxacct.calibration.calibrated import Calibration
+from jaxacct.calibration.risk_targets import BESIDE, RULES, TARGETS, given_target
+from jaxacct.core.bounds import Bounds
 
 __all__ = ["FIELDS", "calibrated", "is_target", "target_of"]
 

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxacct.core.files import Unwritable
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import InputError, check_flag
 from jaxacct.engines import compiling
 from jaxacct.engines.backend import fixed
-from jaxacct.files import Unwritable
-from jaxacct.keywords import with_hints
-from jaxacct.progress import Progress
 from jaxacct.sweeps import parts
 from jaxacct.sweeps.grid import Grid
 from jaxacct.sweeps.journal import Journal, header, kept_block
@@ -23,7 +24,6 @@ from jaxacct.sweeps.planning import Work, lay_out
 from jaxacct.sweeps.result_files import REPLACE, check_result, out_path, refuse_existing
 from jaxacct.sweeps.solve import solve
 from jaxacct.sweeps.table import Table, blank, fill, write
-from jaxacct.validation import InputError, check_flag
 
 
 class SweepInterrupted(KeyboardInterrupt):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.validation import COUNT, Constraint, InputError, choice
 from jaxacct.mechanisms import SAMPLING, Mechanism, dp_sgd
-from jaxacct.validation import COUNT, Constraint, InputError, choice
 
 __all__ = ["FIELDS", "alike", "require", "run", "run_of_row", "settings", "words"]
 

@@ -8,21 +8,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct import account, calibration
-from jaxacct.bounds import Bounds
-from jaxacct.dp_sgd_calibration import LEAST_RTOL
+from jaxacct.accounting import account
+from jaxacct.calibration import noise_rate_steps
+from jaxacct.calibration.calibrated import LEAST_RTOL
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.sweeps import repetitions, risks, samplings
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import Grid
 from jaxacct.sweeps.table import Table, blank
-from jaxacct.validation import InputError, options
 
-_CALIBRATIONS: dict[str, Callable[..., calibration.Calibration]] = {
-    "noise_multiplier": calibration.calibrate_noise_multiplier,
-    "sampling_probability": calibration.calibrate_sampling_probability,
-    "steps": calibration.calibrate_steps,
+_CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
+    "noise_multiplier": noise_rate_steps.calibrate_noise_multiplier,
+    "sampling_probability": noise_rate_steps.calibrate_sampling_probability,
+    "steps": noise_rate_steps.calibrate_steps,
 }
 """What solves for each quantity that is calibrated."""
 

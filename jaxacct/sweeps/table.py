@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import markup
-from jaxacct.files import optional_package, write_csv
-from jaxacct.number_text import outward
+from jaxacct.core import markup
+from jaxacct.core.files import optional_package, write_csv
+from jaxacct.core.text import outward
+from jaxacct.core.validation import LARGEST_COUNT, InputError
 from jaxacct.sweeps.columns import ANSWER, TEXT, WHOLE, place, product_axes
 from jaxacct.sweeps.grid import INPUTS
 from jaxacct.sweeps.result_files import read_columns, write_parquet
-from jaxacct.validation import LARGEST_COUNT, InputError
 
 ROWS_PER_PIECE = 8192
 """Rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""

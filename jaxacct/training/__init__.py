@@ -6,10 +6,10 @@ needs flax, optax or orbax imports it there.
 
 from typing import TYPE_CHECKING
 
-from jaxacct.lazy_exports import lazy_exports
+from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from jaxacct.chacha import CHACHA20, fresh_key
+    from jaxacct.core.chacha import CHACHA20, fresh_key
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
     from jaxacct.training.plan.schedule import Segment
@@ -60,7 +60,7 @@ __all__ = [
 
 _HOMES = {
     "AdaptiveClip": "step.adaptive_clip",
-    "CHACHA20": "jaxacct.chacha",
+    "CHACHA20": "jaxacct.core.chacha",
     "Clipped": "step.clipping",
     "Ledger": "ledger",
     "LoRA": "step.lora",
@@ -72,7 +72,7 @@ _HOMES = {
     "Trainer": "trainer",
     "clipped_sum": "step.clipping",
     "fixed_batches": "step.sampler",
-    "fresh_key": "jaxacct.chacha",
+    "fresh_key": "jaxacct.core.chacha",
     "lora": "step.lora",
     "noisy_mean": "step.optax_transform",
     "norm_methods": "step.clipping",

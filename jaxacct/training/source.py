@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.validation import COUNT, Constraint, InputError, check
+from jaxacct.core.validation import COUNT, Constraint, InputError, check
 
 __all__ = ["Layout", "Source", "Stopped", "source_of_mapped"]
 

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import markup
-from jaxacct.chacha import key_from_bytes
-from jaxacct.progress import say
+from jaxacct.core import markup
+from jaxacct.core.chacha import key_from_bytes
+from jaxacct.core.progress import say
+from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
@@ -41,7 +42,6 @@ from jaxacct.training.step.optimizers import look_at, require_optimizer
 from jaxacct.training.step.parts import Rest, apart, whole
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, StepRule, numbers
-from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["State", "Trainer"]
 

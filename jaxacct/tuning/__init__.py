@@ -5,7 +5,7 @@ Names are imported when first used: what needs optax imports it there.
 
 from typing import TYPE_CHECKING
 
-from jaxacct.lazy_exports import lazy_exports
+from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.tuning.adaptive_search import Adaptive, Tried

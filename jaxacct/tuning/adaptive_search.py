@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxacct.progress import Progress
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import InputError
 from jaxacct.tuning.best_candidate import Raised, attempt, rank
 from jaxacct.tuning.distributions import plain
 from jaxacct.tuning.keys_and_ledger import Secret
-from jaxacct.validation import InputError
 
 __all__ = ["Adaptive", "Tried", "in_turn"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxacct import markup
-from jaxacct.files import optional_package, write_csv
-from jaxacct.number_text import outward
-from jaxacct.validation import POSITIVE, InputError, check
+from jaxacct.core import markup
+from jaxacct.core.files import optional_package, write_csv
+from jaxacct.core.text import outward
+from jaxacct.core.validation import POSITIVE, InputError, check
 
 __all__ = ["Advice", "Option"]
 

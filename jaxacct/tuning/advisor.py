@@ -8,12 +8,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxacct.calibration import calibrate_noise_multiplier
-from jaxacct.progress import Progress
+from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import (
+    COUNT,
+    DELTA,
+    POSITIVE,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    check,
+    check_one,
+    choice,
+)
 from jaxacct.selection.subset_privacy import VARIANTS
 from jaxacct.tuning.advice import Advice, Option
 from jaxacct.tuning.ways_to_search import FAMILIES, FIXED, MEAN, ONE_TARGET, Task, Way, law_of_mean
-from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check, check_one, choice
 
 __all__ = ["FAMILIES", "advise", "law_of_mean"]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.progress import Progress
+from jaxacct.core.progress import Progress
 from jaxacct.tuning.keys_and_ledger import Secret
 from jaxacct.tuning.side_by_side_training import key_words
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxacct.progress import Progress
+from jaxacct.core.progress import Progress
 from jaxacct.selection import Law
 from jaxacct.training.plan import Plan
 from jaxacct.tuning.adaptive_search import Adaptive, in_turn

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.selection import Law
-from jaxacct.validation import (
+from jaxacct.core.validation import (
     COUNT,
     NON_NEGATIVE,
     POSITIVE,
@@ -19,6 +18,7 @@ from jaxacct.validation import (
     check_one,
     choice,
 )
+from jaxacct.selection import Law
 
 __all__ = ["SPLITS", "Cost"]
 

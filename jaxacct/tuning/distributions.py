@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.validation import POSITIVE, PROBABILITY, Constraint, InputError, check
+from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputError, check
 
 __all__ = [
     "WORDS_PER_DRAW",

@@ -8,14 +8,14 @@ import secrets
 from collections import Counter
 from typing import Any
 
-from jaxacct.chacha import key_from_bytes
+from jaxacct.core.chacha import key_from_bytes
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.ledger.claim import claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.ledger.totals import Spent
 from jaxacct.training.plan import Plan
-from jaxacct.validation import InputError
 
 __all__ = ["Secret", "note_whole"]
 

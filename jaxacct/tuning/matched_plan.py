@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct import account, markup
-from jaxacct.bounds import Bounds
-from jaxacct.calibration import calibrate_noise_multiplier
+from jaxacct.accounting import account
+from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
+from jaxacct.core import markup
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, check_one
 from jaxacct.mechanisms import Mechanism, dp_sgd
 from jaxacct.selection import Law, candidates_profile, select
 from jaxacct.training.plan import Plan, Segment
 from jaxacct.tuning.subset_accounting import least_noise
-from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, check_one
 
 __all__ = ["MatchedPlan", "drawn_or_any", "matched_noise", "settings_grid"]
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import COUNT, InputError, check
 from jaxacct.selection import Categorical, Law
-from jaxacct.validation import COUNT, InputError, check
 
 __all__ = ["fits", "numbers_to_train", "truncated"]
 

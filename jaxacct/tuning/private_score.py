@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import account, calibration
-from jaxacct.bounds import Bounds
-from jaxacct.chacha import key_words
+from jaxacct.accounting import account
+from jaxacct.calibration import noise_rate_steps
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.chacha import key_words
+from jaxacct.core.validation import Constraint, InputError, check, choice
 from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.step.closed_over import refuse_closed_over
 from jaxacct.training.step.per_example import for_each, one_of
-from jaxacct.validation import Constraint, InputError, check, choice
 
 __all__ = ["ON_DATA", "PrivateScore", "Whole", "noise_for_score", "noisy", "units", "whole"]
 
@@ -215,7 +216,7 @@ def whole(
 
 def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
     """The least noise on the count with which the selection among noisy scores alone meets the target."""
-    c = calibration.calibrate_noise_multiplier(
+    c = noise_rate_steps.calibrate_noise_multiplier(
         target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
     )
     if not c.ok:

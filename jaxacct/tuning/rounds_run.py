@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxacct.core.validation import COUNT, InputError, check_one
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.step.private_loss import PrivateLoss
@@ -16,7 +17,6 @@ from jaxacct.tuning.keys_and_ledger import Secret, note_whole
 from jaxacct.tuning.private_score import PrivateScore
 from jaxacct.tuning.search_plan import SearchPlan
 from jaxacct.tuning.tuned import Prepared, Tuned, law_of, taken_for, value_of
-from jaxacct.validation import COUNT, InputError, check_one
 
 __all__ = ["tune_in_rounds"]
 

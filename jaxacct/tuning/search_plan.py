@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, check_one, choice
 from jaxacct.mechanisms import Mechanism, dp_sgd
 from jaxacct.selection import Law
 from jaxacct.selection.mechanism import CANDIDATES
@@ -17,7 +18,6 @@ from jaxacct.tuning.matched_plan import settings_grid
 from jaxacct.tuning.private_score import Whole, whole
 from jaxacct.tuning.subset_accounting import least_noise
 from jaxacct.tuning.subset_plan import guessed_noise
-from jaxacct.validation import COUNT, DELTA, POSITIVE, InputError, check_one, choice
 
 __all__ = ["SearchPlan"]
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.tuning.distributions import (
     WORDS_PER_DRAW,
     Choice,
@@ -26,7 +27,6 @@ from jaxacct.tuning.distributions import (
     plain,
     shares_of,
 )
-from jaxacct.validation import InputError
 
 __all__ = ["Grid", "Random", "Space", "draws_alike", "grid"]
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.chacha import CHACHA20, key_from_bytes
+from jaxacct.core.chacha import CHACHA20, key_from_bytes
+from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.training.plan import Plan
 from jaxacct.training.step import host_chacha, noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
@@ -21,7 +22,6 @@ from jaxacct.training.step.parts import Rest, apart, whole
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
-from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["CLIP_NAME", "STEPS_PER_CALL", "key_words", "side_by_side"]
 

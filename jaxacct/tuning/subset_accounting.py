@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct import account
-from jaxacct.certified_search import least_private
+from jaxacct.accounting import account
+from jaxacct.calibration.search import least_private
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
 from jaxacct.selection import Law, bound_delta, bound_epsilon
 from jaxacct.selection.base_profile import upper_delta
 from jaxacct.selection.subset_privacy import atoms
 from jaxacct.selection.worst_case import bracket
-from jaxacct.validation import InputError
 
 __all__ = ["Product", "least_noise", "product", "profile_of_run", "profile_of_tuning"]
 

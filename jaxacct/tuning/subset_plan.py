@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import markup
-from jaxacct.bounds import Bounds
+from jaxacct.core import markup
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check_one, choice
 from jaxacct.mechanisms import PrivacyProfile, dp_sgd
 from jaxacct.selection import Law
 from jaxacct.selection.subset_privacy import VARIANTS
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.matched_plan import drawn_or_any, matched_noise, settings_grid
 from jaxacct.tuning.subset_accounting import Product, least_noise, product, profile_of_run, profile_of_tuning
-from jaxacct.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check_one, choice
 
 __all__ = ["Setting", "SubsetPlan", "guessed_noise"]
 

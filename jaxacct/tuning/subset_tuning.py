@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
@@ -23,7 +24,6 @@ from jaxacct.tuning.search_spaces import draws_alike
 from jaxacct.tuning.side_by_side_training import key_words, side_by_side
 from jaxacct.tuning.subset_data import if_present, split
 from jaxacct.tuning.subset_plan import Setting, SubsetPlan
-from jaxacct.validation import InputError, choice
 
 __all__ = ["EXTRAPOLATIONS", "SubsetTuned", "extrapolated", "tune_on_subset"]
 

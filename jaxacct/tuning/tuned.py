@@ -9,7 +9,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.mechanisms import Mechanism
 from jaxacct.selection import Law
 from jaxacct.selection.mechanism import CANDIDATES
@@ -21,7 +22,6 @@ from jaxacct.tuning.keys_and_ledger import Secret
 from jaxacct.tuning.padding import fits
 from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, units, whole
 from jaxacct.tuning.search_spaces import draws_alike
-from jaxacct.validation import COUNT, InputError, check, choice
 
 __all__ = ["Prepared", "Tuned", "law_of", "taken_for", "value_of"]
 

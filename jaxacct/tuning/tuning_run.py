@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import InputError, check_one
 from jaxacct.mechanisms import Mechanism
-from jaxacct.progress import Progress
 from jaxacct.selection import Law
 from jaxacct.selection.top import TOP
 from jaxacct.training.ledger import Ledger
@@ -23,7 +24,6 @@ from jaxacct.tuning.padding import numbers_to_train
 from jaxacct.tuning.private_score import PrivateScore, whole
 from jaxacct.tuning.search_plan import SearchPlan
 from jaxacct.tuning.tuned import Prepared, Tuned, law_of, taken_for, value_of
-from jaxacct.validation import InputError, check_one
 
 __all__ = ["tune", "tune_with"]
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct import account
-from jaxacct.certified_search import least_private, status_of_upper_end
+from jaxacct.accounting import account
+from jaxacct.calibration.search import least_private, status_of_upper_end
+from jaxacct.core.validation import Constraint, InputError, check_one, choice
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.selection import (
     Categorical,
@@ -23,7 +24,6 @@ from jaxacct.tuning.advice import Option
 from jaxacct.tuning.cost import Cost
 from jaxacct.tuning.subset_accounting import LEAST_NOISE, least_noise, product, profile_of_run, profile_of_tuning
 from jaxacct.tuning.subset_plan import guessed_noise
-from jaxacct.validation import Constraint, InputError, check_one, choice
 
 __all__ = ["FAMILIES", "FIXED", "MEAN", "ONE_TARGET", "Task", "Way", "law_of_mean"]
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.mechanisms.base import RELATIONS, Mechanism, batch_shape, element
-from jaxacct.validation import (
+from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
     POSITIVE,
@@ -22,6 +21,7 @@ from jaxacct.validation import (
     choice,
     refuse_tracers,
 )
+from jaxacct.mechanisms.base import RELATIONS, Mechanism, batch_shape, element
 from jaxacct.verification import delta_enclosure, quick_enclosure
 from jaxacct.verification.ball_arithmetic import arb, ball, between, ctx, digits_of, outward, precision, until
 from jaxacct.verification.loss_definition import EITHER, directions, expand, mixes_orders

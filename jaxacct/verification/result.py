@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import markup
-from jaxacct.number_text import bracket
+from jaxacct.core import markup
+from jaxacct.core.text import bracket
 
 __all__ = ["NotCovered", "OutOfTime", "Unplanned", "Verification"]
 

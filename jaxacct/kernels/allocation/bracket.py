@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.allocation.cutoff import log_images
 from jaxacct.kernels.allocation.law import ROOM, Windows, tail
 from jaxacct.kernels.allocation.placement import TOLERANCE, Place, place, place_of_bulk, place_split, replaced

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import log_ndtr_sides
 

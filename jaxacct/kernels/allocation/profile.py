@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import Contour, bracket_near, contours_at, rows_of
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.allocation.law import tail
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import log_ndtr

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.allocation.law import Windows, tail
 from jaxacct.kernels.allocation.quadrature import nodes_of, panel_errors, rounding_units
 from jaxacct.kernels.arrays import Array

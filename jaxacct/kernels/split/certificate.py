@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, logistic, namespace
 from jaxacct.kernels.departures import depth
 from jaxacct.kernels.law import LossLaw

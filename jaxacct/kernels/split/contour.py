@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels import saddle
 from jaxacct.kernels.arrays import Array, iterate, namespace, repeat
 from jaxacct.kernels.contour import Bracketed

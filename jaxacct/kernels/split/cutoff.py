@@ -6,7 +6,7 @@ Derivations in README.md, sections 1, 2 and 6.  The images are bounded by Cherno
 import jax
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels import certificate, characteristic_decay
 from jaxacct.kernels.arrays import Array, logistic, namespace
 from jaxacct.kernels.law import LossLaw, Tilted

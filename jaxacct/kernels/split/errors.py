@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels import certificate
 from jaxacct.kernels.arrays import Array, keep_apart, namespace, stack
 from jaxacct.kernels.law import log_mix

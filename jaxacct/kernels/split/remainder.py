@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels import certificate
 from jaxacct.kernels.arrays import Array, erfc, namespace, pick
 from jaxacct.kernels.law import LossLaw, log_mix

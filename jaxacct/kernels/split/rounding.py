@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxacct.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels import certificate
 from jaxacct.kernels.arrays import Array, namespace, stack
 from jaxacct.kernels.rounding import sum_depth

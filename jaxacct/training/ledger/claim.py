@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxacct import account
-from jaxacct.bounds import Bounds
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.base import weakest
 from jaxacct.representations.renyi_accounting import renyi_curve
 from jaxacct.representations.renyi_conversions import epsilon_from_renyi
@@ -15,7 +16,6 @@ from jaxacct.training.ledger.format import Run
 from jaxacct.training.ledger.totals import MANY_RELEASES, Spent, at_least, at_most, total
 from jaxacct.training.plan.request import DISPLACING
 from jaxacct.training.step.step_mechanisms import FIXED
-from jaxacct.validation import InputError
 
 __all__ = ["claim"]
 

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger.claim import claim
 from jaxacct.training.ledger.format import Line, Run, Seen, Torn, run_of
@@ -20,7 +21,6 @@ from jaxacct.training.step.step_mechanisms import (
     Release,
     release_of_pass,
 )
-from jaxacct.validation import InputError
 
 __all__ = ["Contents", "ahead"]
 

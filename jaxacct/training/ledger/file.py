@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from jaxacct.files import lock, sync_folder, unwritable
-from jaxacct.validation import InputError
+from jaxacct.core.files import lock, sync_folder, unwritable
+from jaxacct.core.validation import InputError
 
 __all__ = ["LedgerFile", "beside"]
 

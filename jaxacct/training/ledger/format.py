@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputError, check, choice
 from jaxacct.interop.documents import from_json, to_whole_json
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.document import load, plan_document
 from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATED, slots_of
-from jaxacct.validation import POSITIVE, PROBABILITY, Constraint, InputError, check, choice
 
 __all__ = [
     "BEGINNING",

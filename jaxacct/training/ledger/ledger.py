@@ -11,7 +11,8 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
-from jaxacct.files import regular_file, rename_new, sync_folder, unwritable
+from jaxacct.core.files import regular_file, rename_new, sync_folder, unwritable
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.training.ledger import format as ledger_format
@@ -20,7 +21,6 @@ from jaxacct.training.ledger.contents import Contents, ahead
 from jaxacct.training.ledger.file import LedgerFile, beside
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step
 from jaxacct.training.plan import Plan
-from jaxacct.validation import InputError
 
 __all__ = ["Ledger", "Mark"]
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import compose
 from jaxacct.training.ledger.contents import Contents, ahead
 from jaxacct.training.ledger.totals import Spent, at_most, total
 from jaxacct.training.plan import Plan
 from jaxacct.training.step.step_mechanisms import Release, composed
-from jaxacct.validation import InputError
 
 __all__ = ["counted", "furthest", "leaves_room", "one_filter", "one_unit", "room"]
 

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxacct import account, selection
-from jaxacct.bounds import Bounds
+from jaxacct import selection
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, Release, prefixes
 

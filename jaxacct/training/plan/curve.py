@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import COUNT, check
 from jaxacct.training.plan.accounting import epsilon_of_several
 from jaxacct.training.plan.solved import SolvedPlan
 from jaxacct.training.step.step_mechanisms import TRUNCATED, Release
-from jaxacct.validation import COUNT, check
 
 __all__ = ["MANY_KINDS", "dominating", "epsilon_curve"]
 

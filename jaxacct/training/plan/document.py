@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from jaxacct import selection
+from jaxacct.core.validation import COUNT, POSITIVE, PROBABILITY, InputError, check
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import PureDP
 from jaxacct.training.plan.filters import Filter
@@ -17,7 +18,6 @@ from jaxacct.training.plan.request import DISPLACING
 from jaxacct.training.plan.schedule import Segment, slots_for
 from jaxacct.training.plan.solved import SolvedPlan
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, OF_ONE_SIZE, slots_of
-from jaxacct.validation import COUNT, POSITIVE, PROBABILITY, InputError, check
 
 __all__ = ["load", "plan_document", "plan_from"]
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism
 from jaxacct.representations.renyi_accounting import ORDERS, renyi_curve
 from jaxacct.representations.renyi_conversions import epsilon_from_renyi
-from jaxacct.validation import InputError
 
 __all__ = ["Filter", "filter_of", "promises", "spent_renyi"]
 

@@ -7,15 +7,15 @@ import warnings
 
 import numpy as np
 
-from jaxacct.bounds import explain
-from jaxacct.certified_search import least_private
+from jaxacct.calibration.search import least_private
+from jaxacct.core.bounds import explain
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, cap_for, repeat
 from jaxacct.training.plan.accounting import MARGIN, MARGIN_OF_WHOLE_NUMBERS, Terms, epsilon_of_run, tolerance
 from jaxacct.training.plan.filters import promises
 from jaxacct.training.plan.request import PlanRequest
 from jaxacct.training.plan.schedule import Segment, allocated, slots_for
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, OF_ONE_SIZE, TRUNCATED, single, slots_of
-from jaxacct.validation import InputError
 
 __all__ = ["MANY_STEPS", "cap_of", "most_steps", "target_of", "upper_epsilon", "warn_not_reached", "with_rate"]
 

@@ -11,11 +11,12 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from jaxacct import markup
-from jaxacct.bounds import Bounds
-from jaxacct.certified_search import status_of_upper_end
-from jaxacct.dp_sgd_calibration import NOISE_RANGE
-from jaxacct.keywords import with_hints
+from jaxacct.calibration.calibrated import NOISE_RANGE
+from jaxacct.calibration.search import status_of_upper_end
+from jaxacct.core import markup
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.validation import InputError
 from jaxacct.training.plan import curve
 from jaxacct.training.plan.document import load, plan_document, plan_from
 from jaxacct.training.plan.recalibration import recalibrated
@@ -23,7 +24,6 @@ from jaxacct.training.plan.request import requested
 from jaxacct.training.plan.solved import SolvedPlan
 from jaxacct.training.plan.solver import solve
 from jaxacct.training.step.step_mechanisms import POISSON
-from jaxacct.validation import InputError
 
 __all__ = ["Plan"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from jaxacct import dp_sgd_calibration
-from jaxacct.bounds import explain
-from jaxacct.certified_search import least_private
+from jaxacct.calibration import calibrated
+from jaxacct.calibration.search import least_private
+from jaxacct.core.bounds import explain
+from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.training.plan.accounting import MARGIN, tolerance
 from jaxacct.training.plan.filters import Filter, spent_renyi
 from jaxacct.training.plan.passes import begins_pass, blocks
@@ -15,7 +16,6 @@ from jaxacct.training.plan.schedule import Piece, Segment, allocated, joined, me
 from jaxacct.training.plan.solved import SolvedPlan
 from jaxacct.training.plan.solver import noise_for, together
 from jaxacct.training.step.step_mechanisms import ALLOCATION, OF_ONE_SIZE
-from jaxacct.validation import COUNT, POSITIVE, InputError, check
 
 __all__ = ["recalibrated"]
 
@@ -124,7 +124,7 @@ def _noise_in(
         raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop")
     used = lambda scales: spent_renyi(together(plan, spent, rest, scales), chosen, plan.relation)
     rtol = tolerance(chosen.budget)  # as near in epsilon as in the divergence
-    limits = dp_sgd_calibration.NOISE_RANGE
+    limits = calibrated.NOISE_RANGE
     found = least_private(used, chosen.budget, start, limits, falls=True, rtol=rtol, margin=MARGIN * rtol)
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")

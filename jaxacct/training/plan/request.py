@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxacct.calibration.noise_of_selections import law_shape
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check_one, choice
 from jaxacct.mechanisms import RELATIONS
-from jaxacct.selection.noise import law_shape
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, SAMPLING, TRUNCATED
-from jaxacct.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check_one, choice
 
 __all__ = ["DEFAULTS", "DISPLACING", "PlanRequest", "checked", "requested"]
 

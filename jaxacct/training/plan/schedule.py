@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct.validation import COUNT, POSITIVE, InputError, check
+from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 
 __all__ = ["Piece", "Segment", "allocated", "joined", "merged", "pieces", "scaled", "slots_for", "steps_of"]
 

@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import NON_NEGATIVE, InputError, check
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.plan.accounting import epsilon_of_run, epsilon_of_tuning
 from jaxacct.training.plan.filters import Filter, spent_renyi
@@ -21,7 +22,6 @@ from jaxacct.training.plan.request import DEFAULTS, checked
 from jaxacct.training.plan.schedule import Segment
 from jaxacct.training.plan.solver import Solution
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED, Release, composed, slots_of
-from jaxacct.validation import NON_NEGATIVE, InputError, check
 
 __all__ = ["SolvedPlan"]
 

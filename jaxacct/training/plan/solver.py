@@ -1,7 +1,7 @@
 """The solver: from a request to the segments, the noise and the filter of the plan that meets its target.
 
 What may be left open is the noise, the number of steps, or the sampling probability.  Every search keeps only a value
-that was itself evaluated by a certified engine (jaxacct/certified_search.py).
+that was itself evaluated by a certified engine (calibration/search.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.bounds import Bounds, explain
-from jaxacct.calibration import calibrate_noise_multiplier
-from jaxacct.calibration_start import gaussian_mu
-from jaxacct.certified_search import least_private
-from jaxacct.dp_sgd_calibration import NOISE_RANGE
+from jaxacct.calibration.calibrated import NOISE_RANGE
+from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
+from jaxacct.calibration.search import least_private
+from jaxacct.calibration.start import gaussian_mu
+from jaxacct.core.bounds import Bounds, explain
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
 from jaxacct.training.plan.accounting import (
     MARGIN,
@@ -56,7 +57,6 @@ from jaxacct.training.step.step_mechanisms import (
     prefixes,
     single,
 )
-from jaxacct.validation import InputError
 
 __all__ = ["Solution", "noise_for", "solve", "together"]
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
-from jaxacct.progress import say
+from jaxacct.core.progress import say
 
 __all__ = ["Ahead"]
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.files import optional_package
+from jaxacct.core.files import optional_package
+from jaxacct.core.validation import InputError
 from jaxacct.training.run import history
 from jaxacct.training.run.history import History
 from jaxacct.training.run.processes import ALONE, Processes
 from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.step_function import Carried
-from jaxacct.validation import InputError
 
 __all__ = ["Checkpoint", "Store"]
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import InputError, check
 from jaxacct.training.ledger import Ledger, Mark
 from jaxacct.training.ledger.claim import claim
 from jaxacct.training.ledger.format import LAST_STEP, Run, words
@@ -19,7 +20,6 @@ from jaxacct.training.ledger.totals import Spent
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.document import plan_document
 from jaxacct.training.step.step_mechanisms import Release
-from jaxacct.validation import InputError, check
 
 __all__ = ["NOTHING", "History", "Stretch", "claimed", "document", "followed", "from_document", "released"]
 

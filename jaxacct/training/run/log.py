@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct import progress
+from jaxacct.core import progress
+from jaxacct.core.validation import InputError
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.epsilon_so_far import EpsilonSoFar, Place
@@ -28,7 +29,6 @@ from jaxacct.training.run.log_file import LogFile
 from jaxacct.training.run.state import State
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.step_function import Observed
-from jaxacct.validation import InputError
 
 __all__ = ["Log", "RunLog", "checked_log", "run_log"]
 

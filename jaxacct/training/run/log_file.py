@@ -12,8 +12,8 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxacct.files import unwritable
-from jaxacct.validation import InputError
+from jaxacct.core.files import unwritable
+from jaxacct.core.validation import InputError
 
 __all__ = ["LogFile"]
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxacct.core.validation import InputError
 from jaxacct.training.run.processes import ALONE, Processes
 from jaxacct.training.run.sharded_data import rows_on_mesh, users_on_mesh
 from jaxacct.training.run.state import State
@@ -22,7 +23,6 @@ from jaxacct.training.step.sharded_layout import carried_specs, check_layout, fr
 from jaxacct.training.step.sharded_step import sharded_step
 from jaxacct.training.step.step_function import Carried, StepRule, private_step
 from jaxacct.training.step.users import user_data
-from jaxacct.validation import InputError
 
 __all__ = ["OnMesh", "OneDevice", "placement"]
 

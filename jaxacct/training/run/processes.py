@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 __all__ = ["ALONE", "Processes"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from jaxacct.number_text import outward
-from jaxacct.progress import Progress
+from jaxacct.core.progress import Progress
+from jaxacct.core.text import outward
 from jaxacct.training.plan import Plan
 
 __all__ = ["Live"]

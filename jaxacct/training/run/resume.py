@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, compose
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.ledger.stop_rule import counted, furthest, one_filter, one_unit, room
@@ -19,7 +20,6 @@ from jaxacct.training.run.processes import Processes
 from jaxacct.training.run.state import State
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.step_mechanisms import composed
-from jaxacct.validation import InputError
 
 __all__ = ["last_checkpoint", "open_ledger", "reach", "require_ledger", "require_same", "require_same_relation"]
 

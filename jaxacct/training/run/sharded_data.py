@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from jaxacct.core.validation import InputError
 from jaxacct.training.run.processes import Processes
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.sharded_layout import over_examples
 from jaxacct.training.step.users import UserData, grouped
-from jaxacct.validation import InputError
 
 __all__ = ["rows_on_mesh", "users_on_mesh"]
 

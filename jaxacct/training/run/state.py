@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from jaxacct.bounds import Bounds
+from jaxacct.core.bounds import Bounds
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.history import History, claimed
 from jaxacct.training.step.key_derivation import Lineage

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.ahead import Ahead
@@ -32,7 +33,6 @@ from jaxacct.training.step.parts import Rest
 from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule
 from jaxacct.training.step.step_mechanisms import TRUNCATED
 from jaxacct.training.step.users import grouped
-from jaxacct.validation import InputError
 
 __all__ = ["Batch", "OtherExamples", "Streamed", "require_same_rows"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxacct.core.validation import OPEN_PROBABILITY, POSITIVE, InputError, check
 from jaxacct.training.step import noise
 from jaxacct.training.step.clip_norm import CLIP_NORM, DEVIATION
-from jaxacct.validation import OPEN_PROBABILITY, POSITIVE, InputError, check
 
 __all__ = ["AdaptiveClip"]
 

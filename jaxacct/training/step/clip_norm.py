@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.core.validation import Constraint, InputError, Tracer, check
 from jaxacct.training.step.block_sums import allowance
-from jaxacct.validation import Constraint, InputError, Tracer, check
 
 __all__ = ["CLIP_NORM", "DEVIATION", "deviation", "grouped", "limit_of", "sensitivity"]
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.core.validation import InputError, choice
 from jaxacct.training.step import ghost_norms as ghost
 from jaxacct.training.step import powers_of_two as powers
 from jaxacct.training.step.block_sums import sum_squares
@@ -21,7 +22,6 @@ from jaxacct.training.step.noise import beside, wide
 from jaxacct.training.step.per_example import for_each, one_of
 from jaxacct.training.step.taps import tapped, zero_taps
 from jaxacct.training.step.ways import METHODS, Way, find_ways
-from jaxacct.validation import InputError, choice
 
 __all__ = ["METHODS", "Clipped", "clipped_sum", "norm_methods", "split_loss", "ways"]
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from jaxacct.core.validation import InputError
 from jaxacct.training.step.lane_by_lane import inner_traces
-from jaxacct.validation import InputError
 
 __all__ = ["refuse_closed_over"]
 

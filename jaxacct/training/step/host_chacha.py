@@ -1,4 +1,4 @@
-"""The keystream of `jaxacct.chacha` in NumPy, word for word: draws for data that the host loads.
+"""The keystream of `jaxacct.core.chacha` in NumPy, word for word: draws for data that the host loads.
 
 ChaCha20 is integer arithmetic, so both come out the same to the last bit.  NumPy lets other threads run meanwhile.
 """
@@ -14,7 +14,7 @@ __all__ = ["bits", "bits_at", "fold_in", "keystream", "split", "stream"]
 _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
 """The text "expand 32-byte k"."""
 _BITS, _SPLIT, _FOLD_IN = range(3)
-"""Last word of the nonce, as in `jaxacct.chacha`."""
+"""Last word of the nonce, as in `jaxacct.core.chacha`."""
 _PIECE = 8192
 """Blocks at a time: half a megabyte of state, which stays in the processor's cache."""
 

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from jaxacct.core.validation import InputError
 from jaxacct.training.step.machine import machine, repeats
-from jaxacct.validation import InputError
 
 __all__ = [
     "Lineage",

@@ -15,8 +15,8 @@ import jax
 import jax.extend.core.primitives as public
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from jaxacct.chacha import CHACHA20
-from jaxacct.validation import InputError
+from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.validation import InputError
 
 __all__ = ["LANE_BY_LANE", "refuse_mixing"]
 

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.training.step.opened import Outer, arrays_of, closed, opened, paths
 from jaxacct.training.step.traces import bind, evaluate
-from jaxacct.validation import COUNT, POSITIVE, InputError, check
 
 __all__ = ["LoRA", "adapted", "lora"]
 
@@ -99,7 +99,7 @@ def lora(params: Any, rank: int, *, where: Any = None, alpha: float | None = Non
     >>> lora(params, 2, alpha=8.0).scale
     4.0
     """
-    from jaxacct.chacha import fresh_key
+    from jaxacct.core.chacha import fresh_key
 
     size = int(check("rank", rank, COUNT))
     scale = 1.0 if alpha is None else float(check("alpha", alpha, POSITIVE)) / size

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxacct.core.validation import InputError
 from jaxacct.training.step.lora import LoRA, adapted
 from jaxacct.training.step.opened import is_equinox, is_nnx, paths
-from jaxacct.validation import InputError
 
 __all__ = ["initialised", "loss_of", "refuse_state", "streams"]
 

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.chacha import key_words, noise_words
+from jaxacct.core.chacha import key_words, noise_words
+from jaxacct.core.validation import InputError
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.training.step.computed_once import as_data, unfolded_true
-from jaxacct.validation import InputError
 
 __all__ = ["EXAMPLES", "INITIALISATION", "LOSS", "MODEL", "NOISE", "QUANTILE", "SAMPLING"]
 __all__ += ["add", "beside", "normal", "rounded", "stream", "wide"]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 __all__ = ["Outer", "arrays_of", "closed", "is_equinox", "is_nnx", "opened", "paths"]
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxacct.chacha import secret
-from jaxacct.files import optional_package
+from jaxacct.core.chacha import secret
+from jaxacct.core.files import optional_package
+from jaxacct.core.validation import POSITIVE, check
 from jaxacct.training.step import noise
 from jaxacct.training.step.clip_norm import DEVIATION, sensitivity
-from jaxacct.validation import POSITIVE, check
 
 __all__ = ["NoiseState", "noisy_mean"]
 

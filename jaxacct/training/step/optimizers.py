@@ -9,11 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from jaxacct.files import optional_package
+from jaxacct.core.files import optional_package
+from jaxacct.core.validation import InputError
 from jaxacct.training.step.opened import paths
 from jaxacct.training.step.private_loss import PrivateLoss
 from jaxacct.training.step.traces import trace
-from jaxacct.validation import InputError
 
 __all__ = ["look_at", "require_optimizer", "unmoved", "updated"]
 

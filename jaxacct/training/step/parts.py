@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.chacha import CHACHA20
+from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.validation import InputError
 from jaxacct.training.step.lora import LoRA
 from jaxacct.training.step.opened import Outer, arrays_of, closed, is_equinox, opened, paths
-from jaxacct.validation import InputError
 
 __all__ = ["Rest", "apart", "whole"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxacct.core.validation import Constraint, InputError, check
 from jaxacct.training.step import noise
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import DEVIATION
-from jaxacct.validation import Constraint, InputError, check
 
 __all__ = ["PrivateLoss", "gradient_noise"]
 

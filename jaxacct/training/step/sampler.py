@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.chacha import secret
-from jaxacct.validation import PROBABILITY, InputError, check
+from jaxacct.core.chacha import secret
+from jaxacct.core.validation import PROBABILITY, InputError, check
 
 __all__ = [
     "Selection",

@@ -10,10 +10,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxacct.core.validation import InputError
 from jaxacct.training.step.parts import Rest
 from jaxacct.training.step.parts import whole as model_of
 from jaxacct.training.step.step_function import Carried
-from jaxacct.validation import InputError
 
 __all__ = [
     "axes_of",
@@ -43,7 +43,7 @@ def check_layout(mesh: Any, shard: Any) -> Mesh:
     >>> check_layout(jax.make_mesh((1,), ("x",)), "rows")
     Traceback (most recent call last):
         ...
-    jaxacct.validation.InputError: shard = 'rows' must be 'data', 'fsdp' or a pytree of PartitionSpecs; use one of them
+    jaxacct.InputError: shard = 'rows' must be 'data', 'fsdp' or a pytree of PartitionSpecs; use one of them
     """
     if not isinstance(mesh, Mesh):
         raise InputError(f"mesh = {mesh!r:.40} must be a jax.sharding.Mesh; use jax.make_mesh((n,), ('devices',))")

@@ -17,10 +17,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxacct.chacha import key_words, noise_words
+from jaxacct.core.chacha import key_words, noise_words
+from jaxacct.core.validation import InputError
 from jaxacct.training.step.noise import from_bits, wide
 from jaxacct.training.step.sharded_layout import axes_of, is_spec
-from jaxacct.validation import InputError
 
 __all__ = ["sharded_noise"]
 

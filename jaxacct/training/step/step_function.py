@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.chacha import CHACHA20
-from jaxacct.files import optional_package
+from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.files import optional_package
 from jaxacct.training.step import noise, sampler
 from jaxacct.training.step.adaptive_clip import AdaptiveClip
 from jaxacct.training.step.clip_norm import deviation, grouped

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jaxacct.chacha import CHACHA20
+from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.validation import InputError
 from jaxacct.training.step.traces import evaluate
-from jaxacct.validation import InputError
 
 __all__ = ["require_still_rows"]
 

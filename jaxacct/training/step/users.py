@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.validation import InputError
+from jaxacct.core.validation import InputError
 
 __all__ = ["UserData", "grouped", "mean_over_examples", "of_users", "user_data"]
 

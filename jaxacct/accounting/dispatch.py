@@ -1,0 +1,367 @@
+"""Which engine answers: the engines for compositions, and the walk through the list of them, cheap ones first.
+
+No engine has the last word.  Every bracket is held against theorems that share nothing with the engines
+(`engines.threshold_tests` from below, `engines.simple_bounds` from above), and the brackets of two engines are held
+against each other.  What contradicts a theorem is not used; where two engines contradict each other, neither is used.
+Then the theorems answer.  Theorems also narrow a bracket that is wider than asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.validation import InputError
+from jaxacct.engines import contour, quick_bounds
+from jaxacct.engines.allocation_mechanism import OneRound
+from jaxacct.engines.devices import double_precision
+from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
+from jaxacct.engines.same_bins import SameBins
+from jaxacct.mechanisms import Mechanism
+from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
+
+__all__ = [
+    "Side",
+    "ask_engines",
+    "engine_of_mechanism",
+    "is_open",
+    "kinds_of",
+    "limits_by_theorems",
+    "some_rows",
+    "upper_by_moments",
+]
+
+FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
+"""What an engine may raise on a configuration that it cannot answer."""
+COSTLY = 0.05
+"""Seconds of CPU for one configuration above which an engine is asked only after all theorems."""
+NARROW_BY_THEOREMS = 0.01
+"""If the theorems make a bracket narrower than this share of rtol, no costly engine is asked."""
+WIDE = {"epsilon": 0.01, "delta": 0.5}
+"""Rényi accounting is tried for brackets with a larger relative width; it does not improve narrower ones."""
+NO_RELATIVE_ACCURACY = 1e-300
+"""Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
+NEARLY_ALWAYS_SAMPLED = 0.9
+"""Sampling rate above which sampling may change less than the width of a bracket."""
+
+
+class Side(NamedTuple):
+    """One direction's answer, the engine of each configuration, and where answers contradicted each other."""
+
+    answer: Answer
+    engine: np.ndarray
+    contradicted: np.ndarray
+
+
+def engine_of_mechanism(mechanism: Mechanism, engine: str) -> MechanismEngine | None:
+    """The engine that answers for the mechanism as a whole, None where its parts are asked.
+
+    InputError where another engine is wanted.
+    """
+    for known in ENGINES:
+        if isinstance(known, MechanismEngine) and known.supports(mechanism):
+            if engine != "auto" and known.beside_parts:
+                return None
+            if engine != "auto":
+                raise InputError(
+                    f"engine = {engine!r} cannot answer for a {type(mechanism).__name__}, which has a method of its "
+                    "own; use 'auto'"
+                )
+            return known
+    return None
+
+
+def kinds_of(parts: Components) -> Kinds:
+    """What the compositions consist of."""
+    steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
+    plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
+    ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
+    sampled_steps = np.where(plain | (others > 0), 0.0, steps)  # of Gaussians, where there is nothing else
+    empty, gaussian = ~plain & alone, plain & alone
+    return Kinds(
+        empty=empty,
+        gaussian=gaussian,
+        closed_form=gaussian | (sampled_steps == 1),
+        two_steps=sampled_steps == 2,
+        smooth=contour.reach(parts).answers & ~empty,
+        nearly_always_sampled=np.any((parts.gauss_n > 0) & (parts.gauss_q > NEARLY_ALWAYS_SAMPLED), axis=1),
+        beyond_kernels=plain & ~alone & ~ordinary,
+    )
+
+
+def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: str) -> Side:
+    """Brackets of "epsilon" or "delta" for the rows of the mask `asked`; others keep the empty answer [-inf, inf]."""
+    size, rtol, floor, kinds = question.target.size, question.effort.rtol, question.floor, question.kinds
+    side = Side(
+        Answer(np.full(size, -np.inf), np.full(size, np.nan), np.full(size, np.inf)),
+        np.full(size, "", dtype="<U32"),
+        np.zeros(size, bool),
+    )
+    answer, used, contradicted = side
+    left = asked & ~kinds.beyond_kernels  # rows that engines may still be asked about
+    known = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
+    for one in known:
+        if one.cost > COSTLY:
+            continue
+        can = one.supports(question)  # rows that this engine can answer
+        if engine != "auto" and not can[left].all():
+            raise InputError(one.refusal)
+        rows = np.flatnonzero(left & can & is_open(answer, rtol, floor))
+        if rows.size:
+            _ask(one, quantity, question, rows, side)
+        if one.settles:
+            left &= ~can
+    # rows whose brackets are too wide, or were dropped after a contradiction
+    wanting = is_open(answer, rtol, floor) | contradicted
+    # rows to be checked by all theorems: an upper end of 0 always looks narrow, so it is among them
+    doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | kinds.nearly_always_sampled))
+    limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
+    if limits is not None:
+        _narrow_by_theorems(side, doubtful, *limits)
+    # rows for the costly engines: all that are left where the user chose the engine
+    wide = left & (wanting if engine == "auto" else True)
+    if engine == "auto" and wide.any():
+        wide &= is_open(answer, NARROW_BY_THEOREMS * rtol, floor)
+    for one in known:
+        rows = np.flatnonzero(wide)
+        if one.cost <= COSTLY or not rows.size:
+            continue
+        rows = rows[one.supports(question)[rows]]
+        if rows.size:
+            _ask(one, quantity, question, rows, side)
+            if limits is not None:  # a contradiction leaves nothing; theorems stand
+                _narrow_by_theorems(side, doubtful, *limits)
+    # skip zCDP guarantees: their moments cover more than this pair, and the caller takes the smaller of both bounds
+    rows = np.flatnonzero(asked & ~question.parts.guaranteed() & is_open(answer, WIDE[quantity], floor))
+    if rows.size:
+        high = upper_by_moments(quantity, some_rows(question, rows))
+        _narrow_by_theorems(side, rows, np.full(rows.size, -np.inf), high)
+    used[used == ""] = "closed_form"  # known without asking
+    low, mid, high = answer
+    mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
+    return Side(Answer(low, mid, high), used, contradicted)
+
+
+def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
+    """Where a bracket is wider than asked for, and not below what the other direction needs.
+
+    One without an upper end is always too wide.
+    """
+    low, _, high = answer
+    with np.errstate(invalid="ignore"):
+        narrow = np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high)
+    return ~(narrow | (high <= NO_RELATIVE_ACCURACY) | (low == high) | (high <= floor))
+
+
+def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) by all theorems; the quick ones alone are those of `quick_bounds.limits`."""
+    from jaxacct.engines import simple_bounds, threshold_tests  # SciPy: only where a row needs it
+
+    parts, target, slack = question.parts, question.target, question.slack
+    with np.errstate(all="ignore"):
+        tests = threshold_tests.tests_of(parts)
+        if quantity == "delta":
+            low, rare = threshold_tests.best_delta(tests, target), threshold_tests.rare_step_delta(parts, target)
+            return np.fmax(low, rare), simple_bounds.least_delta(parts, target)
+        most = target * (1.0 + slack)
+        low, rare = threshold_tests.best_epsilon(tests, most), threshold_tests.rare_step_epsilon(parts, most)
+        return np.fmax(low, rare), simple_bounds.least_epsilon(parts, target, slack)
+
+
+def upper_by_moments(quantity: str, question: Question) -> np.ndarray:
+    """Upper ends of epsilon or delta by Rényi accounting."""
+    from jaxacct.engines import renyi_bounds  # only where a row needs it
+
+    with np.errstate(all="ignore"):
+        if quantity == "delta":
+            return renyi_bounds.least_delta(question.parts, question.target)
+        least = question.target * (1.0 - question.slack) * (1.0 - 4.0 * ROUNDOFF)
+        return renyi_bounds.least_epsilon(question.parts, np.maximum(least, SMALLEST_POSITIVE))
+
+
+def some_rows(question: Question, rows: np.ndarray) -> Question:
+    """The same question for some of the configurations."""
+    arrays = question.parts, question.kinds, question.target, question.slack, question.floor, question.hint
+    parts, kinds, target, slack, floor, hint = jax.tree.map(operator.itemgetter(rows), arrays)
+    return Question(parts, kinds, target, slack, floor, question.effort, hint)
+
+
+def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, side: Side) -> None:
+    """Intersect the brackets of some rows with what an engine answers.
+
+    An answer that contradicts the quick theorems is not used; where two engines contradict each other, neither is.
+    Rows on which the engine fails keep their brackets and do not end the others.  Ends that are NaN are ignored.  So is
+    lower = inf: infinite answers were settled earlier.
+    """
+    some = some_rows(question, rows)
+    try:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+            found = engine.epsilon(some) if quantity == "epsilon" else engine.delta(some)
+    except InputError:
+        raise
+    except FAILURES as error:
+        if rows.size > 1:
+            for place in range(rows.size):
+                _ask(engine, quantity, question, rows[[place]], side)
+            return
+        warnings.warn(
+            f"the {engine.name} engine failed on configuration {rows[0]} ({error}); another or a theorem answers",
+            stacklevel=2,
+        )
+        found = Answer(np.array([-np.inf]), np.array([np.nan]), np.array([np.inf]))
+    lower, estimate, upper = (end[rows] for end in side.answer)
+    low = np.where(np.isnan(found.lower) | (found.lower == np.inf), -np.inf, found.lower)
+    high = np.where(np.isnan(found.upper), np.inf, found.upper)
+    least, most = quick_bounds.limits(quantity, some.parts, some.target, some.slack)
+    holds = (low <= most) & (high >= least)
+    better = holds & (found.upper - found.lower < upper - lower)
+    side.engine[rows[better | (side.engine[rows] == "")]] = engine.name
+    low, high = np.where(holds, np.maximum(low, lower), lower), np.where(holds, np.minimum(high, upper), upper)
+    agree = low <= high
+    kept = (np.isnan(estimate) | better) & holds
+    side.answer.lower[rows], side.answer.upper[rows] = np.where(agree, low, -np.inf), np.where(agree, high, np.inf)
+    side.answer.estimate[rows] = np.where(agree, np.where(kept, found.estimate, estimate), np.nan)
+    side.contradicted[rows] |= ~(holds & agree)
+
+
+def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    """Narrow the brackets of rows by theorems: the truth lies in [low, high].  What contradicts them is dropped."""
+    lower, estimate, upper = (end[rows] for end in side.answer)
+    agree = (lower <= high) & (upper >= low)
+    lower, upper = np.where(agree, lower, -np.inf), np.where(agree, upper, np.inf)
+    side.engine[rows[(high < upper) | ~agree]] = "theorem"
+    side.contradicted[rows] |= ~agree
+    side.answer.lower[rows], side.answer.upper[rows] = np.fmax(lower, low), np.fmin(upper, high)
+    side.answer.estimate[rows] = np.where(agree, estimate, np.nan)
+
+
+# The engines for compositions.  Most use SciPy, which takes a while to import: they are imported when first asked.
+
+
+class ClosedForm(Engine):
+    """Composed Gaussians without sampling, and one Poisson sampled Gaussian step."""
+
+    name = "closed_form"
+    cost = 1e-5
+    settles = True
+    supports: ClassVar[Any] = operator.attrgetter("kinds.closed_form")
+
+    def epsilon(self, question: Question) -> Answer:
+        from jaxacct.engines import closed_form
+
+        return _by_formula(question, closed_form.epsilon, closed_form.epsilon_of_one_step, question.slack)
+
+    def delta(self, question: Question) -> Answer:
+        from jaxacct.engines import closed_form
+
+        return _by_formula(question, closed_form.delta, closed_form.delta_of_one_step)
+
+
+class TwoSteps(Engine):
+    """Two Poisson sampled Gaussian steps, alike or not."""
+
+    name = "two_steps"
+    cost = 1e-3
+    supports: ClassVar[Any] = operator.attrgetter("kinds.two_steps")
+
+    def epsilon(self, question: Question) -> Answer:
+        from jaxacct.engines import two_steps
+
+        return two_steps.epsilon(question.parts, question.target, question.slack, question.floor)
+
+    def delta(self, question: Question) -> Answer:
+        from jaxacct.engines import two_steps
+
+        return two_steps.delta(question.parts, question.target)
+
+
+class Contour(Engine):
+    """Compositions with a Gaussian part, by the contour integral of the characteristic function."""
+
+    name = "contour"
+    cost = 2e-3
+    supports: ClassVar[Any] = operator.attrgetter("kinds.smooth")
+    refusal = "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; use engine='auto' or 'lattice'"
+
+    def epsilon(self, question: Question) -> Answer:
+        effort = question.effort
+        asked = question.parts, question.target, question.slack, question.floor
+        found = contour.epsilon(*asked, effort.contour_width, effort.contour_tolerance, question.hint)
+        return Answer(*(np.maximum(end, 0.0) for end in found))  # the kernels look at negative epsilons too
+
+    def delta(self, question: Question) -> Answer:
+        floor = np.maximum(question.floor - question.parts.delta_infinity, 0.0) * (1 - 8 * ROUNDOFF)
+        asked, effort = (question.parts, question.target, floor), question.effort
+        return contour.delta(*asked, effort.contour_width, effort.contour_tolerance, question.hint)
+
+
+class Lattice(Engine):
+    """Any composition, by the law of its loss on a grid."""
+
+    name = "lattice"
+    cost = 0.1
+
+    def supports(self, question: Question) -> np.ndarray:
+        return np.ones(question.target.shape, bool)
+
+    def epsilon(self, question: Question) -> Answer:
+        from jaxacct.engines import lattice
+
+        effort = question.effort
+        ask = functools.partial(
+            lattice.epsilon, rtol=effort.lattice_rtol, enough=effort.rtol, memory_bytes=effort.memory_bytes
+        )
+        low, high = question.target * (1.0 - question.slack), question.target * (1.0 + question.slack)
+        with double_precision():
+            found = [ask(question.parts, row, low[row], high[row]) for row in range(low.size)]
+        return _stacked(found)
+
+    def delta(self, question: Question) -> Answer:
+        from jaxacct.engines import lattice
+
+        effort, rows = question.effort, range(question.target.size)
+        with double_precision():
+            found = lattice.deltas(
+                question.parts,
+                rows,
+                question.target,
+                rtol=effort.lattice_rtol,
+                enough=effort.rtol,
+                memory_bytes=effort.memory_bytes,
+            )
+        return _stacked(found)
+
+
+def _by_formula(
+    question: Question, plain: Callable[..., Answer], one_step: Callable[..., Answer], *more: np.ndarray
+) -> Answer:
+    """Composed Gaussians by one formula, single sampled steps by the other; `more` follows the target."""
+    ends = np.zeros((3, question.target.size))
+    values = question.target, *more
+    rows = np.flatnonzero(question.kinds.gaussian)
+    if rows.size:
+        ends[:, rows] = plain(question.parts.mu[rows], *(value[rows] for value in values))
+    rows = np.flatnonzero(~question.kinds.gaussian)
+    if rows.size:
+        part = question.parts.take(rows)
+        column = np.argmax(part.gauss_n, axis=1)[:, None]
+        sigma, q = (np.take_along_axis(x, column, 1)[:, 0] for x in (part.gauss_sigma, part.gauss_q))
+        ends[:, rows] = one_step(sigma, q, part.sign > 0, *(value[rows] for value in values))
+    return Answer(*ends)
+
+
+def _stacked(found: Sequence[Any]) -> Answer:
+    """Answers of single configurations as those of a batch."""
+    ends = np.array([(x.lower, x.estimate, x.upper) for x in found], np.float64).reshape(-1, 3)
+    return Answer(*ends.T)
+
+
+for _engine in (OneRound(), SameBins(), ClosedForm(), TwoSteps(), Contour(), Lattice()):
+    register(_engine)

@@ -1,0 +1,220 @@
+"""How many candidates a budget allows: `ja.repetitions_allowed`, the largest E[K] for which a selection meets a target.
+
+Every number of candidates that is tried is evaluated by the certified upper end of `selection.select`, and the one
+returned met the target, whether or not epsilon grows with the number everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxacct.accounting import account
+from jaxacct.calibration.any_parameter import search_mechanisms
+from jaxacct.core import markup
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.text import plain_record
+from jaxacct.core.validation import DELTA, POSITIVE, InputError, broadcast_shape, check, choice, options, refuse_tracers
+from jaxacct.engines import backend
+from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.mechanism import select
+from jaxacct.selection.negative_binomial import ETA_RANGE
+
+__all__ = ["FAMILIES", "AllowedRepetitions", "repetitions_allowed"]
+
+FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
+"""Families of laws of K, each with one free number, that can be searched."""
+LEAST_GAMMA = 1e-9
+"""Smallest gamma of a truncated negative binomial law that is searched: the largest E[K] of the family."""
+LARGEST_GAMMA = 1.0 - 1e-6
+"""Largest gamma that is searched: E[K] is 1 up to 1e-6 there."""
+LEAST_MEAN = 1e-3
+"""Smallest mean of a Poisson law that is searched: nearly always nothing is released."""
+LARGEST_MEAN = 1e6
+"""Largest E[K] that is searched, of every family: more candidates than anybody trains."""
+EPSILON_SHARE = 0.02
+"""The search ends where epsilon is within half of this share of rtol below the target: E[K] is then nearer to its
+largest than rtol, unless epsilon grows by less than a hundredth of what E[K] grows by."""
+
+
+@dataclass(frozen=True, eq=False)
+class AllowedRepetitions:
+    """The largest numbers of candidates with the certified epsilon that they give; made by `ja.repetitions_allowed`.
+
+    Parameters
+    ----------
+    repetitions : float or numpy.ndarray
+        E[K], of the batch shape; NaN where `ok` is False.
+    parameter : float or numpy.ndarray
+        Of the law of K with this mean: gamma, of Poisson laws the mean, of point masses the number itself.
+    epsilon : Bounds
+        At that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K searched.
+    status : str or numpy.ndarray
+        "ok" (no more candidates meet the target), "not_binding" (the largest number searched meets it), "loose" (it is
+        not shown that no more do) or "infeasible".
+    ok : bool or numpy.ndarray
+    family : str
+    eta : float or numpy.ndarray
+
+    >>> import jaxacct as ja
+    >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)
+    >>> found.law.mean == found.repetitions, bool(found.ok)
+    (np.True_, True)
+    """
+
+    repetitions: Any
+    parameter: Any
+    epsilon: Bounds
+    status: Any
+    ok: Any
+    family: str
+    eta: Any
+
+    @property
+    def law(self) -> Law:
+        """The law of K, a batch where there are several; InputError where one is not ok."""
+        if not np.all(self.ok):
+            raise InputError("no law of K meets every target; take the elements of parameter that are ok")
+        return _law(self.family, self.eta, self.parameter)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain Python, ready for JSON: as `Bounds.to_dict`, which `Bounds.from_dict` reads back."""
+        return plain_record(self)
+
+    def _repr_html_(self) -> str:
+        def cells(index: tuple[int, ...]) -> list[str]:
+            mean, parameter, status = (np.asarray(x)[index] for x in (self.repetitions, self.parameter, self.status))
+            return [repr(float(mean)), repr(float(parameter)), f"{self.epsilon[index]:.6g}", str(status)]
+
+        head = ("E[K]", "parameter", "epsilon", "status")
+        return markup.batch(f"Candidates allowed, {self.family} law of K", head, np.shape(self.repetitions), cells)
+
+
+@with_hints
+def repetitions_allowed(
+    run: Mechanism,
+    target_epsilon: Any,
+    target_delta: Any,
+    *,
+    family: str = "geometric",
+    eta: Any = None,
+    relation: str = "add_or_remove_one",
+    rtol: float = 1e-3,
+) -> AllowedRepetitions:
+    """How many candidates a budget allows: the largest E[K] for which "run K times, release the best" meets it.
+
+    The noise is fixed, and the law of K is of one family.  The target is met by the certified upper end of the worst
+    case over all scores, `ja.epsilon(selection.select(run, law), target_delta)`.
+
+    Parameters
+    ----------
+    run : Mechanism
+        One mechanism or a batch; it broadcasts with the targets and eta.
+    target_epsilon : array_like > 0
+    target_delta : array_like in (0, 1)
+    family : {"geometric", "logarithmic", "truncated_negative_binomial", "poisson", "point_mass"}
+        The family of laws of K; "point_mass" is K always the same.
+    eta : array_like > -1, optional
+        Of the truncated negative binomial laws, and only of these.
+    relation : str
+        As for `ja.epsilon`.
+    rtol : float
+        How close, relatively, E[K] comes to one that no longer meets the target; a point mass to the next whole number.
+
+    Returns
+    -------
+    AllowedRepetitions
+        E[K] up to 10^6 and gamma down to 10^-9 are searched: where these meet the target, the status is "not_binding".
+        Where E[K] of 1 (Poisson .001) does not meet it, the status is "infeasible".
+
+    Raises
+    ------
+    InputError
+        Invalid values.
+
+    References
+    ----------
+    README.md of this folder: "How many candidates a target allows", and "What every guarantee here assumes".
+
+    >>> import jaxacct as ja
+    >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)
+    >>> 10.0 < float(found.repetitions) < 14.0, bool(found.epsilon.upper <= 1.6), found.status
+    (True, True, 'ok')
+    """
+    require_mechanism("run", run)
+    refuse_tracers("ja.repetitions_allowed", "jaxacct.kernels.worst_score", run=run, target_epsilon=target_epsilon)
+    choice("family", family, FAMILIES)
+    choice("relation", relation, RELATIONS)
+    if (eta is None) == (family == "truncated_negative_binomial"):
+        needs = "needs eta; give one above -1" if eta is None else "takes no eta; leave it out"
+        raise InputError(f"family = {family!r} {needs}")
+    rtol = options(rtol=rtol, least_rtol=1e-4, usual_rtol="1e-3").rtol
+    target = np.asarray(check("target_epsilon", target_epsilon, POSITIVE))
+    level = np.asarray(check("target_delta", target_delta, DELTA))
+    shaped = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)
+    shape_of = np.asarray(check("eta", 1.0 if shaped is None else shaped, ETA_RANGE))
+    known = {"target_epsilon": target, "target_delta": level, "eta": shape_of}
+    shape = broadcast_shape({"the mechanism": batch_shape(run)} | {name: x.shape for name, x in known.items()})
+
+    def chosen(values: np.ndarray) -> Mechanism:
+        return select(run, _law(family, shape_of, _parameter(family, values)))
+
+    target, level = np.broadcast_to(target, shape), np.broadcast_to(level, shape)
+    least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
+    given = options(relation=relation)
+    with backend.job(int(np.prod(shape))):  # the few that are left are answered as all were
+        found = search_mechanisms(
+            chosen,
+            target,
+            level,
+            (least, most),
+            relation,
+            account.effort_of(given),
+            rtol=EPSILON_SHARE * rtol,
+            whole=family == "point_mass",
+            closest=rtol,
+        )
+        first = account.epsilon(chosen(least), level, relation=relation)
+    status = found.status.reshape(shape)
+    ok = status != "infeasible"
+    parameter = _parameter(family, np.where(ok, found.value.reshape(shape), least))
+    mean = np.where(ok, np.asarray(_law(family, shape_of, parameter).mean), np.nan)
+    kept = _chosen(ok, found.bounds(shape), first)
+    word = str(status) if shape == () else status
+    return AllowedRepetitions(mean[()], np.where(ok, parameter, np.nan)[()], kept, word, ok[()], family, shape_of[()])
+
+
+def _law(family: str, eta: Any, parameter: Any) -> Law:
+    if family == "poisson":
+        return Poisson(parameter)
+    return PointMass(parameter) if family == "point_mass" else TruncatedNegativeBinomial(eta, parameter)
+
+
+def _parameter(family: str, values: np.ndarray) -> np.ndarray:
+    """The parameter of a law from what is searched: the odds 1/gamma - 1, the mean of Poisson laws, or the number."""
+    return values if family in ("poisson", "point_mass") else 1.0 / (1.0 + values)
+
+
+def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
+    """The ends of what is searched."""
+    if family == "point_mass":
+        return np.ones(()), np.full((), LARGEST_MEAN)
+    if family == "poisson":
+        return np.full((), LEAST_MEAN), np.full((), LARGEST_MEAN)
+    low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, LEAST_GAMMA))
+    most = high.copy()
+    for _ in range(60):  # where the mean passes the largest that is searched
+        middle = 0.5 * (low + most)
+        beyond = np.asarray(_law(family, eta, _parameter(family, np.exp(middle))).mean) > LARGEST_MEAN
+        low, most = np.where(beyond, low, middle), np.where(beyond, middle, most)
+    return np.full(eta.shape, 1.0 / LARGEST_GAMMA - 1.0), np.exp(most)
+
+
+def _chosen(where: np.ndarray, one: Bounds, other: Bounds) -> Bounds:
+    names = ("lower", "estimate", "upper", "kind", "status", "engine")
+    return Bounds(*(np.where(where, getattr(one, name), getattr(other, name)) for name in names))

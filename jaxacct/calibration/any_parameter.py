@@ -1,0 +1,323 @@
+"""Calibration of any one parameter of any mechanism: the value that meets a privacy target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxacct.accounting import account
+from jaxacct.accounting.dispatch import engine_of_mechanism
+from jaxacct.calibration.calibrated import LEAST_RTOL, Calibration, result
+from jaxacct.calibration.search import Found, Search, Start, certified_search, start_at
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.validation import (
+    COUNT,
+    DELTA_OR_ZERO,
+    POSITIVE,
+    InputError,
+    UnboundedLossError,
+    broadcast_shape,
+    check,
+    check_flag,
+    options,
+)
+from jaxacct.engines.backend import job
+from jaxacct.engines.protocol import Effort, MechanismEngine
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.base import require_mechanism, take_rows
+
+__all__ = ["calibrate", "search_mechanisms"]
+
+BISECTIONS = 10
+"""Of the logarithm of the bracket, for where a guess meets the target."""
+STEP = 1e-3
+"""Of x, for the slope of a guess."""
+CLEAR = 2.0
+"""Factor from the target beyond which a guess says on which side an end of the bracket lies."""
+SECANTS = 5
+"""Most steps from the guess to the solution by estimates."""
+SECOND_ORDER = 10.0
+"""Distance in log(epsilon), in units of rtol, from which one more step of a secant is the last."""
+BELOW_TARGET = 0.25
+"""How far below the target the solution of estimates lies, in units of rtol: half of what still counts as met."""
+ROUGH = 0.9, 0.05
+"""Relative widths at which epsilon is evaluated at both ends of the bracket, the second where the first cannot tell."""
+
+
+@with_hints
+def calibrate(
+    mechanism: Callable[[Any], Mechanism],
+    *,
+    target_epsilon: Any,
+    target_delta: Any,
+    bracket: tuple[Any, Any],
+    whole: bool = False,
+    monotone: bool = False,
+    relation: str = "add_or_remove_one",
+    rtol: float = 1e-4,
+    backend: str = "auto",
+) -> Calibration:
+    """The value of any one parameter of any mechanism that meets (target_epsilon, target_delta).
+
+    The search takes `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as possible
+    to the less private end of the bracket.  It evaluates both ends to find out which end that is.  The returned value
+    was itself evaluated, so it meets the target.  That no less private value does is known only if epsilon is monotone
+    in the parameter, which the library cannot see from a function: say so by `monotone=True`.
+
+    Parameters
+    ----------
+    mechanism : function of x that returns a Mechanism
+        It is given one float, or an array of the shape of the batch; the batch shape of what it returns must
+        broadcast with the targets.
+    target_epsilon : array_like > 0
+    target_delta : array_like in [0, 1)
+        At 0 no value of a mechanism with an unbounded loss meets the target; the status says so.
+    bracket : (lowest, highest), array_likes > 0
+        All arguments broadcast, one search for each element.
+    whole : bool
+        Whether the parameter is a whole number, such as a number of steps.
+    monotone : bool
+        The caller's statement that epsilon only grows, or only falls, with x in the bracket; `Calibration.best`
+        repeats it.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
+    rtol : float
+        The certified epsilon lies within this (relatively) below the target, unless the search ends at an end of the
+        bracket, between two adjacent whole numbers, or at a jump of epsilon.
+    backend : {"auto", "numpy", "xla"}
+        As for `jaxacct.epsilon`.
+
+    Returns
+    -------
+    Calibration
+        status "not_binding" where both ends of the bracket meet the target (the value is the less private end),
+        "infeasible" where neither does.
+
+    Raises
+    ------
+    InputError
+        Invalid values, a bracket out of order, shapes that do not broadcast, or a function that returns no mechanism.
+
+    References
+    ----------
+    The search is described in calibration/search.py.
+
+    >>> import jaxacct as ja
+    >>> c = ja.calibrate(lambda b: ja.Laplace(b), target_epsilon=0.5, target_delta=1e-6, bracket=(0.1, 100.0))
+    >>> round(float(c.value), 3), bool(c.epsilon.upper <= 0.5), c.status
+    (2.0, True, 'ok')
+    """
+    if not callable(mechanism):
+        raise InputError(
+            f"mechanism = {mechanism!r:.40} must be a function of the value, such as lambda s: ja.dp_sgd(s, 0.01, 1000)"
+        )
+    chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
+    check_flag("whole", whole, "say whether the value is a whole number")
+    check_flag("monotone", monotone, "say whether epsilon is known to be monotone in the value")
+    if not isinstance(bracket, tuple | list) or len(bracket) != 2:
+        raise InputError(f"bracket = {bracket!r:.40} must be a pair (lowest, highest); give two positive values")
+    rule = COUNT if whole else POSITIVE
+    given = {
+        "target_epsilon": check("target_epsilon", target_epsilon, POSITIVE),
+        "target_delta": check("target_delta", target_delta, DELTA_OR_ZERO),
+        "bracket[0]": check("bracket[0]", bracket[0], rule),
+        "bracket[1]": check("bracket[1]", bracket[1], rule),
+    }
+    shapes = {name: np.shape(value) for name, value in given.items()}
+    first = np.broadcast_to(given["bracket[0]"], broadcast_shape(shapes))
+    shape = broadcast_shape({"the mechanism": batch_shape(_made(mechanism, first))} | shapes)
+    epsilon, delta, low, high = (np.broadcast_to(value, shape) for value in given.values())
+    if not (low < high).all():
+        index = [int(i) for i in np.argwhere(~(low < high))[0]] if shape else ""
+        raise InputError(f"bracket{index} must be (lowest, highest) with lowest < highest; give a wider one")
+    with job(int(np.prod(shape)), chosen.backend):
+        found = search_mechanisms(
+            lambda x: _made(mechanism, x),
+            epsilon,
+            delta,
+            (low, high),
+            chosen.relation,
+            account.effort_of_search(chosen.rtol),
+            chosen.rtol,
+            whole,
+        )
+    return result(found, shape, monotone)
+
+
+def search_mechanisms(
+    make: Callable[[np.ndarray], Mechanism],
+    epsilon: np.ndarray,
+    delta: np.ndarray,
+    limits: tuple[np.ndarray, np.ndarray],
+    relation: str,
+    effort: Effort,
+    rtol: float,
+    whole: bool,
+    closest: float = 1e-12,
+) -> Found:
+    """The least private value of each element, for arrays of one shape; what is found is flat.
+
+    `make` is asked for all elements, since it may hold arrays of the shape of the batch; elements that are settled keep
+    the value tried last.  Where an evaluation is costly only the others are evaluated.  Both ends of the bracket are
+    evaluated roughly: they only tell which way epsilon goes, and what a search tries first.
+    """
+    low, high = (end.reshape(-1).astype(np.float64) for end in limits)
+    values, target = low.copy(), epsilon.reshape(-1)
+    deltas, unbounded = delta.reshape(-1).copy(), np.zeros(low.size, bool)
+
+    def part_of(made: Mechanism, rows: np.ndarray) -> Mechanism:
+        mine = batch_shape(made)
+        places = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), epsilon.shape).reshape(-1)[rows]
+        return take_rows(made, places) if mine else made
+
+    def at(rows: np.ndarray, some: np.ndarray) -> tuple[Mechanism, MechanismEngine | None]:
+        """The mechanism at the values of some rows, and the engine that answers for these rows alone."""
+        values[rows] = some
+        made = make(values.reshape(epsilon.shape))
+        known = None if relation == "replace_one" else engine_of_mechanism(made, "auto")
+        return made, known if known is not None and known.by_rows else None
+
+    def evaluate(rows: np.ndarray, some: np.ndarray, effort: Effort = effort) -> Bounds:
+        found = bracket(rows, some, effort)
+        lost = unbounded[rows]
+        if not lost.any():
+            return found
+        low, middle, high = (np.where(lost, np.inf, end) for end in (found.lower, found.estimate, found.upper))
+        return Bounds(low, middle, high, found.kind, np.where(lost, "mass_at_infinity", found.status), found.engine)
+
+    def bracket(rows: np.ndarray, some: np.ndarray, effort: Effort) -> Bounds:
+        made, known = at(rows, some)
+        if known is not None:
+            asked = part_of(made, rows), deltas[rows], relation, effort.rtol
+            return known.epsilon_near(*asked, target[rows]) if effort.rtol < ROUGH[-1] else known.epsilon(*asked)
+        if made.has_bracket() and rows.size < target.size:
+            return account.bracket_epsilon(part_of(made, rows), deltas[rows], relation, effort)
+        found = account.bracket_epsilon(made, deltas.reshape(epsilon.shape), relation, effort)
+        columns = found.lower, found.estimate, found.upper, found.kind, found.status, found.engine
+        return Bounds(*(np.asarray(column).reshape(-1)[rows] for column in columns))
+
+    def guess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
+        made, known = at(rows, some)
+        found = None if known is None else known.guess(part_of(made, rows), deltas[rows])
+        return None if found is None else np.log(np.maximum(found, 1e-300))
+
+    def excess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
+        made, known = at(rows, some)
+        aim = target[rows] * (1.0 - BELOW_TARGET * rtol)
+        return None if known is None else known.excess(part_of(made, rows), aim, deltas[rows], relation)
+
+    while (deltas == 0.0).any():  # there epsilon is infinite for an unbounded loss
+        try:
+            evaluate(np.arange(low.size), low, effort._replace(rtol=ROUGH[0]))
+            break
+        except UnboundedLossError as error:
+            unbounded |= error.bad.reshape(-1)
+            deltas[unbounded] = 0.5  # any delta: the answers for these rows are not used
+    at_low, at_high, falls = _at_ends(evaluate, guess, target, low, high, effort)
+    search = Search(
+        evaluate=evaluate,
+        target=target,
+        lowest=low,
+        highest=high,
+        falls=falls,
+        rtol=rtol,
+        closest=closest,
+        whole=whole,
+        privates_first=(at_low <= target) & (at_high <= target),
+    )
+
+    def start(rows: np.ndarray) -> Start:
+        return _started(guess, excess, rows, np.log(target), np.log(low), np.log(high), falls, rtol)
+
+    known = not whole and guess(np.arange(low.size)[:1], low[:1]) is not None
+    return certified_search(search, start if known else start_at(np.sqrt(low) * np.sqrt(high)))
+
+
+Guess = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
+"""(rows, a value for each) -> about log(epsilon), or how far it is from the target; None where nothing is known."""
+
+
+def _started(
+    guess: Guess,
+    excess: Guess,
+    rows: np.ndarray,
+    goal: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    falls: np.ndarray,
+    rtol: float,
+) -> Start:
+    """Where a guess of log(epsilon) meets the goal, by bisection; from there to the solution of estimates by a secant.
+
+    All but `rows` and `rtol` are for the whole batch.  Estimates only decide where the certified search begins.
+    """
+    none = np.zeros(rows.size)
+    left, right, solved = low[rows], high[rows], np.zeros(rows.size, bool)
+    if rows.size == 0:
+        return Start(none, none, solved, none)
+    for _ in range(BISECTIONS):
+        x = 0.5 * (left + right)
+        further = (_known(guess(rows, np.exp(x))) > goal[rows]) == falls[rows]
+        left, right = np.where(further, x, left), np.where(further, right, x)
+    x = 0.5 * (left + right)
+    slope = (_known(guess(rows, np.exp(x + STEP))) - _known(guess(rows, np.exp(x)))) / STEP
+    at, before, seen, fresh = np.arange(rows.size), np.full(rows.size, np.nan), np.full(rows.size, np.nan), slope.copy()
+    for _ in range(SECANTS):
+        found = excess(rows[at], np.exp(x[at]))
+        if found is None:
+            break
+        with np.errstate(invalid="ignore", divide="ignore"):
+            secant = (found - seen[at]) / (x[at] - before[at])
+        second = np.isfinite(secant) & (secant * slope[at] > 0.0)
+        fresh[at] = np.where(second, secant, fresh[at])
+        before[at], seen[at] = x[at], found
+        new = x[at] - found / fresh[at]
+        good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
+        x[at] = np.where(good, new, x[at])
+        near = np.abs(found) < np.where(second, SECOND_ORDER * rtol, 0.05 * rtol)
+        solved[at] = good & near
+        at = at[good & ~near]
+        if at.size == 0:
+            break
+    return Start(x, np.exp(goal[rows]) * fresh, solved, slope)
+
+
+def _known(found: np.ndarray | None) -> np.ndarray:
+    assert found is not None
+    return found
+
+
+def _at_ends(
+    evaluate: Callable[[np.ndarray, np.ndarray, Effort], Bounds],
+    guess: Guess,
+    target: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    effort: Effort,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(epsilon at both ends of the bracket, at most; whether it falls), no narrower than that needs.
+
+    Where guesses lie clearly on both sides of the target they are taken: nothing is claimed from them.
+    """
+    rows = np.arange(low.size)
+    at_low, at_high, falls = np.full(low.size, np.nan), np.full(low.size, np.nan), np.zeros(low.size, bool)
+    first, last = guess(rows, low), guess(rows, high)
+    if first is not None and last is not None:
+        at_low, at_high, falls = np.exp(first), np.exp(last), last < first
+        clear = np.minimum(np.abs(first - np.log(target)), np.abs(last - np.log(target))) > np.log(CLEAR)
+        rows = rows[~(clear & ((first > np.log(target)) != (last > np.log(target))))]
+    for rtol in ROUGH:
+        if rows.size == 0:
+            break
+        one, two = (evaluate(rows, x[rows], effort._replace(rtol=max(effort.rtol, rtol))) for x in (low, high))
+        at_low[rows], at_high[rows] = one.upper, two.upper
+        falls[rows] = np.asarray(two.upper <= one.upper)
+        rows = rows[~((two.upper < one.lower) | (one.upper < two.lower))]
+    return at_low, at_high, falls
+
+
+def _made(mechanism: Callable[[Any], Mechanism], values: np.ndarray) -> Mechanism:
+    """What the function returns for values of the shape of the batch."""
+    return require_mechanism("mechanism", mechanism(values if values.shape else float(values)))

@@ -1,0 +1,498 @@
+"""One search for every calibration: the least private value whose certified epsilon still meets a target.
+
+A batch of rows is searched together, in x = log(value).  "Least private" is the smallest noise, the largest sampling
+rate, the most steps or candidates.  A value *holds* where the certified upper end of epsilon, evaluated at that very
+value, is at most the target; only values that hold are returned.  How good the guesses are decides only how long the
+search takes.  What is found is certain to be the least private value that holds only if epsilon is monotone in it.
+
+`_judged` gives every value its status and says whether it is shown to be the best one, for every calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.progress import Waiting, waiting
+
+__all__ = [
+    "AIM",
+    "CLAIMED",
+    "Evaluate",
+    "Found",
+    "Search",
+    "Start",
+    "beside",
+    "certified_search",
+    "least_apart",
+    "least_private",
+    "start_at",
+    "status_of_upper_end",
+]
+
+CLAIMED = ("ok", "not_binding", "loose")
+"""Statuses of a value that holds."""
+FARTHEST, FEW_RTOL = 0.01, 10.0
+"""A value is shown to be the best if a less private one misses the target, at a relative distance of at most FEW_RTOL
+rtol and at most max(FARTHEST, rtol)."""
+AIM = 0.15
+"""How far below the target a fast start aims, in units of rtol, so that its certificate usually holds at once."""
+NUDGES = 2
+"""How often a start that misses the target is moved along its slope before it is searched for."""
+MOST_TURNS = 60
+"""Most evaluations of one row; bisection alone needs 50."""
+FIRST_REACH = 0.3
+"""Longest first step in x; it doubles whenever a step wanted to be longer."""
+USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
+"""d log(epsilon)/dx of Gaussians, near enough to begin with: where epsilon falls (noise), and where it grows."""
+LARGEST_EXCESS = 8.0
+"""log(epsilon/target) is clipped at this; what is not known counts as so much too large."""
+FAR_APART = 2.0
+"""Ratio of two whole numbers beyond which one between them is looked for in logarithms."""
+AT_LIMIT = 1e-12
+"""Distance in x up to which a value counts as the limit itself."""
+
+Evaluate = Callable[[np.ndarray, np.ndarray], Bounds]
+"""(rows, a value for each) -> certified Bounds of epsilon."""
+
+
+class Search(NamedTuple):
+    """What is searched; arrays have one element for each row."""
+
+    evaluate: Evaluate
+    target: np.ndarray
+    """Epsilon that the value must meet."""
+    lowest: np.ndarray
+    highest: np.ndarray
+    """The values between which is searched, both positive."""
+    falls: np.ndarray
+    """Whether epsilon falls as the value grows."""
+    rtol: float
+    """A row is finished once its upper end is at most 0.5 rtol `scale` below the target."""
+    closest: float = 1e-12
+    """It is also finished where the best value and one that does not hold are closer than this in x."""
+    whole: bool = False
+    """Whether values are whole numbers."""
+    infeasible: str = "infeasible"
+    """Status of a row in which no value holds."""
+    leader: Evaluate | None = None
+    """A cheaper lower bound of `evaluate`, such as one direction alone.
+
+    The search is done with it first, and only what it finds is evaluated in full.
+    """
+    privates_first: np.ndarray | None = None
+    """Rows whose least private value is tried before all others; none by default."""
+    scale: np.ndarray | None = None
+    """The unit of distances from the target; by default the target itself, which suits epsilon."""
+    says_best: bool = True
+    """Whether one more value may be evaluated to show that the found value is the best."""
+    all_there_is: bool = False
+    """Whether the least private limit is the least private value possible, as for a sampling probability of 1."""
+
+    def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """rtol, in units of the target."""
+        target = self.target[rows]
+        return self.rtol * (target if self.scale is None else self.scale[rows]) / target
+
+
+class Start(NamedTuple):
+    """Where the search of some rows begins."""
+
+    x: np.ndarray
+    slope: np.ndarray
+    """d epsilon/dx; 0 where it is not known."""
+    solved: np.ndarray
+    """Whether x is thought to be the solution itself."""
+    log_slope: np.ndarray | None = None
+    """d log(epsilon)/dx, where a search from x begins with more than the usual slope."""
+
+
+class Found(NamedTuple):
+    """The best value of each row, with its certified epsilon; NaN where no value holds."""
+
+    value: np.ndarray
+    status: np.ndarray
+    """"ok" (shown to be the best), "not_binding" (the least private value searched holds), "loose" (holds, but is not
+    shown to be the best), or a status that begins with "infeasible"."""
+    lower: np.ndarray
+    estimate: np.ndarray
+    upper: np.ndarray
+    kind: np.ndarray
+    word: np.ndarray
+    """`Bounds.status` of the certified epsilon, such as "ok" or "width"; where no value holds, the same as `status`."""
+    engine: np.ndarray
+    shown: np.ndarray
+    """Whether a slightly less private value is shown to miss the target."""
+
+    def bounds(self, shape: tuple[int, ...]) -> Bounds:
+        """The certified epsilon at the values, as Bounds of a shape."""
+        columns = (self.lower, self.estimate, self.upper, self.kind, self.word, self.engine)
+        return Bounds(*(column.reshape(shape) for column in columns))
+
+    def keep(self, rows: np.ndarray, values: np.ndarray, bounds: Bounds, mask: np.ndarray, status: str) -> None:
+        rows = rows[mask]
+        self.value[rows], self.status[rows] = values[mask], status
+        self.lower[rows], self.estimate[rows], self.upper[rows] = (
+            np.asarray(end)[mask] for end in (bounds.lower, bounds.estimate, bounds.upper)
+        )
+        self.kind[rows], self.word[rows], self.engine[rows] = (
+            np.asarray(word)[mask] for word in (bounds.kind, bounds.status, bounds.engine)
+        )
+
+    def fail(self, rows: np.ndarray, status: str) -> None:
+        """Record that some rows have no value.  A value kept before is removed: its epsilon missed the target."""
+        self.status[rows] = self.word[rows] = status
+        for column in (self.value, self.lower, self.estimate, self.upper):
+            column[rows] = np.nan
+
+
+def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Found:
+    """The least private value of every row that holds, with its certified epsilon.
+
+    start : called once, with the rows that are not settled by their limits.
+    """
+    found = _nothing(search.target.size)
+    missed, steep = np.full(search.target.size, np.nan), np.zeros(search.target.size, bool)
+    with waiting(search.target.size) as work:
+        told = lambda evaluate: _told(evaluate, search, found, missed, work)
+        leader = None if search.leader is None else told(search.leader)
+        search = search._replace(evaluate=told(search.evaluate), leader=leader)
+        rows = _settled_by_limits(search, found)
+        begin = start(rows)
+        if search.whole:
+            _whole_numbers(search, found, rows, begin.x)
+        else:
+            rows, begin = _polish(search, found, rows, begin, steep)
+            _led(search, found, rows, begin.x, begin.log_slope)
+        claimed = np.isin(found.status, CLAIMED)
+        found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
+        _judged(search, found, missed, steep)
+    return found
+
+
+def _told(evaluate: Evaluate, search: Search, found: Found, missed: np.ndarray, work: Waiting) -> Evaluate:
+    """`evaluate`, with two side effects: it reports progress to `work`, and writes values shown to miss to `missed`.
+
+    missed : the most private value of each row that is shown to miss the target; NaN where there is none yet.
+    """
+
+    def telling(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        work.done = int(np.sum(np.isin(found.status, CLAIMED)))
+        bounds = evaluate(rows, values)
+        some = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
+        at, new = rows[some], values[some]
+        missed[at] = np.where(search.falls[at], np.fmax(missed[at], new), np.fmin(missed[at], new))
+        return bounds
+
+    return telling
+
+
+def _lower_end(kind: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """The lower end of a certified epsilon; for a bound, which has none, the bound itself."""
+    return np.where(np.equal(kind, "certified"), lower, upper)
+
+
+def _judged(search: Search, found: Found, missed: np.ndarray, steep: np.ndarray) -> None:
+    """Write the status of each value that holds, and whether it is shown to be the best one, from the brackets alone.
+
+    A value is shown to be the best one in two cases.  Epsilon's lower end exceeds the target at a slightly less private
+    value.  Or both ends of epsilon are within rtol of the target, and epsilon changes fast enough with the value
+    (`steep`).  If neither is known yet, a slightly less private value is evaluated.
+    """
+    apart = max(least_apart(search.rtol), search.closest)
+    bolder = np.where(search.falls, -1.0, 1.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        distance = bolder * np.log(missed / found.value)
+        shown = (distance > 0.0) & (distance <= apart * (1.0 + 1e-9))
+        if search.whole:
+            shown |= missed == found.value + bolder
+        near = _lower_end(found.kind, found.lower, found.upper) >= search.target * (1.0 - search.closeness())
+    inside = found.status == "ok"
+    found.shown[:] = inside & (shown | (near & steep))
+    rows = np.flatnonzero(inside & ~found.shown)
+    if search.says_best and rows.size:
+        values = beside(found.value[rows], search.falls[rows], apart, search.whole)
+        bounds = (search.leader or search.evaluate)(rows, np.clip(values, search.lowest[rows], search.highest[rows]))
+        found.shown[rows] = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
+    found.status[inside & ~found.shown] = "loose"
+    found.shown[found.status == "not_binding"] = search.all_there_is
+
+
+def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> np.ndarray:
+    """Values less private by the relative distance `apart`; with `whole`, at least the next whole number."""
+    bolder = np.where(falls, -1.0, 1.0)
+    others = values * np.exp(bolder * apart)
+    return np.where(np.abs(others - values) < 1.0, values + bolder, np.rint(others)) if whole else others
+
+
+def least_apart(rtol: float) -> float:
+    """The largest relative distance at which a less private value that misses shows another value to be the best."""
+    return min(FEW_RTOL * rtol, max(FARTHEST, rtol))
+
+
+def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
+    """A start at one value for each row, of which nothing else is known."""
+    x = np.log(values)
+    return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool))
+
+
+def status_of_upper_end(upper: float, target: float, share: float, at_limit: bool) -> str:
+    """The status of a value if only the upper end of epsilon is known.
+
+    "ok" if at most `share` of the target stays unspent; else "not_binding" at a limit of the search, or "loose".
+
+    >>> status_of_upper_end(1.9999, 2.0, 1e-3, False), status_of_upper_end(1.5, 2.0, 1e-3, True)
+    ('ok', 'not_binding')
+    """
+    if upper >= target * (1.0 - share):
+        return "ok"
+    return "not_binding" if at_limit else "loose"
+
+
+def least_private(
+    upper: Callable[[np.ndarray], np.ndarray],
+    target: float,
+    start: float,
+    limits: tuple[float, float],
+    *,
+    falls: bool,
+    rtol: float,
+    closest: float = 1e-12,
+    whole: bool = False,
+    margin: float = 0.0,
+) -> float:
+    """One search from upper ends of epsilon alone: the least private value that holds, NaN where none does.
+
+    upper : of an array of values.  margin : share of the target that is kept, for the rounding by which another
+    evaluation may differ.  The other arguments are those of `Search`.
+
+    >>> round(least_private(lambda noise: 3.0 / noise, 1.5, 1.0, (0.1, 100.0), falls=True, rtol=1e-6), 5)
+    2.0
+    """
+
+    def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        found = np.asarray(upper(values), np.float64)
+        ends = np.where(np.isnan(found), np.inf, found)  # what is not known does not hold
+        return Bounds(np.zeros_like(ends), ends, ends, "bound", "ok")
+
+    one = np.ones(1)
+    search = Search(
+        evaluate=evaluate,
+        target=one * target * (1.0 - margin),
+        lowest=one * limits[0],
+        highest=one * limits[1],
+        falls=np.array([falls]),
+        rtol=rtol,
+        closest=closest,
+        whole=whole,
+        says_best=False,
+    )
+    return float(certified_search(search, start_at(one * min(max(start, limits[0]), limits[1]))).value[0])
+
+
+def _nothing(size: int) -> Found:
+    value, low, middle, high = (np.full(size, np.nan) for _ in range(4))
+    status, kind, word, engine = (np.full(size, x, dtype="<U28") for x in ("infeasible", "certified", "infeasible", ""))
+    return Found(value, status, low, middle, high, kind, word, engine, np.zeros(size, bool))
+
+
+def _settled_by_limits(search: Search, found: Found) -> np.ndarray:
+    """Settle the rows in which the least private value, tried first, holds; returns the others."""
+    rows = np.arange(search.target.size)
+    first = search.privates_first
+    tried = rows if first is None else rows[first]
+    if first is None or tried.size == 0:
+        return rows
+    values = np.where(search.falls, search.lowest, search.highest)[tried]
+    bounds = search.evaluate(tried, values)
+    holds = bounds.upper <= search.target[tried]
+    found.keep(tried, values, bounds, holds, "not_binding")
+    return np.setdiff1d(rows, tried[holds])
+
+
+def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """e^x inside the limits, exactly at them where x is."""
+    low, high = search.lowest[rows], search.highest[rows]
+    with np.errstate(over="ignore"):
+        values = np.clip(np.exp(x), low, high)
+    values = np.where(np.abs(x - np.log(low)) < AT_LIMIT, low, values)
+    values = np.where(np.abs(x - np.log(high)) < AT_LIMIT, high, values)
+    return values
+
+
+def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
+    return np.where(search.falls[rows], USUAL_SLOPE_OF_NOISE, USUAL_SLOPE)
+
+
+def _polish(
+    search: Search, found: Found, rows: np.ndarray, start: Start, steep: np.ndarray
+) -> tuple[np.ndarray, Start]:
+    """Certify solutions and nudge those that miss by the secant; return the rows that need a search, and its start.
+
+    steep : whether epsilon changes fast enough with the value to show it best, for all rows; written by this function.
+    """
+    log_slope = np.full(rows.size, np.nan) if start.log_slope is None else start.log_slope.copy()
+    due, x = np.flatnonzero(start.solved), start.x.copy()
+    slope, last_x, last = start.slope.copy(), np.full(rows.size, np.nan), np.full(rows.size, np.nan)
+    settled = np.zeros(rows.size, bool)
+    for _ in range(1 + NUDGES):
+        if due.size == 0:
+            break
+        here, at, target = rows[due], x[due], search.target[rows[due]]
+        values = _values(search, here, at)
+        bounds = search.evaluate(here, values)
+        close = search.closeness(here)
+        holds = (bounds.upper <= target) & (bounds.upper >= target * (1.0 - 0.5 * close))
+        found.keep(here, values, bounds, holds, "ok")
+        known = np.isfinite(bounds.upper)
+        finite = np.where(known, bounds.upper, 2.0 * target)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            secant = (bounds.upper - last[due]) / (at - last_x[due])
+            fresh = np.isfinite(secant) & (secant * _usual_slope(search, here) > 0.0)
+            slope[due] = np.where(fresh, secant, slope[due])
+            unknown = ~np.isfinite(slope[due]) | (slope[due] == 0.0)
+            gap = target * (1.0 - 2.0 * AIM * close) - finite
+            move = gap / np.where(unknown, target * _usual_slope(search, here), slope[due])
+        last_x[due], last[due] = at, np.where(known, bounds.upper, np.nan)
+        # a slope that has been seen is taken as it is
+        x[due] = at + np.clip(np.where(np.isnan(move), 0.0, np.where(fresh, 1.0, 1.1) * move), -0.1, 0.1)
+        log_slope[due] = np.where(fresh, slope[due] / target, log_slope[due])
+        settled[due[holds]] = True
+        due = due[~holds]
+    left = ~settled
+    steep[rows] = settled & (np.abs(slope) * least_apart(search.rtol) >= search.closeness(rows) * search.target[rows])
+    return rows[left], Start(x[left], slope[left], start.solved[left], log_slope[left])
+
+
+def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
+    """A secant with the leader, if there is one; what it finds is evaluated in full, and searched again if it fails."""
+    if search.leader is None or rows.size == 0:
+        _secant(search, found, rows, x, slope)
+        return
+    x = _secant(search._replace(evaluate=search.leader), found, rows, x, slope)
+    settled = np.isin(found.status[rows], CLAIMED)
+    rows, x = rows[settled], x[settled]
+    if rows.size == 0:
+        return
+    values = _values(search, rows, x)
+    bounds = search.evaluate(rows, values)
+    good = bounds.upper <= search.target[rows]
+    for status in CLAIMED:
+        found.keep(rows, values, bounds, good & (found.status[rows] == status), status)
+    if not good.all():
+        found.fail(rows[~good], "infeasible")
+        _secant(search, found, rows[~good], x[~good])
+
+
+def _secant(
+    search: Search, found: Found, rows: np.ndarray, start: np.ndarray, first: np.ndarray | None = None
+) -> np.ndarray:
+    """A bracketed secant on log(epsilon); returns the x of the values kept, meaningless where a row is infeasible."""
+    low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
+    private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
+    size = rows.size
+    x, kept = np.clip(start, low, high), private_limit.copy()
+    # x of the last value that held (safe) and of the last that did not (bold, less private); NaN before there is one
+    safe, bold = np.full(size, np.nan), np.full(size, np.nan)
+    last_x, last_excess = np.full(size, np.nan), np.full(size, np.nan)
+    slope = _usual_slope(search, rows)
+    if first is not None:
+        slope = np.where(np.isfinite(first) & (first * slope > 0.0), first, slope)
+    reach = np.full(size, FIRST_REACH)  # longest step in x
+    closeness = search.closeness(rows)
+    aim = np.log1p(-0.2 * closeness)
+    active = np.ones(size, bool)
+    for turn in range(MOST_TURNS):
+        here = np.flatnonzero(active)
+        if here.size == 0:
+            break
+        at, target = x[here], search.target[rows[here]]
+        values = _values(search, rows[here], at)
+        bounds = search.evaluate(rows[here], values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.log(bounds.upper / target)
+        # log of epsilon over target: positive where epsilon is too large
+        excess = np.where(np.isnan(ratio), LARGEST_EXCESS, np.clip(ratio, -LARGEST_EXCESS, LARGEST_EXCESS))
+        holds = bounds.upper <= target
+        close = holds & (bounds.upper >= target * (1.0 - 0.5 * closeness[here]))
+        at_bold = holds & (np.abs(at - bold_limit[here]) < AT_LIMIT)
+        at_private = ~holds & (np.abs(at - private_limit[here]) < AT_LIMIT)
+        never = at_private & ~np.isfinite(safe[here])
+        nearer = np.abs(at - bold_limit[here]) < np.abs(kept[here] - bold_limit[here])
+        better = holds & (nearer | (found.status[rows[here]] == "infeasible"))
+        found.keep(rows[here], values, bounds, better, "ok")
+        found.keep(rows[here], values, bounds, at_bold, "not_binding")
+        found.fail(rows[here[never]], search.infeasible)
+        kept[here[better]] = at[better]
+        safe[here], bold[here] = np.where(holds, at, safe[here]), np.where(holds, bold[here], at)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            fresh = (excess - last_excess[here]) / (at - last_x[here])
+            sound = np.isfinite(fresh) & (fresh * slope[here] > 0) & (np.abs(excess) < LARGEST_EXCESS)
+            slope[here] = np.where(sound, fresh, slope[here])
+            step = (aim[here] - excess) / slope[here]
+            # an epsilon of 0 or an unknown epsilon gives the direction of a step, not its length
+            far = np.abs(excess) >= LARGEST_EXCESS
+            step = np.where(far, -2.0 * np.sign(excess) * np.sign(slope[here]) * reach[here], step)
+            met = np.abs(safe[here] - bold[here]) < search.closest
+        last_x[here], last_excess[here] = at, excess
+        active[here[close | at_bold | at_private | met]] = False
+        following = np.clip(at + np.clip(step, -reach[here], reach[here]), low[here], high[here])
+        bracketed = np.isfinite(safe[here]) & np.isfinite(bold[here])
+        ends = np.sort(np.stack([safe[here], bold[here]]), axis=0)
+        outside = ~((following > ends[0]) & (following < ends[1])) | (turn % 6 == 5)
+        x[here] = np.where(bracketed & outside, 0.5 * (safe[here] + bold[here]), following)
+        reach[here] = np.where(np.abs(step) > reach[here], 2.0 * reach[here], reach[here])
+    return kept
+
+
+def _whole_numbers(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -> None:
+    """The least private whole number that holds: outwards from the start in growing strides, then between two ends."""
+    low, high = search.lowest[rows], search.highest[rows]
+    # the direction in which values grow less private ("bolder")
+    bolder = np.where(search.falls[rows], -1.0, 1.0)
+    bold_limit, private_limit = np.where(bolder > 0, high, low), np.where(bolder > 0, low, high)
+    with np.errstate(over="ignore"):
+        n = np.clip(np.floor(np.exp(start) * (1.0 + bolder * AIM * search.rtol)), low, high)
+    holds_at, fails_at = np.full(rows.size, np.nan), np.full(rows.size, np.nan)
+    # excess: log of epsilon over target, at those two numbers
+    holds_excess, fails_excess = np.zeros(rows.size), np.zeros(rows.size)
+    stride = np.ones(rows.size)  # of the next step outwards
+    active = np.ones(rows.size, bool)
+    turn = 0
+    while active.any():
+        here = np.flatnonzero(active)
+        bounds = search.evaluate(rows[here], n[here])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            excess = np.log(bounds.upper / search.target[rows[here]])
+        good = bounds.upper <= search.target[rows[here]]
+        found.keep(rows[here], n[here], bounds, good, "ok")
+        at_limit = good & (n[here] == bold_limit[here])
+        found.keep(rows[here], n[here], bounds, at_limit, "not_binding")
+        never = ~good & (n[here] == private_limit[here])
+        found.fail(rows[here[never]], search.infeasible)
+        holds_at[here], fails_at[here] = (
+            np.where(good, n[here], holds_at[here]),
+            np.where(good, fails_at[here], n[here]),
+        )
+        holds_excess[here] = np.where(good, np.maximum(excess, -LARGEST_EXCESS), holds_excess[here])
+        fails_excess[here] = np.where(good, fails_excess[here], np.fmin(excess, LARGEST_EXCESS))
+        adjacent = np.abs(fails_at - holds_at) <= 1.0
+        active &= ~adjacent
+        active[here[at_limit | never]] = False
+        bracketed = np.isfinite(fails_at) & np.isfinite(holds_at)
+        outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
+        n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
+        far = np.maximum(holds_at, fails_at) > FAR_APART * np.minimum(holds_at, fails_at)
+        # two turns of three interpolate log(epsilon) linearly in log(n), which is usually quick; the third bisects,
+        # since interpolation may make little progress
+        if turn % 3:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                share = holds_excess / (holds_excess - fails_excess)
+                line = np.floor(holds_at * (fails_at / holds_at) ** share)
+            inside = np.sort(np.stack([holds_at, fails_at]), axis=0) + np.array([[1.0], [-1.0]])
+            n = np.where(bracketed & far & np.isfinite(line), np.clip(line, *inside), n)
+        stride = np.where(bracketed, stride, 4.0 * stride)
+        turn += 1

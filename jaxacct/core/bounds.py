@@ -1,0 +1,354 @@
+"""Bounds: an answer with its bracket, its kind of statement and its status, which it may not overstate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from jaxacct.core import markup
+from jaxacct.core.text import bracket, numbers, outward, plain
+from jaxacct.core.validation import InputError, shown
+
+__all__ = ["KINDS", "STATUSES", "Bounds", "explain"]
+
+KINDS = {
+    "certified": "rigorous upper and lower bound, numerical error included",
+    "bound": "the upper end is a theorem's bound; the lower end is not claimed to be near the truth",
+    "estimate": "converged numerics, error estimated only",
+    "asymptotic": "a limit law, no bound either way",
+    "conditional": "true only under an extra assumption, named after a colon",
+}
+"""What kind of statement a result is; "conditional: monotone score" names its assumption."""
+
+_NEEDS_NO_ACTION = {
+    "ok": "The bracket is as narrow as asked for, or as its method can give; use upper in a privacy claim.",
+    "zero": "delta is at least delta(0), so epsilon is 0; nothing to do.",
+    "mass_at_infinity": "delta is below the mass at infinity, so epsilon is infinite; ask for a larger "
+    "delta, or lower the delta of an approximate-DP part.",
+    "not_binding": "Every value searched meets the target; the value is the end of the search range, and the "
+    "target could be tightened.",
+    "loose": "The value meets the target, but it is not shown to be the best one: epsilon is known too roughly "
+    "there, or hardly changes with the value; use it, or try a less private one.",
+}
+"""Statuses under which an answer is ok."""
+_NEEDS_ACTION = {
+    "width": "The bracket holds but is wider than asked for; use upper, raise the memory limit, loosen the "
+    "tolerance or choose the other engine.",
+    "contradiction": "Two ways of computing this contradict each other, so that neither is used; the bracket is "
+    "what simple theorems give and holds. Please report the configuration.",
+    "failed": "The engines failed on this configuration, and the bracket is only what always holds; claim nothing, "
+    "try another engine or a configuration near it, and report it.",
+    "infeasible": "No value meets the target; raise the target epsilon or delta.",
+    "infeasible_mass_at_infinity": "The mass at infinity alone exceeds the target delta; raise the target "
+    "delta, or lower the delta of an approximate-DP part.",
+    "infeasible_noise": "No searched noise multiplier meets the target; raise the target epsilon or delta, "
+    "lower the steps or the sampling probability, or widen the search.",
+    "infeasible_steps": "One step already exceeds the target; raise the noise multiplier or the target, or "
+    "lower the sampling probability.",
+    "infeasible_rate": "No searched sampling probability meets the target; raise the noise multiplier or the "
+    "target, or lower the steps.",
+}
+"""Statuses under which it is not."""
+STATUSES = {**_NEEDS_NO_ACTION, **_NEEDS_ACTION}
+"""Every status with a sentence that tells what it means and what to do."""
+
+_OK_BUT_NOT_CERTIFIED = {
+    "bound": "The bound was evaluated, and the truth may lie far below it; use upper in a privacy claim.",
+    "estimate": "The numerics converged, their error is estimated only; do not use it in a privacy claim.",
+    "asymptotic": "A limit law was evaluated, which bounds nothing; do not use it in a privacy claim.",
+    "conditional": "The answer holds under the assumption that its kind names; claim nothing without that.",
+}
+"""What "ok" means of kinds whose bracket is not certified."""
+
+
+def explain(status: Any, kind: Any = "certified") -> Any:
+    """What a status means for an answer of a kind, and what to do about it: one sentence each.
+
+    Parameters
+    ----------
+    status : str, or array of str
+        Such as `b.status` of a Bounds or a Calibration.
+    kind : str, or array of str
+        Such as `b.kind`; broadcasts with the status.
+
+    Returns
+    -------
+    str or numpy.ndarray
+        A `str` for one status, a text array of the common shape for arrays.
+
+    Raises
+    ------
+    InputError
+        An unknown word, with its index, or shapes that do not broadcast.
+
+    >>> explain("zero")
+    'delta is at least delta(0), so epsilon is 0; nothing to do.'
+    >>> explain("ok", "bound")
+    'The bound was evaluated, and the truth may lie far below it; use upper in a privacy claim.'
+    >>> explain(["zero", "zero"]).tolist() == 2 * [explain("zero")]
+    True
+    """
+    if isinstance(status, str) and isinstance(kind, str):
+        return _sentence(status, kind)
+    try:
+        words, kinds = np.broadcast_arrays(np.asarray(status, object), np.asarray(kind, object))
+    except ValueError:
+        raise InputError("status and kind do not broadcast; give one kind, or one for each status") from None
+    if words.ndim == 0:
+        return _sentence(words[()], kinds[()])
+    sentences = np.full(words.shape, "", object)
+    for index, word in np.ndenumerate(words):
+        sentences[index] = _sentence(word, kinds[index], str(list(index)))
+    return sentences.astype(np.str_)
+
+
+def _sentence(status: Any, kind: Any, place: str = "") -> str:
+    word, statement = str(status), str(kind).split(":")[0]
+    if word not in STATUSES:
+        raise InputError(f"status{place} = {shown(status)} is not known; use one of {', '.join(STATUSES)}")
+    if statement not in KINDS:
+        raise InputError(f"kind{place} = {shown(kind)} is not known; use one of {', '.join(KINDS)}")
+    return _OK_BUT_NOT_CERTIFIED.get(statement, STATUSES[word]) if word == "ok" else STATUSES[word]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bounds:
+    """A bracket lower <= estimate <= upper of a privacy quantity, one element per configuration of the batch.
+
+    ``ok`` is True where the status needs no action.  All three ends may be NaN together only where ``ok`` is False, for
+    a question without an answer.  What a kind and a status mean: `jaxacct.explain`.
+
+    A bracket is no number, so it is not compared with one: ``b.upper <= 3`` is what a claim needs, ``b.lower > 3``
+    refutes it.  ``f"{b:.4g}"`` is the bracket with its lower end rounded down and its upper end rounded up, so that a
+    claim copied from the text holds; a kind other than "certified" and a status other than "ok" are added in words.
+
+    Parameters
+    ----------
+    lower, estimate, upper : array_like
+        The ends, which broadcast; kept as NumPy float64 of the batch shape (NumPy scalars for one configuration).
+    kind : str, or array of str
+        What kind of statement it is, one of `jaxacct.core.bounds.KINDS`.
+    status : str, or array of str
+        One of `jaxacct.core.bounds.STATUSES`.
+    engine : str, or array of str
+        What answered.
+
+    Raises
+    ------
+    ValueError
+        Ends out of order, or missing where the status claims them, with the index; an unknown kind or status.
+
+    >>> b = Bounds(1.0, 1.25, 1.5, kind="certified", engine="contour")
+    >>> b
+    Bounds(1.25 in [1, 1.5], certified, ok, contour)
+    >>> bool(b.ok), float(b.relative_width), f"epsilon in {b:.3g}"
+    (True, 0.3333333333333333, 'epsilon in [1, 1.5]')
+    """
+
+    __array_ufunc__ = None  # NumPy leaves comparisons and arithmetic to this class, which refuses them
+
+    lower: Any
+    estimate: Any
+    upper: Any
+    kind: Any = "certified"
+    status: Any = "ok"
+    engine: Any = ""
+    ok: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = [np.asarray(end, dtype=np.float64) for end in (self.lower, self.estimate, self.upper)]
+        words = [np.asarray(word, dtype=np.str_) for word in (self.kind, self.status, self.engine)]
+        shape = np.broadcast_shapes(*(a.shape for a in ends), *(w.shape for w in words))
+        lower, estimate, upper = (np.array(np.broadcast_to(a, shape)) for a in ends)
+        kind, status, engine = (np.array(np.broadcast_to(w, shape)) for w in words)
+        distinct = [
+            dict.fromkeys(array.ravel().tolist()) for array in words[:2]
+        ]  # few, and faster so than by np.unique
+        for word in distinct[0]:
+            if str(word).split(":")[0] not in KINDS:
+                raise ValueError(f"kind {str(word)!r} is not known; use one of {', '.join(KINDS)}")
+        for word in distinct[1]:
+            if str(word) not in STATUSES:
+                raise InputError(f"status = {shown(str(word))} is not known; use one of {', '.join(STATUSES)}")
+        ok = np.zeros(shape, bool)
+        for word in distinct[1]:
+            if word in _NEEDS_NO_ACTION:
+                ok |= words[1] == word
+        unanswered = ~ok & np.isnan(lower) & np.isnan(estimate) & np.isnan(upper)
+        bad = ~((lower <= estimate) & (estimate <= upper)) & ~unanswered
+        if bad.any():
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"bounds{list(index) if index else ''}: lower = {lower[index]}, "
+                f"estimate = {estimate[index]}, upper = {upper[index]} must be in this order"
+            )
+        arrays = (lower, estimate, upper, kind, status, engine, ok)
+        for name, array in zip(("lower", "estimate", "upper", "kind", "status", "engine", "ok"), arrays, strict=True):
+            array.setflags(write=False)
+            value = array if shape else array[()]
+            object.__setattr__(self, name, str(value) if isinstance(value, np.str_) else value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The batch shape."""
+        return np.shape(self.upper)
+
+    @property
+    def relative_width(self) -> Any:
+        """(upper - lower) / upper; 0 where the ends are equal, NaN where only upper is infinite."""
+        lower, upper = np.asarray(self.lower), np.asarray(self.upper)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(lower == upper, 0.0, (upper - lower) / upper)[()]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("Bounds of a single configuration have no length; use .lower, .estimate and .upper")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Bounds:
+        """The bounds of part of the batch, by any NumPy index."""
+        if not self.shape and index is not Ellipsis and not (isinstance(index, tuple) and not index):
+            raise TypeError("Bounds of a single configuration take no index; use .lower, .estimate and .upper")
+        return Bounds(*(np.asarray(getattr(self, name))[index] for name in _SAVED))
+
+    def __repr__(self) -> str:
+        if not self.shape:
+            words = ", ".join(word for word in (self.kind, self.status, self.engine) if word)
+            return f"Bounds({self.estimate:.9g} in [{self.lower:.9g}, {self.upper:.9g}], {words})"
+        ends = ",\n       ".join(
+            f"{name}={np.array2string(getattr(self, name), prefix=' ' * (8 + len(name)), threshold=8)}"
+            for name in ("lower", "estimate", "upper")
+        )
+        words = "; ".join(_tally(array) for array in (self.kind, self.status, self.engine))
+        return f"Bounds({ends},\n       {words})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The bounds as plain Python, ready for JSON: lists for a batch, NaN and infinities as "nan", "inf" and "-inf".
+
+        >>> Bounds(0.0, 1.0, np.inf, kind="bound").to_dict()
+        {'lower': 0.0, 'estimate': 1.0, 'upper': 'inf', 'kind': 'bound', 'status': 'ok', 'engine': ''}
+        """
+        return {name: plain(getattr(self, name)) for name in _SAVED}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Bounds:
+        """The bounds of a dict that `to_dict` made; InputError, in one line, for others.
+
+        >>> Bounds.from_dict(Bounds(0.0, 1.0, np.inf, kind="bound").to_dict())
+        Bounds(1 in [0, inf], bound, ok)
+        """
+        if not isinstance(saved, Mapping) or set(saved) != set(_SAVED):
+            keys = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
+            raise InputError(f"saved = {shown(keys)} is no saved Bounds; use what to_dict made: {', '.join(_SAVED)}")
+        for name in _SAVED:
+            wanted, what = ("fiu", "numbers") if name in _SAVED[:3] else ("U", "words")
+            try:
+                held = np.asarray(numbers(saved[name]) if what == "numbers" else saved[name])
+            except (ValueError, RecursionError):  # nested more deeply than anything that to_dict makes
+                raise InputError(f"{name} is a ragged sequence; use what to_dict made") from None
+            if held.size and held.dtype.kind not in wanted:
+                raise InputError(f"{name} = {shown(saved[name])} must hold {what}; use what to_dict made")
+        try:
+            return cls(*(numbers(saved[name]) for name in _SAVED[:3]), *(saved[name] for name in _SAVED[3:]))
+        except ValueError as error:
+            raise InputError(f"saved is no saved Bounds: {error}; use what to_dict made") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Bounds, tuple(getattr(self, name) for name in _SAVED)
+
+    def __iter__(self) -> Iterator[Bounds]:
+        """The bounds along the first axis of the batch."""
+        return (self[index] for index in range(len(self)))
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return repr(self)
+        if not self.shape:
+            return _formatted(self, spec)
+        shown_rows, rest = markup.cut(int(np.prod(self.shape)))
+        flat = [self[np.unravel_index(row, self.shape)] for row in shown_rows]
+        return f"{', '.join(_formatted(one, spec) for one in flat)}{f', ... {rest}' if rest else ''}"
+
+    def _repr_html_(self) -> str:
+        """The bracket as a notebook shows it, rounded outward; long batches are cut."""
+
+        def cells(index: tuple[int, ...]) -> list[str]:
+            one = self[index]
+            ends = [outward(one.lower, ".6g", up=False), f"{one.estimate:.6g}", outward(one.upper, ".6g", up=True)]
+            return [*ends, one.kind, one.status, one.engine]
+
+        head = ("lower", "estimate", "upper", "kind", "status", "engine")
+        return markup.batch("Bounds", head, self.shape, cells)
+
+    def _refuse_order(self, sign: str, other: Any) -> NoReturn:
+        value = _named(other)
+        sure, never = {
+            "<": (f"b.upper < {value}", f"b.lower >= {value}"),
+            "<=": (f"b.upper <= {value}", f"b.lower > {value}"),
+            ">": (f"b.lower > {value}", f"b.upper <= {value}"),
+            ">=": (f"b.lower >= {value}", f"b.upper < {value}"),
+        }[sign]
+        raise TypeError(
+            f"b {sign} {value} has no answer for a bracket b: {sure} says that it surely holds, {never} that it surely "
+            "does not"
+        )
+
+    def __lt__(self, other: Any) -> bool:
+        self._refuse_order("<", other)
+
+    def __le__(self, other: Any) -> bool:
+        self._refuse_order("<=", other)
+
+    def __gt__(self, other: Any) -> bool:
+        self._refuse_order(">", other)
+
+    def __ge__(self, other: Any) -> bool:
+        self._refuse_order(">=", other)
+
+    def __eq__(self, other: object) -> bool:
+        value = _named(other)
+        raise TypeError(
+            f"b == {value} has no answer for a bracket b: (b.lower <= {value}) & ({value} <= b.upper) says whether it "
+            "holds the value; compare two brackets end by end"
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TypeError("a bracket is neither true nor false; b.ok says whether it can be used, b is None is a test")
+
+    def __float__(self) -> float:
+        raise TypeError(
+            "float(b) would hide an end of the bracket b; use float(b.upper) in a claim, float(b.lower) to refute one"
+        )
+
+
+_SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
+"""What a Bounds is made from, and saved as."""
+
+
+def _named(other: Any) -> str:
+    """What a bracket was compared with: a number or word itself, x for an array or another bracket."""
+    known = isinstance(other, str | int | float | np.generic) or other is None
+    return shown(other.item() if isinstance(other, np.generic) else other) if known else "x"
+
+
+def _formatted(one: Bounds, spec: str) -> str:
+    """One bracket, with the words that say what it is where it is not certified and ok."""
+    words = ([] if one.kind == "certified" else [one.kind]) + ([] if one.status == "ok" else [one.status])
+    return " ".join([bracket(one.lower, one.upper, spec), *words])
+
+
+def _tally(words: np.ndarray) -> str:
+    """``ok`` when all words agree, else ``3 ok, 1 width``."""
+    counts = Counter(str(word) for word in words.ravel())
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {word}" for word, count in counts.most_common())

@@ -1,0 +1,200 @@
+"""ChaCha20 [RFC 8439] as a JAX random generator: 256-bit keys, and one keystream for each purpose and key.
+
+Threefry, JAX's default, has 64-bit keys: few enough to try all, which would undo the noise and with it the guarantee.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import secrets
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import define_prng_impl
+
+from jaxacct.core.validation import InputError
+
+__all__ = ["CHACHA20", "block", "fresh_key", "key_from_bytes", "key_words", "noise_words", "secret"]
+
+_CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
+"""The text "expand 32-byte k"."""
+_BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
+"""Last word of the nonce: no two purposes share a block of the keystream."""
+_MOST_BLOCKS = 2**32
+"""The block counter has 32 bits [RFC 8439]: a longer keystream would repeat itself."""
+
+
+@jax.jit
+def block(key: Any, counter: Any, nonce: Any) -> jax.Array:
+    """The ChaCha20 block function: 16 words of keystream for each counter [RFC 8439, section 2.3].
+
+    key : uint32, shape (8,).  counter : uint32, shape (n,).  nonce : uint32, shape (3,).  Returns uint32, shape
+    (n, 16); words are little-endian in the keystream's bytes.
+
+    >>> import numpy as np
+    >>> words = block(np.zeros(8, np.uint32), np.zeros(1, np.uint32), np.zeros(3, np.uint32))
+    >>> np.asarray(words).astype("<u4").tobytes()[:8].hex()  # RFC 8439, appendix A.1, vector 1
+    '76b8e0ada0f13d90'
+    """
+    key, counter, nonce = (jnp.asarray(x, jnp.uint32) for x in (key, counter, nonce))
+    return _columns(key, counter, tuple(nonce)).T
+
+
+def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> Any:
+    """Keystream, a column of 16 words for each counter; the nonce's words are numbers, or one for each counter."""
+    wide = lambda words: jnp.broadcast_to(words[:, None], (words.shape[0], counter.size))
+    last = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), counter.shape) for word in (counter, *nonce)]
+    start = (wide(jnp.asarray(_CONSTANTS)), wide(key[:4]), wide(key[4:]), jnp.stack(last))
+    end = jax.lax.fori_loop(0, 10, _double_round, start)
+    return jnp.concatenate([x + y for x, y in zip(start, end, strict=True)])
+
+
+def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
+    """Keystream for noise, uint32 of shape (16, n): a column for each (counter, first, second), three arrays of (n,).
+
+    The triples are the caller's to keep apart.  No other purpose shares a block with them.
+
+    >>> import numpy as np
+    >>> ones = np.ones(3, np.uint32)
+    >>> noise_words(key_words(fresh_key()), np.arange(3, dtype=np.uint32), 4 * ones, 5 * ones).shape
+    (16, 3)
+    """
+    return _columns(key, counter, (first, second, _NOISE))
+
+
+def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Four quarter rounds on the columns, then four on the diagonals."""
+    a, b, c, d = _quarter_rounds(*rows)
+    b, c, d = (jnp.roll(row, -by, axis=0) for row, by in ((b, 1), (c, 2), (d, 3)))
+    a, b, c, d = _quarter_rounds(a, b, c, d)
+    return a, *(jnp.roll(row, by, axis=0) for row, by in ((b, 1), (c, 2), (d, 3)))
+
+
+def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, ...]:
+    for left, right in ((16, 12), (8, 7)):
+        a = a + b
+        d = _rotate(d ^ a, left)
+        c = c + d
+        b = _rotate(b ^ c, right)
+    return a, b, c, d
+
+
+def _rotate(x: Any, by: int) -> Any:
+    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
+
+
+def _nonce(purpose: int, first: Any = 0, second: Any = 0) -> Any:
+    """The three words of a nonce, of which the last is the purpose."""
+    return jnp.stack([jnp.asarray(x, jnp.uint32) for x in (first, second, purpose)])
+
+
+@jax.jit
+def _seed(seed: Any) -> Any:
+    """A key from an integer, which holds at most 64 bits: for tests; ``fresh_key`` has 256."""
+    low = jax.lax.convert_element_type(seed, jnp.uint32)
+    half = jax.lax.shift_right_logical(seed, jax.lax.full_like(seed, 32)) if seed.dtype.itemsize == 8 else 0
+    high = jnp.asarray(half).astype(jnp.uint32)
+    return block(jnp.zeros(8, jnp.uint32), jnp.zeros(1, jnp.uint32), _nonce(_SEED, low, high))[0, :8]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _split(key: Any, shape: tuple[int, ...]) -> Any:
+    count = math.prod(shape)
+    blocks = block(key, jnp.arange((count + 1) // 2, dtype=jnp.uint32), _nonce(_SPLIT))
+    return blocks.reshape(-1, 8)[:count].reshape(*shape, 8)
+
+
+@jax.jit
+def _fold_in(key: Any, data: Any) -> Any:
+    return block(key, jnp.zeros(1, jnp.uint32), _nonce(_FOLD_IN, data))[0, :8]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
+    """The keystream itself, with a nonce of zeros; two words make 64 bits, one makes four of 8."""
+    count = math.prod(shape)
+    words = -(-count * bit_width // 32)
+    blocks = -(-words // 16)
+    if blocks > _MOST_BLOCKS:
+        raise InputError(f"{count} draws from one key must be <= 2**36 words; split the key first")
+    stream = block(key, jnp.arange(blocks, dtype=jnp.uint32), _nonce(_BITS)).reshape(-1)
+    if bit_width == 32:
+        return stream[:count].reshape(shape)
+    if bit_width == 64:
+        stream = stream.reshape(-1, 2)
+    narrow = jax.lax.bitcast_convert_type(stream, jnp.dtype(f"uint{bit_width}"))
+    return narrow.reshape(-1)[:count].reshape(shape)
+
+
+CHACHA20 = define_prng_impl(
+    key_shape=(8,),
+    seed=_seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="jaxacct_chacha20",
+    tag="cc20",
+)
+"""For ``jax.random.key(seed, impl=CHACHA20)``; with 256 bits of entropy from ``fresh_key``."""
+
+
+def fresh_key() -> jax.Array:
+    """A ChaCha20 key with 256 bits from the operating system, for one training run and never used again.
+
+    Returns
+    -------
+    A typed JAX key.  Whoever knows it can undo the noise.
+
+    References
+    ----------
+    RFC 8439 (ChaCha20).
+
+    >>> import jax
+    >>> jax.random.normal(fresh_key(), (3,)).shape
+    (3,)
+    """
+    return key_from_bytes(secrets.token_bytes(32))
+
+
+def key_from_bytes(data: bytes) -> jax.Array:
+    """The ChaCha20 key of 32 bytes, little-endian; whoever knows them can undo the noise.
+
+    >>> key_from_bytes(bytes(32)).shape
+    ()
+    """
+    if not isinstance(data, bytes) or len(data) != 32:
+        raise InputError(f"key must be 32 bytes, not {data!r:.20}; use secrets.token_bytes(32)")
+    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(data, "<u4").astype(np.uint32)), impl=CHACHA20)
+
+
+def secret(key: Any) -> Any:
+    """The key, if it is of a generator with keys of at least 256 bits; InputError otherwise.
+
+    A shorter key can be found by trying all.  How many of the bits are random cannot be seen: ``jax.random.key(0,
+    impl=CHACHA20)`` is for tests.  Can be called inside jit.
+
+    >>> secret(jax.random.key(0))
+    Traceback (most recent call last):
+        ...
+    jaxacct.InputError: key has 64 bits, must have at least 256; use jaxacct.training.fresh_key()
+    """
+    if not jnp.issubdtype(getattr(key, "dtype", np.dtype(object)), jax.dtypes.prng_key):
+        raise InputError(f"key = {key!r:.40} must be a typed JAX key of 256 bits; use jaxacct.training.fresh_key()")
+    bits = 32 * math.prod(jax.random.key_data(key).shape[key.ndim :])
+    if not bits >= 256:
+        raise InputError(f"key has {bits} bits, must have at least 256; use jaxacct.training.fresh_key()")
+    return key
+
+
+def key_words(key: Any) -> Any:
+    """The eight words of a key that `secret` lets through; of another generator's, the first 256 bits that it draws.
+
+    >>> key_words(key_from_bytes(bytes(32))).tolist()
+    [0, 0, 0, 0, 0, 0, 0, 0]
+    """
+    if jax.random.key_impl(secret(key)) == CHACHA20:
+        return jax.random.key_data(key)
+    return jax.random.bits(jax.random.fold_in(key, 0), (8,), jnp.uint32)

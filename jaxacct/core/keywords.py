@@ -1,0 +1,118 @@
+"""Names that people try from other libraries: what they are called here, said in one line when an error happens."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+__all__ = ["FRONT_DOOR", "MEANINGS", "meant", "nearest", "with_hints"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MEANINGS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("sigma", "noise", "std", "stddev", "noise_scale"), ("noise_multiplier", "scale")),
+    **dict.fromkeys(
+        ("q", "p", "rate", "sample_rate", "sampling_rate", "sampling_prob", "sampling_ratio"),
+        ("sampling_probability",),
+    ),
+    **dict.fromkeys(("t", "num_steps", "n_steps", "iterations", "num_iterations", "compositions"), ("steps",)),
+    **dict.fromkeys(("epoch", "num_epochs", "n_epochs"), ("epochs", "steps")),
+    **dict.fromkeys(("n", "num_examples", "num_samples", "sample_size", "data_size"), ("dataset_size",)),
+    **dict.fromkeys(("batch", "lot_size"), ("batch_size", "expected_batch_size")),
+    "batch_size": ("expected_batch_size", "sampling_probability"),
+    **dict.fromkeys(("eps", "epsilon", "target_eps"), ("epsilon", "target_epsilon")),
+    "target_epsilon": ("epsilon",),
+    "delta": ("target_delta",),
+    "target_delta": ("delta",),
+    "sensitivity": ("noise_multiplier", "scale"),
+    "neighboring_relation": ("relation",),
+    "adjacency": ("relation",),
+}
+"""What an argument or a column is called elsewhere, with its names here, the likeliest first."""
+FRONT_DOOR = {
+    **dict.fromkeys(("get_epsilon", "compute_epsilon", "eps", "compute_eps", "compute_dp_sgd_privacy"), "ja.epsilon"),
+    **dict.fromkeys(("get_delta", "compute_delta"), "ja.delta"),
+    **dict.fromkeys(
+        ("noise_multiplier", "sigma", "get_noise_multiplier", "find_noise_multiplier", "compute_noise"),
+        "ja.calibrate_noise_multiplier",
+    ),
+    **dict.fromkeys(("dpsgd", "DPSGD", "DpSgd", "DPSGDMechanism", "dp_sgd_mechanism"), "ja.dp_sgd"),
+    **dict.fromkeys(("GaussianMechanism", "gaussian"), "ja.Gaussian"),
+    **dict.fromkeys(("LaplaceMechanism", "laplace"), "ja.Laplace"),
+    **dict.fromkeys(("self_compose", "Repeated"), "ja.repeat"),
+    **dict.fromkeys(("Composed", "composition"), "ja.compose"),
+    **dict.fromkeys(("RDPAccountant", "compute_rdp"), "ja.rdp_epsilon"),
+    **dict.fromkeys(("PLDAccountant", "PRVAccountant", "Accountant", "accountant"), "ja.epsilon"),
+    **dict.fromkeys(("plot", "plot_profile"), "ja.plot_profiles"),
+    "plot_tradeoff": "ja.plot_tradeoffs",
+    **{name: f"jaxacct.training.{name}" for name in ("Plan", "Trainer", "Ledger")},
+    **dict.fromkeys(("PrivacyEngine", "make_private"), "jaxacct.training.Trainer"),
+    "select": "jaxacct.selection.select",
+    "tune": "jaxacct.tuning.tune",
+    "advise": "jaxacct.tuning.advise",
+}
+"""What is looked for in `jaxacct` under another name, with where it is."""
+
+
+def meant(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The name among those known that a word means: by what it is called elsewhere, else by its letters; "" for none.
+
+    >>> meant("sigma", ["noise_multiplier", "steps"]), meant("setps", ["noise_multiplier", "steps"]), meant("x", ["y"])
+    ('noise_multiplier', 'steps', '')
+    """
+    names = list(known)
+    for name in MEANINGS.get(word.lower(), ()):
+        if name in names:
+            return name
+    return nearest(word, names, cutoff)
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The name that looks most like a word; "" for none."""
+    import difflib  # only when something is wrong
+
+    spelt = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower().replace(" ", "_"), spelt, n=1, cutoff=cutoff)
+    return spelt[near[0]] if near else ""
+
+
+class UnknownKeyword(TypeError):
+    """A call was given a keyword that it does not have.  The message is one line that names the right one."""
+
+
+def with_hints(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose refusal of an unknown keyword says which one was meant; its signature stays as it is.
+
+    >>> @with_hints
+    ... def twice(steps: int) -> int:
+    ...     return 2 * steps
+    >>> twice(steps=2)
+    4
+    >>> twice(num_steps=2)
+    Traceback (most recent call last):
+        ...
+    jaxacct.core.keywords.UnknownKeyword: twice() has no keyword 'num_steps'; did you mean 'steps'?
+    """
+    code = inspect.unwrap(function).__code__
+    ours = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names = frozenset(ours[code.co_posonlyargcount :])
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not names.issuperset(kwargs):
+            raise _refusal(function.__qualname__, ours, kwargs) from None
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _refusal(call: str, ours: tuple[str, ...], given: Iterable[str]) -> UnknownKeyword:
+    name = call.removesuffix(".__init__").rpartition(".")[2]
+    known = [word for word in ours if word != "self"]
+    wrong = next(word for word in given if word not in known)
+    right = meant(wrong, [word for word in known if word not in given])
+    hint = f"did you mean {right!r}?" if right else f"use {', '.join(known)}"
+    return UnknownKeyword(f"{name}() has no keyword {wrong!r}; {hint}")

@@ -1,0 +1,100 @@
+"""Public names of a package that are imported when first used, so that importing the package is quick.
+
+A package that uses this writes its names three times: in the table of lazy exports, in `__all__`, and in imports under
+`if TYPE_CHECKING`, where type checkers and editors find them.  `tests/test_front_door.py` compares the three.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from jaxacct.core.optional import EXTRAS, lacking
+
+__all__ = ["Missing", "lazy_exports"]
+
+
+def lazy_exports(
+    package: str, homes: Mapping[str, str], *others: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package, for names that live in its submodules.
+
+    A name whose submodule needs a package that is not installed gives a stand-in class of type `Missing`.  The error
+    wherever it is used names the package, as does its docstring.  ``from jaxacct import verify`` fails at once.  An
+    unknown name is refused in one line, which suggests the right name for a misspelt one or another library's.
+
+    Parameters
+    ----------
+    package : str
+        The package's ``__name__``.
+    homes : mapping of str to str
+        Each lazy name with the module that defines it: relative to the package, or from "jaxacct." on.
+    *others : str
+        Names that the package defines itself; ``__dir__`` lists them too.
+
+    >>> get, listed = lazy_exports("jaxacct", {"epsilon": "account"}, "__version__")
+    >>> get("epsilon").__module__, listed()
+    ('jaxacct.accounting.account', ['__version__', 'epsilon'])
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{_hint(package, name, homes)}")
+        try:
+            home = homes[name]
+            home = home if home.startswith("jaxacct.") else f"{package}.{home}"
+            value = getattr(importlib.import_module(home), name)
+        except ModuleNotFoundError as error:
+            module = (error.name or "").partition(".")[0]
+            if module not in EXTRAS:
+                raise
+            caller = sys._getframe(1)  # Python's own in `from package import name`; `recursive` marks a star import
+            if caller.f_code.co_name == "_handle_fromlist" and not caller.f_locals.get("recursive"):
+                raise ModuleNotFoundError(lacking(f"{package}.{name}", module), name=module) from None
+            return _missing(package, name, module)
+        if not isinstance(value, Missing):
+            setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__, lambda: sorted([*homes, *others])
+
+
+class Missing(type):
+    """Stand-in for a public name that needs a package which is not installed; the other names stay usable."""
+
+    needs: str
+
+    def __new__(mcs, name: str, bases: tuple[Any, ...], inside: dict[str, Any]) -> Missing:
+        """Create a stand-in; a class that derives from a stand-in is refused."""
+        return bases[0]() if bases else super().__new__(mcs, name, bases, inside)
+
+    def __call__(cls, *given: Any, **named: Any) -> NoReturn:
+        """Raise ModuleNotFoundError, with the remedy."""
+        raise ModuleNotFoundError(cls.__doc__, name=cls.needs)
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        raise AttributeError(cls.__doc__)
+
+
+@functools.cache
+def _missing(package: str, name: str, module: str) -> Missing:
+    """The stand-in for a name that needs a module."""
+    words = {"__doc__": lacking(f"{package}.{name}", module), "__module__": package, "needs": module}
+    return Missing(name, (), words)
+
+
+def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:
+    """What to use instead of a name that is not there; nothing where that is not known."""
+    if name.startswith("_"):
+        return ""
+    if importlib.util.find_spec(f"{package}.{name}"):
+        return f"; import {package}.{name} first"
+    from jaxacct.core.keywords import FRONT_DOOR, nearest
+
+    known = FRONT_DOOR.get(name, "") if package == "jaxacct" else ""
+    near = known or nearest(name, homes, 0.7)
+    return f"; did you mean {near}?" if near else ""

@@ -1,0 +1,373 @@
+"""Constraints on inputs, declared as data and checked in one place; a refusal is one line with its remedy.
+
+The options that public calls share (relation, engine, rtol, memory_bytes) are inputs too.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+
+__all__ = [
+    "BACKENDS",
+    "COUNT",
+    "DELTA",
+    "DELTA_OR_ZERO",
+    "ENGINES",
+    "GIBIBYTE",
+    "LARGEST_COUNT",
+    "NON_NEGATIVE",
+    "OPEN_PROBABILITY",
+    "POSITIVE",
+    "PROBABILITY",
+    "REAL",
+    "RELATIONS",
+    "SIDED",
+    "Constraint",
+    "InputError",
+    "Options",
+    "Tracer",
+    "TracerError",
+    "UnboundedLossError",
+    "broadcast_shape",
+    "check",
+    "check_one",
+    "choice",
+    "options",
+    "refuse_tracers",
+    "shown",
+]
+
+Tracer = jax.core.Tracer
+"""What stands for a value while JAX traces a function: there is no number to check."""
+RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out")
+"""Neighbouring relations.  Scales and noise multipliers are relative to the add/remove sensitivity."""
+SIDED = tuple(name for name in RELATIONS if name != "replace_one")
+"""The relations that calibrations know."""
+ENGINES = ("auto", "contour", "lattice")
+"""The words that `engine` may be; "auto" lets every engine answer where it suits."""
+BACKENDS = ("auto", "numpy", "xla")
+"""What may be asked to evaluate kernels; `jaxacct.epsilon` says which is taken."""
+GIBIBYTE = 2**30
+"""Bytes; the usual limit on the lattice engine's memory."""
+LEAST_MEMORY = 2**24
+"""Bytes; below this the shortest lattice of a large composition does not fit."""
+LARGEST_COUNT = 2**53
+"""Largest step count: every integer up to here is exact in float64."""
+MOST_SHOWN_CHARACTERS = 60
+"""Of a refused value in a message, which stays one readable line."""
+
+
+class InputError(ValueError):
+    """An input was refused.  The message is one line: name (with index), value, limit and remedy.
+
+    Parameters
+    ----------
+    message : str
+        Line breaks in it become spaces.
+
+    >>> import jaxacct as ja
+    >>> ja.Gaussian([1.0, -1.0])
+    Traceback (most recent call last):
+        ...
+    jaxacct.InputError: noise_multiplier[1] = -1.0 must be > 0; use a positive, finite noise multiplier
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", message))
+
+
+class TracerError(InputError, TypeError):
+    """A host call was given a JAX tracer.  The message names the traceable kernel to use instead."""
+
+
+class UnboundedLossError(InputError):
+    """delta = 0 was given for a mechanism with an unbounded loss.
+
+    bad : where that is so, in the shape of the answer.  what : names the mechanism.
+    """
+
+    def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
+        self.bad = bad
+        index = [int(i) for i in np.argwhere(bad)[0]]
+        super().__init__(
+            f"delta{index or ''} = 0 must be > 0 for {what} with an unbounded loss; use a small positive delta such as "
+            "1e-5"
+        )
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The set of finite real numbers that a field may hold, and what to do about a value outside it.
+
+    The remedy may contain ``{name}``, replaced by the field's name in words.
+    """
+
+    remedy: str
+    lower: float | int
+    upper: float | int | None = None
+    lower_open: bool = False
+    upper_open: bool = False
+    integral: bool = False
+
+    def holds(self, values: np.ndarray) -> np.ndarray:
+        """Boolean mask of the values inside the set; NaN and infinities are outside."""
+        good = np.isfinite(values)
+        good &= values > self.lower if self.lower_open else values >= self.lower
+        if self.upper is not None:
+            good &= values < self.upper if self.upper_open else values <= self.upper
+        if self.integral:
+            good &= values == np.floor(values)
+        return good
+
+    def holds_of(self, value: float) -> bool:
+        """The same for one float, or int of at most 2**53, of Python; ten times as fast."""
+        inside = value > self.lower if self.lower_open else value >= self.lower
+        if self.upper is not None:
+            inside = inside and (value < self.upper if self.upper_open else value <= self.upper)
+        return inside and -math.inf < value < math.inf and not (self.integral and value != value // 1)
+
+    @property
+    def limit(self) -> str:
+        """The set in words, for messages: ``> 0``, ``>= 0 and <= 1``."""
+        lower = self.lower if isinstance(self.lower, int) else f"{self.lower:g}"
+        ends = [f"{'>' if self.lower_open else '>='} {lower}"]
+        if self.upper is not None:
+            upper = "2**53" if self.upper == LARGEST_COUNT else f"{self.upper:g}"
+            ends.append(f"{'<' if self.upper_open else '<='} {upper}")
+        return ("an integer " if self.integral else "") + " and ".join(ends)
+
+
+POSITIVE = Constraint("use a positive, finite {name}", 0, lower_open=True)
+REAL = Constraint("use a finite {name}", -np.inf)
+NON_NEGATIVE = Constraint("use a finite {name} of 0 or more", 0)
+PROBABILITY = Constraint("use a {name} between 0 and 1", 0, 1)
+OPEN_PROBABILITY = Constraint("use a {name} strictly between 0 and 1", 0, 1, lower_open=True, upper_open=True)
+DELTA = Constraint("use a small positive {name} such as 1e-5", 0, 1, lower_open=True, upper_open=True)
+DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1, upper_open=True)
+COUNT = Constraint("use a whole number of {name}", 1, LARGEST_COUNT, integral=True)
+MEMORY = Constraint("use a whole number of bytes, such as 2**30", LEAST_MEMORY, LARGEST_COUNT, integral=True)
+"""What numbers may be: each name says the set, each remedy what to use instead."""
+
+
+def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:
+    """Return the value as float64 (a Python float, or a read-only NumPy array) or refuse it.
+
+    one : why a batch is refused as well; "" where it is not.
+
+    Accepts integers, floats, and arrays or nested sequences of them; refuses text, booleans, complex
+    numbers, None, ragged sequences, tracers, NaN, infinities and whatever lies outside the constraint.
+
+    Raises
+    ------
+    InputError : one line with name, index, value, limit and remedy.
+    TracerError : the value is a tracer.
+
+    >>> check("scale", [1.0, -1.0], POSITIVE)
+    Traceback (most recent call last):
+        ...
+    jaxacct.InputError: scale[1] = -1.0 must be > 0; use a positive, finite scale
+    >>> check("steps", 1e4, COUNT)
+    10000.0
+    """
+    if (type(value) is float or (type(value) is int and -LARGEST_COUNT <= value <= LARGEST_COUNT)) and (
+        constraint.holds_of(value)
+    ):
+        return float(value)
+    if isinstance(value, Tracer):
+        raise TracerError(f"{name} is a tracer and has no value to check; pass a number, or stay outside jit")
+    if isinstance(value, str | bytes) or value is None:
+        raise InputError(f"{name} = {shown(value)} {_expected(constraint)}; {_remedy(name, constraint)}")
+    try:
+        raw = np.asarray(value)
+    except ValueError:
+        raise InputError(f"{name} {_expected(constraint)}, not a ragged sequence; give every row one length") from None
+    if raw.dtype == object:
+        raw = _from_objects(name, raw, constraint)
+    if jax.numpy.issubdtype(raw.dtype, np.floating):
+        raw = raw.astype(np.float64)
+    elif not jax.numpy.issubdtype(raw.dtype, np.integer):  # integers stay exact, so that limits are tested exactly
+        raise InputError(f"{name} has dtype {raw.dtype} and {_expected(constraint)}; {_remedy(name, constraint)}")
+    bad = ~constraint.holds(raw)
+    if bad.any():
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        _refuse_value(name, index, raw[index].item(), constraint)
+    if one and raw.ndim:
+        raise InputError(f"{name} must be one number, not {raw.size}; {one}")
+    values = raw.astype(np.float64)
+    if values.ndim == 0:
+        return float(values)
+    values.setflags(write=False)
+    return values
+
+
+def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int | float:
+    """One Python number, an int where the constraint is COUNT; a batch is refused, with the reason why.
+
+    >>> check_one("steps", 1e4, COUNT, "a plan is for one run")
+    10000
+    """
+    number = check(name, value, constraint, reason)
+    return int(number) if constraint is COUNT else float(number)
+
+
+def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
+    """Return the value if it is one of the allowed words, else refuse it in one line that lists them."""
+    words = tuple(allowed)
+    if isinstance(value, str) and value in words:
+        return value
+    raise InputError(f"{name} = {shown(value)} is not known; use one of {', '.join(map(repr, words))}")
+
+
+def check_flag(name: str, value: Any, question: str) -> None:
+    """A Python bool; ``question`` is what the caller should say."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} = {shown(value)} must be True or False; {question}")
+
+
+class Options(NamedTuple):
+    """The options that public calls share, checked; their meaning is that of the parameters of `jaxacct.epsilon`.
+
+    A further option is one more field here and one more line of `options`.
+    """
+
+    relation: str = RELATIONS[0]
+    engine: str = "auto"
+    rtol: float = 1e-4
+    memory_bytes: int = GIBIBYTE
+    backend: str = "auto"
+
+
+def options(
+    *,
+    relation: Any = RELATIONS[0],
+    engine: Any = "auto",
+    rtol: Any = 1e-4,
+    memory_bytes: Any = GIBIBYTE,
+    backend: Any = "auto",
+    relations: Sequence[str] = RELATIONS,
+    least_rtol: float = 0.0,
+    usual_rtol: str = "1e-4",
+) -> Options:
+    """The options as a record, or one line that refuses the first that cannot be used.
+
+    relations : those that the call knows.  least_rtol : the smallest rtol that it takes; 0 for any above 0.
+    usual_rtol : the one to advise.
+
+    >>> options(rtol=0.01).rtol
+    0.01
+    >>> options(memory_bytes=-5)
+    Traceback (most recent call last):
+        ...
+    jaxacct.InputError: memory_bytes = -5 must be an integer >= 16777216 and <= 2**53; use a whole number \
+of bytes, such as 2**30
+    """
+    words = choice("relation", relation, relations), choice("engine", engine, ENGINES)
+    place = choice("backend", backend, BACKENDS)
+    memory = check("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch")
+    width = Constraint(f"use {usual_rtol} or so", least_rtol, 1, lower_open=least_rtol == 0.0, upper_open=True)
+    return Options(
+        *words, float(check("rtol", rtol, width, "one tolerance serves the whole batch")), int(memory), place
+    )
+
+
+def shown(value: Any) -> str:
+    """A value as a message may show it: at most 60 characters, on one line, whatever it is.
+
+    >>> shown("x" * 100)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an integer of too many digits, an object that cannot be shown
+        text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[: MOST_SHOWN_CHARACTERS - 3]}..."
+
+
+def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The common shape of named shapes; a clash is refused naming both names and both shapes.
+
+    >>> broadcast_shape({"noise_multiplier": (3, 1), "steps": (4,)})
+    (3, 4)
+    """
+    result: tuple[int, ...] = ()
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    for name, shape in shapes.items():
+        try:
+            result = np.broadcast_shapes(result, shape) if shape else result
+        except ValueError:
+            _refuse_shapes(name, shape, seen)
+        seen.append((name, shape))
+    return result
+
+
+def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
+    """Refuse tracers anywhere in the arguments (numbers or pytrees) of a public host call.
+
+    ``call`` is the public name (``"ja.epsilon"``), ``traceable`` the kernel to use inside jit instead.
+    """
+    for argument, value in arguments.items():
+        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+            continue
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
+            if isinstance(leaf, Tracer):
+                field = jax.tree_util.keystr(path).lstrip(".") or argument
+                raise TracerError(
+                    f"{call} is a host call and was given a tracer (field {field}); "
+                    f"inside jit use {traceable}, or call {call} outside jit, vmap and grad"
+                )
+
+
+def _from_objects(name: str, raw: np.ndarray, constraint: Constraint) -> np.ndarray:
+    """Objects that are real numbers (integers beyond 64 bits, fractions) as float64."""
+    values = np.empty(raw.shape, np.float64)
+    for index, item in np.ndenumerate(raw):
+        real = isinstance(item, numbers.Real) and not isinstance(item, bool)
+        if not real:
+            raise InputError(
+                f"{_place(name, index)} = {shown(item)} {_expected(constraint)}; {_remedy(name, constraint)}"
+            )
+        try:
+            values[index] = float(item)
+        except OverflowError:
+            values[index] = np.inf if item > 0 else -np.inf
+    return values
+
+
+def _expected(constraint: Constraint) -> str:
+    return f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
+
+
+def _refuse_value(name: str, index: tuple[int, ...], value: float, constraint: Constraint) -> NoReturn:
+    finite = "" if np.isfinite(value) else "finite and "
+    raise InputError(
+        f"{_place(name, index)} = {value!r} must be {finite}{constraint.limit}; {_remedy(name, constraint)}"
+    )
+
+
+def _refuse_shapes(name: str, shape: tuple[int, ...], seen: list[tuple[str, tuple[int, ...]]]) -> NoReturn:
+    other, other_shape = next(item for item in seen if not _compatible(item[1], shape))
+    raise InputError(
+        f"{other} of shape {other_shape} and {name} of shape {shape} do not broadcast; "
+        "give all fields one shape, or length 1 along an axis"
+    )
+
+
+def _compatible(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    trailing = zip(reversed(first), reversed(second), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in trailing)
+
+
+def _place(name: str, index: tuple[int, ...]) -> str:
+    return f"{name}[{', '.join(map(str, index))}]" if index else name
+
+
+def _remedy(name: str, constraint: Constraint) -> str:
+    return constraint.remedy.format(name=name.rsplit(".", 1)[-1].replace("_", " "))
