@@ -293,7 +293,7 @@ def noise(_, __):
     from jaxacct.core.chacha import key_from_bytes
     from jaxacct.training.step import noise
     from jaxacct.training.step.sharded_layout import param_specs
-    from jaxacct.training.step.sharded_noise import sharded_noise
+    from jaxacct.training.step.sharded_step import sharded_noise
 
     key = key_from_bytes(KEY)
     tree = {

@@ -13,7 +13,7 @@ import jaxacct as ja
 from jaxacct.core.validation import InputError
 from jaxacct.engines import allocation, allocation_profile
 from jaxacct.engines.allocation_mechanism import OneRound
-from jaxacct.kernels.allocation import bracket, cutoff, last_node, law, placement, theorems
+from jaxacct.kernels.allocation import bracket, cutoff, law, placement, theorems
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 
 ROWS = np.array(
@@ -234,7 +234,7 @@ def test_every_placement_of_the_contour_brackets_the_same_value(sign, monkeypatc
     k = np.exp(sign * rng.uniform(0.1, 4.0, 8) * np.minimum(np.sqrt(np.expm1(s * s) / t), 1.0))
     lower, upper = theorems.bounds(sign, s, t, k)
     guess = np.clip(theorems.guess(sign, s, t, k), np.log(lower + 1e-290), np.log(upper + 1e-290))
-    monkeypatch.setattr(last_node, "MOST_NODES", 600)
+    monkeypatch.setattr(placement, "MOST_NODES", 600)
     for split in (False, True):
         monkeypatch.setattr(bracket, "place", lambda *given, split=split: placement._place(*given, split))
         for shift in (-8.0, 0.0, 6.0):

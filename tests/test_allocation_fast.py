@@ -8,9 +8,9 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.core.progress import Progress
-from jaxacct.engines import allocation, allocation_search, blocks
+from jaxacct.engines import allocation, blocks
 from jaxacct.kernels.allocation import bracket, profile, theorems, transform
-from jaxacct.kernels.allocation.chernoff import put_below
+from jaxacct.kernels.allocation.bracket import put_below
 
 SIGMA = np.array([0.5, 0.7, 1.0, 2.0, 4.0, 9.0, 2.0, 1.0])
 SLOTS = np.array([300, 200, 100, 20, 30, 10_000, 5, 1000])
@@ -28,7 +28,7 @@ def test_chernoffs_bound_is_above_the_put_and_not_far_above(share):
 @pytest.mark.parametrize("chernoff", [True, False])
 def test_the_larger_direction_is_the_larger_of_both(chernoff, monkeypatch):
     if not chernoff:  # contours at the floor decide then
-        monkeypatch.setattr(allocation_search, "put_below", lambda s, t, k: np.full_like(s, np.inf))
+        monkeypatch.setattr(allocation, "put_below", lambda s, t, k: np.full_like(s, np.inf))
     both = allocation.epsilon_of_both(SIGMA, SLOTS, DELTA)
     sides = [allocation.epsilon(SIGMA, SLOTS, DELTA, direction) for direction in ("remove", "add")]
     np.testing.assert_allclose(both.lower, np.max([side.lower for side in sides], axis=0), rtol=1e-9)
@@ -38,7 +38,7 @@ def test_the_larger_direction_is_the_larger_of_both(chernoff, monkeypatch):
 def test_a_direction_above_the_floor_is_solved():
     exact = allocation.epsilon(SIGMA, SLOTS, DELTA, "add")
     for share in (0.3, 1.0 - 1e-5):  # a floor below it says nothing
-        ends = allocation_search.search(
+        ends = allocation.search(
             -1.0, 1 / SIGMA, SLOTS.astype(float), DELTA, np.full(8, 50.0), 1e-4, share * exact.lower
         )
         np.testing.assert_allclose(ends[0], exact.lower, rtol=2e-6)

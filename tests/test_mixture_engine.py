@@ -13,8 +13,8 @@ from scipy.stats import norm
 import jaxacct as ja
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.mixture import one_delta, rows_of_branches
-from jaxacct.kernels.mixture_decay import largest_modulus_gap
 from jaxacct.kernels.mixture_law import BranchLaw, quadrature
+from jaxacct.kernels.mixture_nodes import largest_modulus_gap
 from jaxacct.mechanisms.mixture_cells import cells_below
 
 SIDES = ("remove_one", "add_one")

@@ -7,7 +7,7 @@ import pytest
 from helpers import refusal
 from scipy import special
 
-from jaxacct.plots import choose, inputs, plot, profiles, style
+from jaxacct.plots import inputs, plot, profiles, style
 from jaxacct.sweeps import Table, sweep
 from jaxacct.sweeps.grid import concatenate, expand
 
@@ -32,7 +32,7 @@ def calibrated():
 
 def drawn(draw, kind, view_of, **choices):
     arguments = dict.fromkeys(("x", "by", "value")) | {"where": {}} | choices
-    chosen, view = choose.choose(view_of, kind, **arguments)
+    chosen, view = inputs.choose(view_of, kind, **arguments)
     with style.settings():
         canvas, axes = style.figure(square=False)
         draw(view, canvas, axes)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.kernels import worst_bound, worst_mesh, worst_score
+from jaxacct.kernels import worst_mesh, worst_score
 from jaxacct.mechanisms import RELATIONS
 from jaxacct.selection.tradeoff_polygons import curves, inner
 from jaxacct.selection.worst_case import PER_CALL, bracket
@@ -51,8 +51,8 @@ def test_upper_bounds_are_convex_and_above_plain_sums(run, law, eps, effort):
         seen = worst_mesh.sketch(law, above.q, above.p, np.sum(above.ratio > 1.0), effort)
         mesh = worst_mesh.mesh(seen, np.exp(eps), effort)
         for served in (np.linspace(1.0, 0.4, effort.groups + 1), np.ones(effort.groups + 1)):
-            known = worst_bound.lines(law, above, mesh, served, effort)
-            found = np.array([worst_bound.bound(known, e) for e in at])
+            known = worst_score.lines(law, above, mesh, served, effort)
+            found = np.array([worst_score.bound(known, e) for e in at])
             slope = np.diff(found) / np.diff(at)
             assert np.all(slope <= 0.0) and np.all(np.diff(slope) >= -1e-9 * np.abs(slope[1:]))
             assert np.all(found >= sums * (1.0 - 1e-9))
@@ -216,7 +216,7 @@ def test_slopes_of_a_group_may_differ_by_any_factor(effort):
         spanning = np.sort(np.resize(first, effort.lines))
         rows = np.concatenate([spanning, np.maximum(where.rows[effort.lines :], first[-1])])
         where = where._replace(rows=rows)  # the first group spans several slopes
-        known = worst_bound.lines(law, above, where, np.zeros(effort.groups + 1), effort)
+        known = worst_score.lines(law, above, where, np.zeros(effort.groups + 1), effort)
         slopes = above.ratio[rows[:-1]].reshape(effort.groups, effort.lines).T
         assert slopes[0, 0] / slopes[1, 0] > 1e18
         assert np.unique(slopes[:, 0]).size > 3

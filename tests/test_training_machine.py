@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct.training.step import key_derivation, machine
+from jaxacct.training.step import key_derivation
 
 
 def digest(function=lambda x: jnp.sum(x * x)):
@@ -18,7 +18,7 @@ def digest(function=lambda x: jnp.sum(x * x)):
 
 
 def test_the_same_twice():
-    assert digest() == digest() and machine.machine() == machine.machine()
+    assert digest() == digest() and key_derivation.machine() == key_derivation.machine()
 
 
 @pytest.mark.parametrize("name", ["XLA_FLAGS", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE"])
@@ -42,11 +42,11 @@ def test_settings_are_part_of_it(name, value):
 
 
 def test_libraries_and_processors_are_part_of_it(monkeypatch):
-    before, told = digest(), json.loads(machine.machine())
+    before, told = digest(), json.loads(key_derivation.machine())
     assert (told["libraries"]["jaxlib"] and "flags:" in str(told["processor"])) or sys.platform != "linux"
     for name, other in (("_libraries", {**told["libraries"], "jaxlib": "0"}), ("_processor", ["another"])):
         with monkeypatch.context() as changed:
-            changed.setattr(machine, name, lambda other=other: other)
+            changed.setattr(key_derivation, name, lambda other=other: other)
             assert digest() != before
 
 
@@ -80,9 +80,9 @@ def test_a_program_that_may_come_out_otherwise_never_repeats_a_key(monkeypatch):
         platform, device_kind, client = "gpu", "some", type("Client", (), {"platform_version": "1"})
 
     monkeypatch.setattr(jax, "devices", lambda: [Device])
-    assert not machine.repeats(set())
+    assert not key_derivation.repeats(set())
     for flags, same in (("--xla_gpu_deterministic_ops=true", True), ("--xla_gpu_deterministic_ops", True)):
         monkeypatch.setenv("XLA_FLAGS", flags)
-        assert machine.repeats(set()) == same and not machine.repeats({"io_callback"})
+        assert key_derivation.repeats(set()) == same and not key_derivation.repeats({"io_callback"})
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false")
-    assert not machine.repeats(set())
+    assert not key_derivation.repeats(set())

@@ -494,7 +494,7 @@ def test_no_more_batches_are_loaded_ahead_than_asked_for():
 
 
 def test_a_source_that_is_slow_to_end_is_waited_for_with_a_word(monkeypatch, capsys):
-    monkeypatch.setattr("jaxacct.training.run.ahead._PATIENCE", 0.01)
+    monkeypatch.setattr("jaxacct.training.run.streaming._PATIENCE", 0.01)
     stop, busy = threading.Event(), threading.Event()
 
     def items():

@@ -8,7 +8,7 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.tuning import advisor, subset_plan, ways_to_search
+from jaxacct.tuning import advisor, subset_plan
 from jaxacct.tuning.cost import Cost
 
 TARGET, DELTA = 2.0, 1e-5
@@ -148,7 +148,7 @@ def test_the_quantile_of_two_rounds_is_that_of_the_sum():
     law = selection.Geometric(0.3)
     k = np.arange(400)
     sums = np.convolve(law.probability(k), law.probability(k))
-    cost = Cost(ways_to_search._sum(law, 2), 100, 1.0)
+    cost = Cost(advisor._sum(law, 2), 100, 1.0)
     assert cost.quantile(0.95) == 100 * np.searchsorted(np.cumsum(sums), 0.95)
 
 

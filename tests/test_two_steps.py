@@ -13,7 +13,7 @@ import jaxacct as ja
 from jaxacct.accounting.dispatch import kinds_of
 from jaxacct.engines import closed_form, contour, two_steps, two_steps_bound
 from jaxacct.engines.contour import Answer
-from jaxacct.engines.two_steps_cells import placed, surveyed
+from jaxacct.engines.two_steps import placed, surveyed
 from jaxacct.mechanisms import components
 
 NOWHERE = np.array([-np.inf])

@@ -15,14 +15,7 @@ from jaxacct.core.validation import InputError
 
 flint = pytest.importorskip("flint")
 
-from jaxacct.verification import (  # noqa: E402
-    delta_enclosure,
-    line_plan,
-    line_sum,
-    loss_definition,
-    quick_enclosure,
-    small_loss_steps,
-)
+from jaxacct.verification import bracket_check, delta_enclosure, line_sum, loss_definition, small_loss_steps
 from jaxacct.verification.ball_arithmetic import arb, integrate, precision  # noqa: E402
 
 REFERENCE = list(csv.DictReader((Path(__file__).parent / "data" / "dp_sgd.csv").open()))
@@ -290,10 +283,10 @@ def test_steps_with_small_loss_taken_apart_change_nothing(run, epsilon, scale, d
     with precision(160):
         parts = build()
     aim = scale - 9 * math.log(10.0)
-    apart = line_plan._plan(parts, epsilon, aim, 400_000, True)
+    apart = line_sum._plan(parts, epsilon, aim, 400_000, True)
     assert apart.small_loss is not None
     found = line_sum.LineSum(build, apart).at(arb(epsilon))
-    truth = line_sum.LineSum(build, line_plan._plan(parts, epsilon, aim, 400_000, False)).at(arb(epsilon))
+    truth = line_sum.LineSum(build, line_sum._plan(parts, epsilon, aim, 400_000, False)).at(arb(epsilon))
     with precision(200):
         assert found.overlaps(truth)
         assert found.rad() < arb(scale).exp() * arb("1e-8")
@@ -306,7 +299,7 @@ def test_the_tail_without_steps_of_small_loss_bounds_the_integrand(direction):
     build = lambda: loss_definition.expand(ja.dp_sgd(0.8, 0.02, 50), "add_or_remove_one", direction).parts
     with precision(300):
         parts = build()
-        plan = line_plan._plan(parts, 0.4, -35.0, 400_000, True)
+        plan = line_sum._plan(parts, 0.4, -35.0, 400_000, True)
         line = line_sum.LineSum(build, plan)
         for j in (1, 2, line.width, len(line.values) - 1):
             z = flint.acb(plan.line.c, j * line.step)
@@ -322,7 +315,7 @@ def test_outputs_left_out_cost_no_more_than_their_mass(width):
         parts = build()
     aim = -11.5 - 9 * math.log(10.0)
     kept = small_loss_steps.without_largest(parts, aim - 2.0, width)
-    plan = line_plan._plan(kept, 1.8, aim, 400_000, False)
+    plan = line_sum._plan(kept, 1.8, aim, 400_000, False)
     cut = line_sum.LineSum(build, replace(plan, cuts=tuple(part.cuts for part, _ in kept)))
     whole = line_sum.enclose(build, 1.8, -11.5, 15, 400_000)
     with precision(200):
@@ -351,7 +344,7 @@ def test_simple_tests_hold_the_truth(direction):
     with precision(160):
         for run, epsilon in ((ja.dp_sgd(1.0, 0.01, 1000), 1.8), (ja.dp_sgd(0.5, 0.3, 4), 3.0)):
             build = lambda run=run: loss_definition.expand(run, "add_or_remove_one", direction)
-            wide = quick_enclosure.enclose(build(), arb(epsilon))
+            wide = bracket_check.enclose(build(), arb(epsilon))
             assert wide.contains(delta_enclosure.enclose(build, epsilon, -20.0, 1).mid())
 
 

@@ -20,10 +20,9 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.validation import InputError
 from jaxacct.engines import contour, quick_bounds
-from jaxacct.engines.allocation_mechanism import OneRound
+from jaxacct.engines.allocation_mechanism import OneRound, SameBins
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
-from jaxacct.engines.same_bins import SameBins
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 

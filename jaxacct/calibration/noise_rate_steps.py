@@ -2,12 +2,20 @@
 
 Every value returned is evaluated again with the certified engines, and `epsilon.upper <= target_epsilon` holds for
 each.  `jaxacct.calibrate` (mechanism_calibration.py) takes any parameter of any mechanism.
+
+Calibration of DP-SGD whose batches are not Poisson samples of single records: the same search, other runs.
+
+What Poisson sampling would need is where the search begins; only certified brackets of the run itself decide.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from jaxacct.accounting import account
 from jaxacct.calibration.calibrated import (
     MAX_STEPS,
     NOISE_RANGE,
@@ -16,20 +24,21 @@ from jaxacct.calibration.calibrated import (
     calibrated,
     checked_goal,
     result,
+    search_for,
 )
 from jaxacct.calibration.risk_targets import RiskTarget, given_target
+from jaxacct.calibration.search import Start, certified_search
+from jaxacct.calibration.start import calibration_start
+from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
-from jaxacct.core.validation import COUNT, InputError, check_one, choice
+from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice
+from jaxacct.engines.backend import job
+from jaxacct.mechanisms import SAMPLING, dp_sgd
 
 if TYPE_CHECKING:
     from jaxacct.selection.law_of_k import Law
 
-__all__ = [
-    "Calibration",
-    "calibrate_noise_multiplier",
-    "calibrate_sampling_probability",
-    "calibrate_steps",
-]
+__all__ = ["Calibration", "calibrate_noise_multiplier", "calibrate_sampling_probability", "calibrate_steps"]
 
 
 @with_hints
@@ -334,7 +343,9 @@ def calibrate_steps(
 
 
 def _by_rule(unknown: str, *asked: Any) -> Calibration:
-    from jaxacct.calibration.batch_rules import calibrated_by_rule  # only where a batch rule is not Poisson sampling
+    from jaxacct.calibration.noise_rate_steps import (
+        calibrated_by_rule,  # only where a batch rule is not Poisson sampling
+    )
 
     return calibrated_by_rule(unknown, *asked)
 
@@ -366,3 +377,49 @@ def _to_risk(
     from jaxacct.calibration.risks import calibrated_to_risk  # SciPy: only where a risk is the target
 
     return calibrated_to_risk(unknown, target, known, relation, rtol, limits, backend)
+
+
+def calibrated_by_rule(
+    unknown: str,
+    target_epsilon: Any,
+    target_delta: Any,
+    known: dict[str, Any],
+    rule: dict[str, Any],
+    relation: str,
+    rtol: float,
+    limits: tuple[float, float],
+    backend: str,
+) -> Calibration:
+    """The least private value of `unknown` that meets the target.
+
+    known : the other parameters.
+    rule : `sampling`, `dataset_size`, `cap` and `group`, as `dp_sgd` takes them.
+    """
+    choice("sampling", rule["sampling"], SAMPLING)
+    sampling = rule["sampling"]
+    if sampling == "random_allocation" and unknown == "sampling_probability":
+        raise InputError(
+            "sampling_probability cannot be solved for with sampling = 'random_allocation', whose slots are whole; use "
+            "ja.calibrate(lambda t: ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), t), rounds), whole=True, ...)"
+        )
+    numbers = {name: rule[name] for name in ("dataset_size", "cap") if rule[name] is not None}
+    words = {"sampling": sampling, "group": rule["group"]}
+    goal, shape = checked_goal(
+        unknown, target_epsilon, target_delta, known | numbers, relation, rtol, limits, {}, backend, RELATIONS
+    )
+    effort = account.effort_of_search(goal.rtol)
+
+    def certified(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        fields = {name: column[rows] for name, column in goal.known.items()} | {unknown: values}
+        return account.bracket_epsilon(dp_sgd(**fields, **words), goal.delta[rows], goal.relation, effort)
+
+    def started(rows: np.ndarray) -> Start:
+        start = calibration_start(near, rows)[0]
+        x = start.x + math.log(rule["group"]) if unknown == "noise_multiplier" else start.x
+        return Start(np.clip(x, *np.log(limits)), np.zeros(rows.size), np.zeros(rows.size, bool))
+
+    near = goal._replace(known={name: goal.known[name] for name in known}, relation="add_or_remove_one")
+    with job(goal.epsilon.size, backend):
+        found = certified_search(search_for(goal, certified), started)
+    # a cap binds more often at a larger rate, so that epsilon need not grow with the rate
+    return result(found, shape, unknown != "sampling_probability" or sampling != "truncated_poisson")

@@ -1,10 +1,14 @@
-"""Answers for people (a short aligned block) and for machines (one JSON object)."""
+"""Answers for people (a short aligned block) and for machines (one JSON object).
+
+`--rows`: row numbers with commas between.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,10 +18,13 @@ import numpy as np
 
 from jaxacct.calibration.risk_targets import BESIDE, USUAL_FLOOR
 from jaxacct.core.bounds import explain
+from jaxacct.core.validation import InputError
 from jaxacct.report.rounding import down, up
 from jaxacct.sweeps import Plan, Table
 from jaxacct.sweeps.columns import ANSWER
 from jaxacct.sweeps.risks import target_of
+
+__all__ = ["row_numbers"]
 
 WHOLE = ("dataset_size", "steps", "trials", "count")
 """Columns of whole numbers, which JSON shows without a decimal point."""
@@ -238,3 +245,16 @@ def _counts(counts: dict[str, int]) -> str:
 def _block(lines: list[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
+
+
+def row_numbers(text: str | None) -> list[int] | None:
+    """The numbers of rows, from 0; None where the option was left out.
+
+    >>> row_numbers("0,2,4"), row_numbers(None)
+    ([0, 2, 4], None)
+    """
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise InputError(f"rows = {text!r} must be a row number from 0, or several with commas between")
+    return [int(word) for word in text.split(",")]

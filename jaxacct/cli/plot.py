@@ -6,7 +6,7 @@ import argparse
 
 from jaxacct.cli import output
 from jaxacct.cli.arguments import PLOT
-from jaxacct.cli.rows import row_numbers
+from jaxacct.cli.output import row_numbers
 from jaxacct.core.validation import InputError
 
 __all__ = ["run"]

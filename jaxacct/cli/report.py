@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.cli import output
-from jaxacct.cli.rows import row_numbers
+from jaxacct.cli.output import row_numbers
 from jaxacct.core.validation import InputError
 
 __all__ = ["run"]

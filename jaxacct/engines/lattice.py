@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.engines.finite_powers import MOST_PAIRS
 from jaxacct.engines.lattice_backend import Runner, runner
-from jaxacct.engines.lattice_finite import Finite
+from jaxacct.engines.lattice_finite import MOST_PAIRS, Finite
 from jaxacct.engines.lattice_gaussian import PlainGaussian, SampledGaussian
 from jaxacct.engines.lattice_laplace import Laplace
 from jaxacct.engines.lattice_part import LatticePart

@@ -20,27 +20,38 @@ that, in the part that is tested and in all the others.
 
 Everything is in logarithms, so that masses as small as e^{-10^300} do no harm.  The contour and the lattice engine,
 which are checked against these bounds, share no code with them.
+
+Masses of the tests of `threshold_tests` under P, from below, and under Q, from above; part by part.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from scipy.special import log_ndtr
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import closed_form
-from jaxacct.engines.threshold_masses import (
-    Tests,
-    finite_counts,
-    gaussian_counts,
-    gaussian_means,
-    laplace_counts,
-    log_tail,
-    plain,
-)
+from jaxacct.engines.quick_bounds import Chance, chance, log_tail_above, log_tail_below
 from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["Tests", "best_delta", "best_epsilon", "rare_step_delta", "rare_step_epsilon", "tests_of"]
 
+QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
+"""Thresholds of single outputs: standard quantiles about either mode."""
+DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
+"""Thresholds of counts and means: so many deviations of P below what P expects."""
+TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
+"""Minus logarithms of tails in which counts are looked for."""
+CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
+"""Exponents that are tried in Chernoff's bound of a mixture's tail, over that of a normal law as far out."""
+LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+"""Thresholds of Laplace losses: by how much they lie below the largest loss."""
+MOST_THRESHOLDS = 24
+"""Atoms of a finite law that are taken for thresholds at most."""
+LOG_ERROR = 1e-12
+"""Subtracted from, or added to, logarithms of size 1, for their rounding."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
 """By how much more than its share of delta one of many steps is given, for what p d takes; the best bound counts."""
 EXP_ERROR = 1024.0 * ROUNDOFF
@@ -147,3 +158,158 @@ def _log_survival(parts: Components) -> np.ndarray:
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
         lowest = parts.log_survival * (1.0 + 16.0 * ROUNDOFF) - 2.0 * np.sum(each, axis=1)
     return np.where(parts.log_survival < 0.0, np.where(np.isnan(lowest), -np.inf, lowest), 0.0)
+
+
+class Tests(NamedTuple):
+    """log P(S) from below and log Q(S) from above, each (B, M); -inf and 0 where there is no test."""
+
+    log_p: np.ndarray
+    log_q: np.ndarray
+
+
+def log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """log Pr[N(mean, 1) > u], and how far it may be off."""
+    x = mean - u
+    value = log_ndtr(x)
+    size = np.square(np.minimum(x, 0.0)) + (1.0 + np.minimum(np.abs(x), -np.minimum(x, -40.0))) * np.abs(mean)
+    return value, ROUNDOFF * (64.0 + 8.0 * size) + 1e-13 * np.abs(value)
+
+
+def plain(parts: Components) -> Tests:
+    """The sum of all Gaussians that are not sampled."""
+    mu = parts.mu[:, None]
+    z = np.concatenate([QUANTILES, -QUANTILES])[None, :]
+    log_p = np.where(mu > 0.0, log_ndtr(-z) - LOG_ERROR, -np.inf)
+    log_q, error = log_tail(z, -mu)
+    return Tests(log_p, np.where(mu > 0.0, np.minimum(log_q + error, 0.0), 0.0))
+
+
+def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
+    """Tests on the number of hits, for chances of a hit (B, C): k from the deviations, 1 and n."""
+    n = n[:, None, None]
+    under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
+    expected = n * np.exp(under_p.log_p)
+    k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
+    # in the tail of a law of few hits deviations do not reach: the k of Poisson's tail, roughly
+    few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
+    k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
+    k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
+    low, high = (
+        tail.reshape(n.shape[0], -1) for tail in (log_tail_below(n, k, under_p), log_tail_above(n, k, under_q))
+    )
+    present = n[:, 0] > 0
+    return Tests(np.where(present, low, -np.inf), np.where(present, high, 0.0))
+
+
+def gaussian_counts(parts: Components, column: int) -> Tests:
+    sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+    s, rate = 1.0 / sigma[:, None], q[:, None]
+    u = np.concatenate([np.broadcast_to(QUANTILES, (n.size, QUANTILES.size)), s - QUANTILES], axis=1)
+    hit, miss = np.log(rate), np.log1p(-rate)
+
+    def mixture(side: float) -> tuple[np.ndarray, np.ndarray]:
+        (zero, error), (one, wrong) = log_tail(side * u, 0.0 * s), log_tail(side * u, side * s)
+        value = np.logaddexp(miss + zero, hit + one)
+        most = np.logaddexp(miss + zero + error, hit + one + wrong)
+        return value, most - value + 8.0 * ROUNDOFF * (1.0 - hit - miss + np.abs(value))
+
+    def normal(side: float) -> tuple[np.ndarray, np.ndarray]:
+        return log_tail(side * u, 0.0 * s)
+
+    # remove: the mixture is P, large outputs are likelier under it; add: it is Q, small ones are likelier under P
+    removing = parts.sign[:, None] > 0
+    mixed = [np.where(removing, *pair) for pair in zip(mixture(1.0), mixture(-1.0), strict=True)]
+    mixed_rest = [np.where(removing, *pair) for pair in zip(mixture(-1.0), mixture(1.0), strict=True)]
+    pure = [np.where(removing, *pair) for pair in zip(normal(1.0), normal(-1.0), strict=True)]
+    pure_rest = [np.where(removing, *pair) for pair in zip(normal(-1.0), normal(1.0), strict=True)]
+    of_mixture = chance(mixed[0], mixed_rest[0], mixed[1], mixed_rest[1])
+    of_pure = chance(pure[0], pure_rest[0], pure[1], pure_rest[1])
+    under_p, under_q = (
+        Chance(*(np.where(removing, *pair) for pair in zip(*order, strict=True)))
+        for order in ((of_mixture, of_pure), (of_pure, of_mixture))
+    )
+    return _counts(n, under_p, under_q)
+
+
+def gaussian_means(parts: Components, column: int) -> Tests:
+    """The sum of the outputs, in deviations of the law without hits, against thresholds below what P expects."""
+    sigma, q, n = (x[:, column][:, None] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+    s, root = 1.0 / sigma, np.sqrt(n)
+    removing = parts.sign[:, None] > 0
+    drift = root * q * s
+    spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
+    x = np.where(removing, drift - DEVIATIONS * spread, DEVIATIONS)
+    low = _log_mixture_below(n, q, s, x)  # log of the mixture's mass below x, from above
+    (below, wrong_below), (above, wrong_above) = log_tail(-x, 0.0 * x), log_tail(x, 0.0 * x)
+    p = np.where(removing, np.log1p(-np.exp(np.minimum(low, -1e-300))), below - wrong_below) - LOG_ERROR
+    other = np.where(removing, above + wrong_above, low)
+    present = n > 0
+    return Tests(np.where(present, p, -np.inf), np.where(present, other, 0.0))
+
+
+def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """log Pr[sum of n mixtures <= x sqrt n] at most, by Chernoff at the best of several exponents."""
+    root = np.sqrt(n)
+    drift = root * q * s
+    gap = np.maximum(drift - x, 0.0)
+    best = np.zeros(np.broadcast_shapes(gap.shape, s.shape))
+    for share in CHERNOFF_SHARES:
+        v = share * gap / root
+        shrink = -np.expm1(-v * s)
+        terms = (0.5 * n * v * v, n * np.log1p(-q * shrink), v * root * x)
+        value = terms[0] + terms[1] + terms[2]
+        value += 32.0 * ROUNDOFF * (sum(np.abs(t) for t in terms) + 1.0)
+        best = np.where(np.isfinite(value), np.minimum(best, value), best)
+    return best
+
+
+def laplace_counts(parts: Components, column: int) -> Tests:
+    """Base losses at least v: Pr_P >= v is 1 - e^{(v - 1/b)/2}/2, Pr_Q >= v is e^{-(v + 1/b)/2}/2, -1/b < v <= 1/b."""
+    scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
+    edge, rate = 1.0 / scale[:, None], q[:, None]
+    removing = parts.sign[:, None] > 0
+    # remove: {v >= edge - d}, d < 2 edge; add: {v <= -(edge - d)}, its mirror image
+    drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
+    near = np.log1p(-0.5 * np.exp(-0.5 * drop))  # the law whose mode is on this side
+    near_rest = -np.log(2.0) - 0.5 * drop
+    far = -np.log(2.0) - edge + 0.5 * drop
+    far_rest = np.log1p(-np.exp(far))
+    hit = np.log(rate)
+    miss = np.log1p(-np.where(rate < 1.0, rate, 0.0))
+    miss = np.where(rate < 1.0, miss, -np.inf)
+
+    def mix(unhit: np.ndarray, struck: np.ndarray) -> np.ndarray:
+        return np.logaddexp(miss + unhit, hit + struck)
+
+    p, p_rest = np.where(removing, mix(far, near), near), np.where(removing, mix(far_rest, near_rest), near_rest)
+    other = np.where(removing, far, mix(near, far))
+    other_rest = np.where(removing, far_rest, mix(near_rest, far_rest))
+    error = 64.0 * ROUNDOFF * (1.0 + edge - hit) + 0.0 * p
+    return _counts(n, chance(p, p_rest, error, error), chance(other, other_rest, error, error))
+
+
+def finite_counts(parts: Components, column: int) -> Tests:
+    """Losses at least l, for the atoms l; Q-masses are P-masses times e^-loss, and P is given a finite loss."""
+    loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
+    order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
+    loss, mass = np.take_along_axis(loss, order, 1), np.take_along_axis(mass, order, 1)
+    p = np.cumsum(mass, axis=1)
+    p = np.log(p / p[:, -1:])
+    q_terms = np.where(mass > 0.0, np.log(mass) - loss, -np.inf)
+    other = np.logaddexp.accumulate(q_terms, axis=1)
+    take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], MOST_THRESHOLDS)).astype(int))
+    p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
+    error = LOG_ERROR + 8.0 * ROUNDOFF * (mass.shape[1] + np.abs(p))
+    error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
+    p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
+    p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
+    # what is not in the set is known to the error of what is, over what is left
+    spread, spread_q = (
+        _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
+    )
+    return _counts(n, chance(p, p_rest, error, spread), chance(other, other_rest, error_q, spread_q))
+
+
+def _grown(x: np.ndarray) -> np.ndarray:
+    """At least -log(1 - x), for what may be off by x of itself; inf above 1/4."""
+    return np.where(x < 0.25, 1.2 * x, np.inf)

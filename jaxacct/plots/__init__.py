@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxacct.core.validation import InputError, choice
-from jaxacct.plots import choose, inputs, profiles, style
+from jaxacct.plots import inputs, profiles, style
 from jaxacct.plots.side_by_side import plot_profiles, plot_tradeoffs
 from jaxacct.sweeps.table import Table, read_table
 
@@ -73,20 +73,20 @@ def plot(
     style.check_picture(path)
     table = result if isinstance(result, Table) else read_table(result)
     if kind is not None:
-        choice("kind", kind, choose.KINDS)
+        choice("kind", kind, inputs.KINDS)
     with style.settings():
         canvas, axes = style.figure(square=kind == "tradeoff")
         if kind in ("profile", "tradeoff"):
             for name, given in {"x": x, "by": by, "value": value}.items():
                 if given is not None:
                     raise InputError(f"{name} is for curves and heat maps; choose rows with --rows or --where")
-            chosen = profiles.pick(choose.filtered(table, where or {}), None if rows is None else list(rows))
+            chosen = profiles.pick(inputs.filtered(table, where or {}), None if rows is None else list(rows))
             (profiles.draw_profiles if kind == "profile" else profiles.draw_tradeoffs)(chosen, axes)
             report: dict[str, Any] = {"kind": kind, "curves": len(chosen)}
         else:
             if rows is not None:
                 raise InputError("rows is for profiles and trade-off curves; choose rows with --where")
-            kind, view = choose.choose(table, kind, x, by, value, where or {})
+            kind, view = inputs.choose(table, kind, x, by, value, where or {})
             draw = inputs.draw_heatmap if kind == "heatmap" else inputs.draw_curves
             count = draw(view, canvas, axes)
             report = {"kind": kind, "value": view.value, "x": view.x, "by": view.by, "fixed": view.fixed}

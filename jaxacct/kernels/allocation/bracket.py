@@ -1,4 +1,7 @@
-"""The bracket of E(S - k)_+ and E(k - S)_+ from the contour and the closed forms beside it (README.md, section 1)."""
+"""The bracket of E(S - k)_+ and E(k - S)_+ from the contour and the closed forms beside it (README.md, section 1).
+
+Chernoff's bound of the put, which is cheap: it settles most directions that are not the larger (README.md, 7).
+"""
 
 from typing import NamedTuple
 
@@ -6,19 +9,32 @@ import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.allocation.cutoff import log_images
-from jaxacct.kernels.allocation.law import ROOM, Windows, tail
-from jaxacct.kernels.allocation.placement import TOLERANCE, Place, place, place_of_bulk, place_split, replaced
+from jaxacct.kernels.allocation.cutoff import log_images, log_power
+from jaxacct.kernels.allocation.law import ROOM, Windows, cells_of, cuts_of, tail
+from jaxacct.kernels.allocation.placement import (
+    TOLERANCE,
+    Place,
+    place,
+    place_of_bulk,
+    place_split,
+    replaced,
+    tilted_mode,
+)
 from jaxacct.kernels.allocation.quadrature import panels_of
 from jaxacct.kernels.allocation.transform import Powers, powers_on, turned_by
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import log_ndtr
 
-__all__ = ["Contour", "bracket_near", "brackets_at", "contours_at", "estimate_near", "rows_of"]
+__all__ = ["Contour", "bracket_near", "brackets_at", "contours_at", "estimate_near", "put_below", "rows_of"]
 
+CELLS = 48
+"""Cells of the grid."""
+ABSCISSAS = 12
+"""Abscissas that are tried."""
+REACH = 8.6
+"""Deviations of the standard normal law that the cells cover; the rest is bounded by its mass."""
 TERMS_TOGETHER = 6000
 """Nodes of lines that are evaluated together, over all rows: what they need stays near the processor."""
-
 LONG_BULK = 100
 """Nodes of the bulk's line above which a bulk that ends lower is tried."""
 LOWER_SHARES = (0.25, 0.15)
@@ -280,3 +296,18 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
     log_put = np.where(-c / t + 0.5 * c * c * spread / t > 0.0, np.inf, log_put)
     put = np.where(left <= 0.0, 0.0, np.fmin(np.exp(log_put + 1e-8), left))
     return t * (below + far * put) * (1.0 + 1e-9)
+
+
+def put_below(s: Array, t: Array, k: Array) -> Array:
+    """log of an upper bound of E(k - S)_+, (B,): the least over some c of log(e^{ck} E e^{-cS}/(e c))."""
+    with np.errstate(all="ignore"):
+        deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
+        near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point of a normal law
+        grid = near[:, None] * np.geomspace(0.5, 60.0, ABSCISSAS) ** np.minimum(s, 1.0)[:, None]
+        none, one = np.full_like(s, -np.inf), np.ones_like(s)
+        start = tilted_mode(s, t, grid[:, -1]) - REACH
+        windows = Windows(none, one, -none, one, start, np.full_like(s, REACH))
+        cells = cells_of(s, t, windows, CELLS)
+        log = log_power(cells, cuts_of(cells, windows), t, grid, -1.0)[0]
+        each = log + grid * k[:, None] - 1.0 - np.log(grid) + 1e-12 * grid * k[:, None] + 1e-9
+        return np.min(np.where(np.isnan(each), np.inf, each), axis=1)

@@ -2,26 +2,29 @@
 
 Three compiled programs serve all steps: sums of nothing, one micro-batch more, and the release.  What the keys follow
 from is argued in jaxacct/training/step/README.md, "Keys", paragraph "Sources".
+
+Ahead: items made in a thread, some before they are asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
+import queue
 import secrets
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.core.progress import say
 from jaxacct.core.validation import InputError
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
-from jaxacct.training.run.ahead import Ahead
 from jaxacct.training.run.checkpoints import Checkpoint
 from jaxacct.training.run.placement import OneDevice, OnMesh
 from jaxacct.training.run.program import Prepared, Program
@@ -36,6 +39,9 @@ from jaxacct.training.step.users import grouped
 
 __all__ = ["Batch", "OtherExamples", "Streamed", "require_same_rows"]
 
+Item = TypeVar("Item")
+_PATIENCE = 1.0
+"""Seconds of waiting for a thread to end before a line says so."""
 _HOST = b"host 1"
 """What the host does in a step, the draw and the order of micro-batches, has no program; this text stands for it."""
 
@@ -228,3 +234,54 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
                 f"step {step} was released with other examples for the same draw: the source does not repeat itself, "
                 "or was changed; go on with Source(..., repeats=False)"
             )
+
+
+class Ahead(Generic[Item]):
+    """The items of a generator, so many of them made ahead in a thread; with 0 they are made when they are asked for.
+
+    What the generator raises is raised by `take`, in its place.  `close` ends generator and thread; a generator that is
+    busy must look at ``stop`` from time to time.
+    """
+
+    def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
+        self._items, self._stop = items, stop
+        self._room = threading.Semaphore(depth)
+        self._made: queue.SimpleQueue[tuple[Item | None, BaseException | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="jaxacct source", daemon=True) if depth else None
+        if self._thread is not None:
+            self._thread.start()
+
+    def take(self) -> Item:
+        """The next item; StopIteration after the last one."""
+        if self._thread is None:
+            return next(self._items)
+        item, error = self._made.get()
+        if error is not None:
+            self._made.put((None, error))  # nothing comes after it
+            raise error
+        self._room.release()
+        return item  # type: ignore[return-value]  # an item, where there is no error
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._room.acquire()
+                if self._stop.is_set():
+                    return
+                self._made.put((next(self._items), None))
+        except BaseException as error:  # whatever it is, the thread that waits must hear of it
+            self._made.put((None, error))
+        finally:
+            self._items.close()
+
+    def close(self) -> None:
+        """End the thread, which is waited for."""
+        self._stop.set()
+        self._room.release()
+        if self._thread is None:
+            self._items.close()
+            return
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            say("waiting for the source to finish what it is loading")
+            self._thread.join()

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 
 from jaxacct.training.step import powers_of_two as powers
 from jaxacct.training.step.block_sums import BLOCK, block_levels, blocked_sum, row_squares, sum_squares
-from jaxacct.training.step.uses import Use, Uses
-from jaxacct.training.step.views import Step, merged
+from jaxacct.training.step.uses import Step, Use, Uses, merged
 
 __all__ = ["HIGHEST", "Rows", "Site", "site_of"]
 
