@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from jaxacct.representations.mechanism_profile import Profile, profile
     from jaxacct.representations.renyi_accounting import rdp_delta, rdp_epsilon
     from jaxacct.representations.risk_table import RiskTable, risk
-    from jaxacct.sweep import sweep
+    from jaxacct.sweeps import sweep
     from jaxacct.verification import Verification, verify
 
 __all__ = [
@@ -184,7 +184,7 @@ _HOMES = {
     "repeat": "mechanisms",
     "repetitions_allowed": "calibration.allowed_repetitions",
     "risk": "representations.risk_table",
-    "sweep": "sweep",
+    "sweep": "sweeps",
     "verify": "verification",
 }
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name

@@ -148,9 +148,9 @@ def test_the_marker_of_a_typed_package_is_there():
 
 
 def test_no_public_name_is_a_module_of_its_package():
-    """Importing such a module would put it in the place of the name; `jaxacct.sweep` puts the function there itself."""
+    """Importing such a module would put it in the place of the name."""
     clashes = {(package, name) for package in PACKAGES for name in public(package) if name in modules(package)}
-    assert clashes == {("jaxacct", "sweep")}
+    assert not clashes
 
 
 @pytest.mark.slow
@@ -173,23 +173,6 @@ def test_a_public_name_stays_what_it_is_in_every_order_of_imports():
     )
     given = f"import importlib\nMODULES, NAMES = {walked!r}, {names!r}\n"
     assert run_each([everything + ask + check, ask + everything + check], given) == ""
-
-
-def test_the_old_address_of_sweeps_goes_on_working():
-    orders = [
-        "import jaxacct as ja; ja.sweep; from jaxacct.sweep import merge, plan, read_table",
-        "from jaxacct.sweep import merge, plan, read_table; import jaxacct as ja",
-        "import jaxacct.sweep, jaxacct.sweeps; ja = jaxacct; from jaxacct.sweep import merge, plan, read_table",
-        "import jaxacct as ja; import jaxacct.sweeps.read; from jaxacct.sweep import merge, plan, read_table",
-        "from jaxacct import sweep; import jaxacct as ja; from jaxacct.sweep import merge, plan, read_table; sweep(G)",
-        "import jaxacct.sweep.grid; from jaxacct.sweep import merge, plan, read_table; import jaxacct as ja",
-    ]
-    grid = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
-    after = (
-        "; import jaxacct.sweeps as new; assert len(ja.sweep(G)) == 1 and ja.sweep is new.sweep and plan is new.plan"
-        "; assert ja.sweep.merge is merge is new.merge and callable(plan) and jaxacct.sweep is ja.sweep"
-    )
-    assert run_each([f"{order}{after}" for order in orders], f"import jaxacct; G = {grid!r}; ") == ""
 
 
 def test_the_signature_of_sweep_is_its_own():

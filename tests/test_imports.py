@@ -15,84 +15,31 @@ from collections.abc import Iterator
 import jaxacct
 
 ROOT = pathlib.Path(jaxacct.__file__).parent
-FOUNDATIONS = {"floats", "validation", "files", "progress", "lazy_exports", "optional", "bounds"} | {
-    "keywords",
-    "markup",
-    "number_text",
-}
-"""Modules that every room may import; what they may import themselves is stated below."""
+FOUNDATIONS = {"core"}
+"""Rooms that every room may import."""
 ARROWS: dict[str, set[str]] = {
-    "floats": set(),
-    "keywords": set(),
-    "markup": set(),
-    "number_text": set(),
-    "optional": set(),
-    "lazy_exports": {"keywords", "optional"},
-    "progress": set(),
-    "validation": {"floats"},
-    "files": {"optional", "validation"},
-    "bounds": {"floats", "markup", "number_text", "validation"},
-    "kernels": {"floats"},
-    "mechanisms": {"floats", "kernels", "keywords", "markup", "validation"},
-    "engines": {"bounds", "floats", "kernels", "mechanisms", "progress", "validation"},
+    "core": set(),
+    "kernels": set(),
+    "mechanisms": {"kernels"},
+    "engines": {"kernels", "mechanisms"},
     "accounting": {"engines", "kernels", "mechanisms"},
     "representations": {"accounting", "engines", "mechanisms"},
-    "chacha": {"validation"},
-    "samplers": {"accounting", "chacha", "engines", "mechanisms"},
+    "samplers": {"accounting", "engines", "mechanisms"},
     "selection": {"accounting", "engines", "kernels", "mechanisms", "representations", "samplers"},
-    "calibration": {"accounting", "selection"},
+    "calibration": {"accounting", "engines", "kernels", "mechanisms", "selection"},
     "sweeps": {"accounting", "calibration", "engines", "mechanisms", "selection"},
     "plots": {"accounting", "mechanisms", "representations", "sweeps"},
     "verification": {"mechanisms"},
     "interop": {"accounting", "mechanisms", "representations", "selection"},
-    "training": {
-        "accounting",
-        "calibration",
-        "chacha",
-        "engines",
-        "interop",
-        "mechanisms",
-        "representations",
-        "samplers",
-        "selection",
-    },
-    "tuning": {"accounting", "calibration", "chacha", "mechanisms", "plots", "samplers", "selection", "training"},
+    "training": {"accounting", "calibration", "interop", "mechanisms", "representations", "samplers", "selection"},
+    "tuning": {"accounting", "calibration", "mechanisms", "plots", "samplers", "selection", "training"},
     "audit": {"accounting", "engines", "mechanisms", "plots", "representations", "selection", "training"},
     "report": {"accounting", "interop", "mechanisms", "representations", "selection", "sweeps", "training"},
-    "cli": {"accounting", "calibration", "engines", "interop", "kernels", "mechanisms", "plots"}
-    | {"report", "representations", "selection", "sweeps", "training", "verification"},
+    "cli": {"accounting", "calibration", "engines", "interop", "mechanisms", "plots", "report", "representations"}
+    | {"selection", "sweeps", "training", "verification"},
     "site": set(),  # loads what it documents by name, as a user does
 }
 """Each room with the rooms that it may import beside the foundations; a room only imports rooms above it."""
-STRICT = {"floats", "keywords", "markup", "number_text", "lazy_exports", "progress", "validation", "files"} | {
-    "optional",
-    "bounds",
-    "kernels",
-    "mechanisms",
-    "engines",
-}
-"""Rooms whose arrows are complete as they stand: of the foundations, too, they may import only what is listed."""
-ACCOUNTING = {"account", "dispatch", "calibration_start", "certified_search", "dp_sgd_calibration"} | {
-    "batch_rule_calibration",
-    "gradient",
-    "mechanism_calibration",
-    "mixture_engine",
-    "replaced_record",
-    "risk_calibration",
-    "risk_deltas",
-    "risk_mu",
-    "risk_mu_goal",
-    "risk_rates",
-    "risk_regret",
-    "risk_search",
-    "risk_targets",
-    "risk_values",
-    "sampled_once",
-    "single_rounds",
-    "two_pairs",
-    "worse_direction",
-}
-"""Modules at the top that make up the accounting room."""
 
 
 def modules() -> dict[str, pathlib.Path]:
@@ -134,9 +81,9 @@ GRAPH = {module: imports(module) for module in MODULES if module != "jaxacct"}
 
 
 def room(module: str) -> str:
-    """The room that a module belongs to: its package, or what it is at the top."""
+    """The room that a module belongs to: its package."""
     first = module.split(".")[1]
-    return "accounting" if first in ACCOUNTING else {"sweep": "sweeps", "__main__": "cli"}.get(first, first)
+    return "cli" if first == "__main__" else first
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -175,7 +122,7 @@ def test_the_arrows_between_the_rooms():
     wrong = {}
     for module, targets in GRAPH.items():
         here = room(module)
-        allowed = ARROWS[here] | {here} | (set() if here in STRICT else FOUNDATIONS)
+        allowed = ARROWS[here] | {here} | FOUNDATIONS
         for target in targets:
             if room(target) not in allowed:
                 wrong.setdefault((here, room(target)), []).append(f"{module} imports {target}")

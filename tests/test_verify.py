@@ -15,7 +15,7 @@ from jaxacct.core.validation import InputError
 
 flint = pytest.importorskip("flint")
 
-from jaxacct.verification import bracket_check, delta_enclosure, line_sum, loss_definition, small_loss_steps
+from jaxacct.verification import bracket_check, delta_enclosure, line_sum, loss_definition, small_loss_steps  # noqa: E402
 from jaxacct.verification.ball_arithmetic import arb, integrate, precision  # noqa: E402
 
 REFERENCE = list(csv.DictReader((Path(__file__).parent / "data" / "dp_sgd.csv").open()))

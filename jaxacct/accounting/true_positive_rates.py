@@ -7,7 +7,7 @@ minimum.  The place decides only how narrow the bracket is.  Derivation: jaxacct
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
@@ -15,7 +15,17 @@ from scipy.special import ndtri
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 
-__all__ = ["Deltas", "Place", "Rates", "best_epsilon", "rate_at", "rate_from_three", "start_at", "three_places"]
+__all__ = [
+    "Deltas",
+    "Place",
+    "Rates",
+    "best_epsilon",
+    "posterior_of",
+    "rate_at",
+    "rate_from_three",
+    "start_at",
+    "three_places",
+]
 
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """(epsilons of shape (K, n), n rows) -> certified delta at them, of the same shape; any real epsilon."""
@@ -131,3 +141,17 @@ def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray,
     agree = low <= high
     low, high = np.where(agree, low, fpr), np.where(agree, high, 1.0)
     return Rates(low, np.clip(np.nan_to_num(ends[1][1]), low, high), high)
+
+
+def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
+    """`p t/(p t + (1 - p) a)` for a true-positive rate t, rounded down (turn -1) or up (1)."""
+    with np.errstate(all="ignore"):
+        # a/t first: neither p t nor (1 - p)/p need be a float64
+        odds = (1.0 - prior) * (fpr / rate / prior)
+        found = 1.0 / (1.0 + odds) * (1.0 + turn * 16.0 * ROUNDOFF)
+    tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # the quotient may be subnormal, and then it is not accurate
+    if turn > 0:
+        found = np.where(tiny, 1.0, np.maximum(found, 1e-307))
+    elif turn < 0:
+        found = np.where(tiny | (found < 1e-300), 0.0, found)
+    return np.clip(np.where(rate > 0.0, found, prior), 0.0, 1.0)

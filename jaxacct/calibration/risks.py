@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from jaxacct.accounting.account import REVERSED
-from jaxacct.accounting.true_positive_rates import Place, rate_at
+from jaxacct.accounting.true_positive_rates import Place, posterior_of, rate_at
 from jaxacct.calibration.calibrated import INFEASIBLE, LEAST_RTOL, RULES, Calibration
 from jaxacct.calibration.risk_search import Target
 from jaxacct.calibration.risk_targets import RiskTarget, above, flat_values, rate_of
@@ -24,7 +24,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import SIDED, options, refuse_tracers
 from jaxacct.engines.backend import job
 
-__all__ = ["calibrated_to_risk", "posterior_of"]
+__all__ = ["calibrated_to_risk"]
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
 """Two attempts at the lower end of a true-positive rate: the assumed distance of eps from the best one, in deviations
@@ -203,17 +203,3 @@ def _rates_at_least(
 def _to_mu(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
     found, epsilon = value_for_mu(task, flat[name], flat["above_fpr"])
     return found, np.stack([found.lower, found.estimate, found.upper]), epsilon, found.kind
-
-
-def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
-    """`p t/(p t + (1 - p) a)` for a true-positive rate t, rounded down (turn -1) or up (1)."""
-    with np.errstate(all="ignore"):
-        # a/t first: neither p t nor (1 - p)/p need be a float64
-        odds = (1.0 - prior) * (fpr / rate / prior)
-        found = 1.0 / (1.0 + odds) * (1.0 + turn * 16.0 * ROUNDOFF)
-    tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # the quotient may be subnormal, and then it is not accurate
-    if turn > 0:
-        found = np.where(tiny, 1.0, np.maximum(found, 1e-307))
-    elif turn < 0:
-        found = np.where(tiny | (found < 1e-300), 0.0, found)
-    return np.clip(np.where(rate > 0.0, found, prior), 0.0, 1.0)

@@ -80,6 +80,8 @@ class InputError(ValueError):
     jaxacct.InputError: noise_multiplier[1] = -1.0 must be > 0; use a positive, finite noise multiplier
     """
 
+    __module__ = "jaxacct"  # where users find it
+
     def __init__(self, message: str = "") -> None:
         super().__init__(re.sub(r"\s*\n\s*", " ", message))
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.dispatch import engine_of_mechanism
-from jaxacct.accounting.true_positive_rates import Deltas
-from jaxacct.calibration.risks import posterior_of
+from jaxacct.accounting.true_positive_rates import Deltas, posterior_of
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE

@@ -8,7 +8,7 @@ from jaxacct.selection.closed_form_guarantees import (
     thresholds,
     two_point_selection,
 )
-from jaxacct.selection.differing_candidates import candidates_profile, grid_noise_multipliers, line_noise_multiplier
+from jaxacct.selection.differing_candidates import candidates_profile, line_noise_multiplier
 from jaxacct.selection.finite_base import output_law
 from jaxacct.selection.law_families import (
     Binomial,
@@ -51,7 +51,6 @@ __all__ = [
     "candidates_profile",
     "expected_cost",
     "gaussian_selection",
-    "grid_noise_multipliers",
     "line_noise_multiplier",
     "monotone_score_delta",
     "monotone_score_epsilon",

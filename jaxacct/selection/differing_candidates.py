@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.calibration.calibrated import NOISE_RANGE, Calibration, calibrated
 from jaxacct.core.validation import (
     NON_NEGATIVE,
     POSITIVE,
@@ -28,10 +27,12 @@ from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import under, upper_delta
 
-__all__ = ["candidates_profile", "grid_noise_multipliers", "line_noise_multiplier"]
+__all__ = ["candidates_profile", "line_noise_multiplier"]
 
 LINE_ORDERS = np.arange(2.0, 65.0)
 """Orders at which the line bounds Rényi divergences unless others are given: whole orders up to 64."""
+NOISE_LIMITS = (0.1, 1e6)
+"""Noise multipliers that the line searches."""
 BISECTIONS = 32
 """Bisections in log sigma over the range of noise that is searched: to a relative 4e-9."""
 
@@ -97,49 +98,6 @@ def candidates_profile(
     return PrivacyProfile(grid, *np.minimum(np.tensordot(share, each, axes=1) * (1.0 + 1e-12), 1.0))
 
 
-def grid_noise_multipliers(
-    target_epsilon: Any,
-    target_delta: Any,
-    sampling_probability: Any,
-    steps: Any,
-    *,
-    relation: str = "add_or_remove_one",
-) -> Calibration:
-    """Grid search: for every pair of a sampling probability and a number of steps the least noise for the target.
-
-    The candidates `dp_sgd(value[s, t], sampling_probability[s], steps[t])` then go into `candidates_profile`.
-
-    Parameters
-    ----------
-    target_epsilon : float > 0
-    target_delta : float in (0, 1)
-    sampling_probability : array_like in [0, 1], shape (S,)
-    steps : array_like of whole numbers, shape (T,)
-    relation : str
-        As for `ja.epsilon`.
-
-    Returns
-    -------
-    Calibration, shape (S, T)
-
-    Raises
-    ------
-    InputError
-        Invalid values.
-
-    References
-    ----------
-    Koskela and Kulkarni (2023), section 4.
-
-    >>> c = grid_noise_multipliers(2.0, 1e-5, [1.0], [1, 4])  # 0.01 and the like in practice
-    >>> c.value.round(3).tolist(), bool(np.all(c.epsilon.upper <= 2.0))
-    ([[1.994, 3.988]], True)
-    """
-    q = np.atleast_1d(check("sampling_probability", sampling_probability, PROBABILITY))
-    known = {"sampling_probability": q[:, None], "steps": np.atleast_1d(steps)}
-    return calibrated("noise_multiplier", target_epsilon, target_delta, known, relation)
-
-
 def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, orders: Any = LINE_ORDERS) -> np.ndarray:
     """Random search: the least noise for which DP-SGD has Rényi divergences at most `slope * order` at all orders.
 
@@ -184,10 +142,10 @@ def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, ord
         found = renyi_divergence(dp_sgd(np.exp(log_sigma), q, steps), along).upper
         return np.all(found <= c * along, axis=0)
 
-    low, high = (np.full(shape, np.log(end)) for end in NOISE_RANGE)
+    low, high = (np.full(shape, np.log(end)) for end in NOISE_LIMITS)
     enough, all_enough = meets(high), meets(low)
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
         good = meets(middle)
         low, high = np.where(good, low, middle), np.where(good, middle, high)
-    return np.where(enough, np.exp(np.where(all_enough, np.log(NOISE_RANGE[0]), high)), np.nan)[()]
+    return np.where(enough, np.exp(np.where(all_enough, np.log(NOISE_LIMITS[0]), high)), np.nan)[()]

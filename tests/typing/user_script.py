@@ -14,7 +14,7 @@ import jaxacct as ja
 from jaxacct import audit, interop, mechanisms, plots, representations, samplers, selection, sweeps, training, tuning
 from jaxacct import report as reporting
 from jaxacct import verification as verifying
-from jaxacct.sweep import merge
+from jaxacct.sweeps import merge
 
 
 def mechanisms_of_every_kind() -> list[ja.Mechanism]:
@@ -182,7 +182,6 @@ def selected(run: ja.Mechanism) -> ja.Bounds:
     others: list[Any] = [
         selection.candidates_profile([run], [0.0, 1.0]),
         selection.expected_cost(k, 0.1, 60_000, 10),
-        selection.grid_noise_multipliers(2.0, 1e-5, 0.01, 1000),
         selection.line_noise_multiplier(0.1, 0.01, 1000),
         selection.noisy_max_renyi(10.0, 100, 2.0),
         selection.output_law([0.5, 0.5], k),
