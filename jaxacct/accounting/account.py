@@ -1,5 +1,5 @@
 """epsilon and delta of a mechanism, as certified brackets: the public questions, and how they become questions to
-the directions of the neighbouring relation (worse_direction.py), each with an effort.
+the directions of the neighbouring relation (directions.py), each with an effort.
 """
 
 from __future__ import annotations

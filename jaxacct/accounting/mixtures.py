@@ -1,7 +1,7 @@
 """The engine of compositions of Gaussian mixtures: groups, capped and fixed samples, and Gaussians beside them.
 
 Every direction of the relation is composed and answered by itself, and the larger answer is taken at the end, as in
-worse_direction.py, which answers from the dominating finite pairs where the contour cannot.
+directions.py, which answers from the dominating finite pairs where the contour cannot.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An audit in one run against a known curve: is so many right guesses possible under the claimed trade-off function?
 
-A claimed trade-off function from its certified upper side: lines above it, and what they say of its inverse.
+The claimed function enters by its certified upper side: by lines above it, and by what they say of its inverse.
 """
 
 from __future__ import annotations

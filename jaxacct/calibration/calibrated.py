@@ -1,6 +1,6 @@
 """One parameter of Poisson sampled DP-SGD solved for: noise multiplier, sampling probability or number of steps.
 
-Fast vectorised solves say where to begin (calibration_start.py); the certified search does the rest.
+Fast vectorised solves say where to begin (start.py); the certified search does the rest.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Calibration of DP-SGD: the noise, the sampling probability or the number of steps that meets a privacy target.
 
 Every value returned is evaluated again with the certified engines, and `epsilon.upper <= target_epsilon` holds for
-each.  `jaxacct.calibrate` (mechanism_calibration.py) takes any parameter of any mechanism.
+each.  `jaxacct.calibrate` (any_parameter.py) takes any parameter of any mechanism.
 
-Calibration of DP-SGD whose batches are not Poisson samples of single records: the same search, other runs.
-
-What Poisson sampling would need is where the search begins; only certified brackets of the run itself decide.
+For other batch rules than Poisson sampling the search begins where Poisson sampling would end.  Only certified brackets
+of the run itself decide.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The least private noise, sampling probability or number of steps whose certified delta meets a target, row by row.
 
-mu of Gaussian differential privacy above a floor by tangents chosen beforehand, on one contour for each direction.
-
-Where about the best eps at the floor is known, and mu is attained there as nearly always, they show less elsewhere.  So
-many tangents decide, rough ones far from the floor.  What they leave open is for `risk_mu.gaussian_fit`.
-Derivation: jaxacct/representations/README.md, "Gaussian differential privacy".
+For mu of Gaussian differential privacy above a floor the tangents are chosen beforehand, and one contour serves all
+tangents of a direction.  Tangents are close together near the best eps at the floor, where mu is attained as a rule,
+and rough far from it.  What they do not decide is left to `gaussian_mu.gaussian_fit`. Derivation:
+jaxacct/representations/README.md, "Gaussian differential privacy".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the calibration of DP-SGD starts: fast vectorised solves, estimates that certified_search.py certifies.
+"""Where the calibration of DP-SGD starts: fast vectorised solves, estimates that search.py certifies.
 
 Everything works on x = log(value).  The plain contour solves most rows; the split contour solves the others.
 """

@@ -1,7 +1,4 @@
-"""Answers for people (a short aligned block) and for machines (one JSON object).
-
-`--rows`: row numbers with commas between.
-"""
+"""Answers for people (a short aligned block) and for machines (one JSON object)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Remove is (P, Q), add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I); S = dP/dQ.
 delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+.
 
-The epsilon at which one round's delta meets a target: Newton on a contour that is placed anew as it moves.
+Epsilon is found by Newton steps; the contour is placed anew for each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The engine of one round of random allocation as a mechanism: the larger of the directions of a relation.
 
-What a direction's delta and epsilon are, `engines/allocation.py` answers; jaxacct/kernels/allocation/README.md has the
-proofs.
-
-The engine of the same bins in every epoch: one round of random allocation with less noise, rounded either way.
+`engines/allocation.py` answers for each direction; jaxacct/kernels/allocation/README.md has the proofs.  Balls in bins
+are one round of random allocation with less noise, which is rounded both ways.
 """
 
 from __future__ import annotations

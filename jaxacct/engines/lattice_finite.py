@@ -8,11 +8,10 @@ between them, is subtracted; its corners lie on nodes that have mass, which pays
 turns negative is taken out (its neighbours share the debt, keeping mass and mean), which lowers the polygon.
 At either end the masses may be too small to pay: there atoms are moved to the next lower loss instead.
 
-Finite laws made ready for the lattice: light ends cut off, and some steps composed exactly into one.
-
-Below, an atom between two nodes costs the lattice its mass times a step of the lattice, in every step of the
-composition; many atoms per cell cost the square of that. Sums of two or more losses lie far denser than the losses
-themselves, or coincide, as in randomised response, and leave fewer steps.
+Before that, light ends are cut off, and some steps are composed exactly into one.  The reason: below, an atom
+between two nodes costs the lattice its mass times a step of the lattice, in every step of the composition; many
+atoms per cell cost the square of that. Sums of two or more losses lie far denser than the losses themselves, or
+coincide, as in randomised response, and leave fewer steps.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ that, in the part that is tested and in all the others.
 Everything is in logarithms, so that masses as small as e^{-10^300} do no harm.  The contour and the lattice engine,
 which are checked against these bounds, share no code with them.
 
-Masses of the tests of `threshold_tests` under P, from below, and under Q, from above; part by part.
+Masses under P are bounded from below, masses under Q from above, part by part.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 An end of epsilon is used only where the bound of delta there is on the right side of the target.  Either step may be
 the one that is integrated over; it is the one with the smaller total variation, which leaves G the smoother.
 
-Where the cells of two steps go: many where the integrand of delta is bent, few elsewhere.
-
-Nothing here enters a bound; a bad choice makes it wide.  The width of the bracket is about `int N T w^3` with w(u)
+Cells are dense where the integrand of delta is bent.  Where they are enters no bound: a bad choice makes the bracket
+wide.  The width of the bracket is about `int N T w^3` with w(u)
 the cells' width and T the size of `|d(G'' z^2 s^2)/du|`; for a given number of cells it is least if their density is
 `(N T)^{1/4}`.
 """

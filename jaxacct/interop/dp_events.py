@@ -1,6 +1,6 @@
 """The mechanism that one of dp_accounting's DpEvent trees describes (needs the dp_accounting package).
 
-The mechanism of a DpEvent that has no other event in it; None where no noise protects it.
+An event without noise has no mechanism: None.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The integrand of a contour for compositions of mixtures of Gaussians, with its errors (README.md, section 7).
 
-Bounds of |M(c + it)|/M(c) for all larger t: by level sets of the tilted density of the loss, and on moved lines.
-
-README.md, section 7, has the proofs.
+|M(c + it)|/M(c) is bounded for all larger t by level sets of the tilted density of the loss, and on moved lines.
 """
 
 from __future__ import annotations

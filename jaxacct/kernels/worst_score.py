@@ -9,9 +9,8 @@ Rows are intervals of u, columns intervals of w.  A sketch on few cells finds E,
 the maxima lie; it decides which lines of the curve are kept, and nothing else: whichever they are, the polygon through
 them lies above the curve.  jaxacct/selection/README.md has the theorem and the proofs.
 
-An upper bound of the worst score's leak as lines in E, on the rows and columns of a mesh.
-
-Proofs in jaxacct/selection/README.md.  Cells of columns run along the first axis, groups of rows along the last.
+The upper bound is the largest of lines in E, on the rows and columns of a mesh.  Cells of columns run along the first
+axis, groups of rows along the last.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Poisson sampling with a cap on the size of the batch.
 
-Tails of the binomial law from both sides, for a cap on a Poisson sample; n up to 1e9.
+The tails of the binomial law are bounded from both sides, for n up to 1e9.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Curves and heat maps of a value against the inputs of a sweep.
 
-What to draw of a table: which rows, which input along which axis, and what is held fixed.
+The data choose what the user does not: which rows, which input along which axis, and what is held fixed.
 """
 
 from __future__ import annotations

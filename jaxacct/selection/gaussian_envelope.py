@@ -4,13 +4,8 @@ With `M(r) = max_v (r phi'(T(v)) - phi'(v))` the envelope is `E int M_+(L/E) du`
 piecewise linear function `sum_j c_j (r - r_j)_+` that is above it at the nodes r_j and rises by phi'(1) beyond them.
 The integral of that function is `sum_j c_j delta_base(eps + log r_j)` (README.md of this folder, "The envelope of a
 Gaussian base").  Nodes and cells may lie anywhere: where they lie decides how near the bound is, not whether it holds.
-Bounds of M at the nodes come from `gaussian_envelope_cells.py`.
-
-Lines whose largest is above the gain of any place in the orders of candidates, for Gaussian bases, row by row.
-
-With `f_r(v) = r phi'(T(v)) - phi'(v)` the envelope needs `M(r) = max_v f_r(v)`.  Cells of v, each with a bound of what
-f_r does inside it, give lines in r whose maximum is at least M (README.md of this folder, "The envelope of a Gaussian
-base").
+M is bounded at the nodes by cells of v: a bound of `r phi'(T(v)) - phi'(v)` inside each cell gives a line in r, and the
+largest of these lines is at least M.
 """
 
 from __future__ import annotations

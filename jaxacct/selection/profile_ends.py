@@ -5,10 +5,9 @@ of the base are at most L, those of the selection are at most `L + log max_v phi
 curve.  For truncated negative binomial K and a symmetric base that is at most (eta + 2) L.  README.md of this folder,
 "The ends of the profile", has the proofs.
 
-Score orders that serve the most revealing outcome of the base: they leak at the far end of the profile.
-
-A share a of its Q-mass, put above exactly the ranks in (a, v], leaks at least `a (slope phi'(T(v) - p - slope a) -
-E phi'(v))` besides what has dQ = 0.  These are lower ends (README.md of this folder, "The ends of the profile").
+Lower ends come from score orders that serve the most revealing outcome of the base.  A share a of its Q-mass, put
+above exactly the ranks in (a, v], leaks at least `a (slope phi'(T(v) - p - slope a) - E phi'(v))` besides what has
+dQ = 0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Budget advisor: for one target, what each split of the data and each law of K buys.
 
-Ways to search that the budget advisor compares, and what each of them costs or allows at one target.
+Each way to search is asked what it costs, or allows, at one target.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`tune_on_subset`: tune on a secret Poisson sample of the data, then train the winner's configuration once.
 
-The secret sample and the other data, in arrays whose shapes depend neither on the sample nor on K.
+The sample and the other data are in arrays whose shapes depend neither on the sample nor on K.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """ja.verify: whether a bracket of epsilon or delta is true, by ball arithmetic on the mechanism's definition.
 
-A wide enclosure of delta(eps) at almost no cost, which is enough to refute what is grossly false.
-
-From below: delta(eps) >= P(S) - e^eps Q(S) for every set S of outcomes, among them the best test of a single step.
-From above: Poisson sampled Gaussians leak at most what they leak unsampled, as H_E(P || Q) is convex in P and in Q.
+A wide enclosure of delta(eps), at almost no cost, refutes what is grossly false.  From below: delta(eps) >= P(S) -
+e^eps Q(S) for every set S of outcomes, among them the best test of a single step. From above: Poisson sampled
+Gaussians leak at most what they leak unsampled, as H_E(P || Q) is convex in P and in Q.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@
 The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  Proofs: README.md of this
 folder, "The sum over a line".
 
-Planning of a sum over a vertical line, in floats.
-
-A plan says where the line is, the period of the sum, how far the sum goes, and what is taken out of it.  Nothing
-planned enters a bound without being bounded again in ball arithmetic: a bad plan costs width, and never truth.
+A plan, made in floats, says where the line is, the period of the sum, how far the sum goes, and what is taken out
+of it.  Nothing planned enters a bound without being bounded again in ball arithmetic: a bad plan costs width, and
+never truth.
 """
 
 from __future__ import annotations

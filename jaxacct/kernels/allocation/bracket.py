@@ -1,6 +1,6 @@
 """The bracket of E(S - k)_+ and E(k - S)_+ from the contour and the closed forms beside it (README.md, section 1).
 
-Chernoff's bound of the put, which is cheap: it settles most directions that are not the larger (README.md, 7).
+Chernoff's bound of the put is cheap, and settles most of the smaller directions (README.md, section 7).
 """
 
 from typing import NamedTuple

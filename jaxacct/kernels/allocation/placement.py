@@ -1,6 +1,6 @@
 """Where the contour goes: windows, abscissa, period and number of nodes.  No bound depends on any choice made here.
 
-Where a line ends: the node behind which the bound of the rest is as small as is asked (README.md, section 4).
+A line ends at the node beyond which the bound of the rest is small enough (README.md, section 4).
 """
 
 from typing import NamedTuple, TypeVar

@@ -4,9 +4,8 @@ The far outcomes are cut off, since under the tilt their losses would outweigh a
 bulk steps alone are taken out where they form a near-atom (many steps without a hit), since its characteristic function
 does not decay.  See remainder.py and README.md of this folder.
 
-The certificate of the split contour: every error of its integrand bounded, and the bracket of delta that is left.
-
-Rigorous bounds of the rounding errors of the split contour's two parts (kernels/README.md, sections 4 and 6).
+The certificate bounds every error of the integrand, the rounding of its two parts included (kernels/README.md, sections
+4 and 6).
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@ computed.  They are told together, once a second: what a step computes has drive
 caches, so that a record by itself takes several times as long.  What the log's reader does with them is outside the
 guarantee, since most of them are not private.
 
-A log as a file of JSON lines, to which every `fit` appends: where that begins, its steps, and how it ended.
+As a file it has JSON lines.  Every `fit` appends where it begins, its steps, and how it ends.
 """
 
 from __future__ import annotations

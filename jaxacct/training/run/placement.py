@@ -1,6 +1,6 @@
 """Where a run's arrays are: on one device, or on those of a mesh; how they get there, and what is digested of them.
 
-Data on the devices of a mesh: each has the rows of its own records, or of its own users.
+A device of a mesh has the rows of its own records, or of its own users.
 """
 
 from __future__ import annotations

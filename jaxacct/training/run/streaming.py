@@ -3,7 +3,7 @@
 Three compiled programs serve all steps: sums of nothing, one micro-batch more, and the release.  What the keys follow
 from is argued in jaxacct/training/step/README.md, "Keys", paragraph "Sources".
 
-Ahead: items made in a thread, some before they are asked for.
+A thread makes some batches ahead of the step that asks for them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ runs it (`machine`), the data, and the noise, batch size and clipping rule of ev
 that may come out otherwise when it is run again gets a number in the chain that is drawn anew for every `fit`.  The
 ledger is told a fingerprint of that key, and so counts a replay once exactly if it is one.
 
-What besides the program decides the bits of a step: versions, devices, instruction sets, flags, settings.
+`machine` holds what else decides the bits of a step: versions, devices, instruction sets, flags, settings.
 """
 
 from __future__ import annotations

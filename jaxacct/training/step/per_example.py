@@ -3,7 +3,7 @@
 The function is traced with one example, and the trace runs under vmap.  An operation can then see other examples only
 through its batching rule or its compiled code; `lane_by_lane.py` lists the operations that cannot.
 
-Check of a compiled program: each row of a batch keeps its bits when another row changes.
+A compiled program is checked, too: each row of a batch keeps its bits when another row changes.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@ Parameters, sums over the members of a batch, and what is noisy already cross de
 
 Why it is the same mechanism: jaxacct/training/step/README.md, "Several devices".
 
-Gaussian noise for arrays that lie on several devices: each draws that of its own part, and none waits for another.
-
-The noise of an entry follows from the key and from the entry's number in the whole array, so it does not matter which
-device has it.  Layout: jaxacct/training/step/README.md, "Several devices".
+Each device draws the noise of its own part, and none waits for another.  The noise of an entry follows from the key
+and from the entry's number in the whole array, so it does not matter which device has it.
 """
 
 from __future__ import annotations

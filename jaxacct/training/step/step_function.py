@@ -3,9 +3,7 @@
 `private_step` puts the parts together for data on one device.  Where data lie elsewhere, or are spread, the caller
 uses the same parts: `draw`, then `add` for each micro-batch, then `release` once.
 
-The loss of one member of a batch, an example or a user, as the step needs it: and what it says beside the gradient.
-
-Nothing of this file but the bounded loss is ever released: losses and aux are for the log alone, and not private.
+Losses and aux of the members are for the log alone, and not private; only the bounded loss is released.
 """
 
 from __future__ import annotations

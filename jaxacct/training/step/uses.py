@@ -1,18 +1,16 @@
 """How a loss uses each of its parameters: through casts, transpositions and reshapes, inside of loops and checkpoints.
 
 The trace of the loss of one example is gone through from its parameters on.  A use of a parameter is an operation whose
-gradient is known (`products.py`), or anything else, which is named.  Uses that the loss's gradient does not pass, as
+gradient is known, or anything else, which is named.  Uses that the loss's gradient does not pass, as
 behind `stop_gradient`, are none.
 
-Operations y = op(x, w) whose gradient by w is a sum of products of rows: sum_t x_t dy_t^T.
+An operation y = op(x, w) may have as its gradient by w a sum of products of rows, sum_t x_t dy_t^T: x_t are rows of
+the operation's other operand (patches, for a convolution), dy_t those of the cotangent of y.  A product with batch
+axes is one such sum for each place along them.
 
-x_t are rows of the operation's other operand (patches, for a convolution), dy_t those of the cotangent of y.  A product
-with batch axes is one such sum for each place along them.
-
-A parameter seen with its axes reordered, split or merged: which entries each axis of the view goes through.
-
-An axis is a list of steps (size, stride), outermost first: index i along it, written in the mixed base of the sizes, is
-the sum of digit times stride in the parameter's own order of entries.  Casts change no place and are no part of it.
+A view is a parameter with its axes reordered, split or merged.  An axis is a list of steps (size, stride), outermost
+first: index i along it, written in the mixed base of the sizes, is the sum of digit times stride in the parameter's
+own order of entries.  Casts change no place and are no part of it.
 """
 
 from __future__ import annotations
