@@ -199,7 +199,8 @@ def test_every_engine_that_compiles_is_put_on_the_host():
     found, _ = run(
         TWO_BACKENDS
         + """
-from jaxacct import progress, selection
+from jaxacct import selection
+from jaxacct.core import progress
 run = ja.dp_sgd([2.0, 3.0], 0.01, 1000)
 for asked in (run, ja.repeat(ja.Laplace(2.0), 30), selection.select(ja.Gaussian(3.0), selection.Geometric(0.1))):
     by_xla, by_numpy = (ja.epsilon(asked, 1e-5, backend=name) for name in ("xla", "numpy"))

@@ -35,7 +35,7 @@ from jaxacct.mechanisms.finite import log_mixture
 BOTH = "add_or_remove_one"
 MODULES = [
     *(f"mechanisms.{name}" for name in ("base", "gaussian", "laplace", "finite", "combinators")),
-    *("mechanisms.loss_components", "bounds", "validation"),
+    *("mechanisms.loss_components", "core.bounds", "core.validation"),
 ]
 
 positive = st.floats(0.01, 100.0)

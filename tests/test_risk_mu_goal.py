@@ -145,11 +145,11 @@ def test_a_place_that_is_none_shows_nothing_false(place):
 
 def test_few_values_are_tried_where_large_losses_are_rare(monkeypatch):
     runs = np.array([(1.295e-3, 15309, 0.357), (4.105e-3, 763, 0.305), (3.187e-3, 1178, 0.317), (1.032e-3, 9195, 0.36)])
-    tried = []
+    tried, shown = [], risk_values.shown_on_one_contour
 
     def counted(run, relation, floor, *rest):
         tried.append(floor.size)
-        return risk_values.shown_on_one_contour(run, relation, floor, *rest)
+        return shown(run, relation, floor, *rest)
 
     monkeypatch.setattr(risk_values, "shown_on_one_contour", counted)
     found = ja.calibrate_noise_multiplier(

@@ -8,6 +8,7 @@ from helpers import refusal
 from training_cases import DELTA, FIXED, FULL, PLAN, TARGETED, gaussian_epsilon, mu2, note
 
 import jaxacct as ja
+from jaxacct.accounting import account
 from jaxacct.training import Ledger, Plan
 
 
@@ -32,7 +33,7 @@ def test_following_the_plan_needs_no_accounting(path, monkeypatch):
     def counted(*_, **__):
         raise AssertionError("accounted for")
 
-    monkeypatch.setattr(ja.account, "epsilon", counted)
+    monkeypatch.setattr(account, "epsilon", counted)
     with Ledger.create(path, TARGETED) as ledger:
         assert trained(TARGETED, ledger) == 50
 

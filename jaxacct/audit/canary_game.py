@@ -147,11 +147,6 @@ class Game:
         Returns
         -------
         Played
-
-        Raises
-        ------
-        InputError
-            Invalid values.
         """
         runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
         plan = self.trainer.plan

@@ -84,11 +84,6 @@ def clopper_pearson(
     -------
     LowerBound
 
-    Raises
-    ------
-    InputError
-        Invalid counts.
-
     References
     ----------
     Clopper and Pearson (1934); Kairouz, Oh and Viswanath (2015); Jagielski, Ullman and Oprea (2020).  README.md of this
@@ -135,11 +130,6 @@ def gaussian_fit(
     -------
     LowerBound
         kind "conditional: Gaussian DP", with mu.
-
-    Raises
-    ------
-    InputError
-        Invalid counts.
 
     References
     ----------

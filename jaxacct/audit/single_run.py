@@ -39,11 +39,6 @@ def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, del
     -------
     float or numpy.ndarray
 
-    Raises
-    ------
-    InputError
-        Invalid counts.
-
     References
     ----------
     Steinke, Nasr and Jagielski (2023), Theorem 5.2 and Proposition 5.7; README.md of this folder, "What a lower bound

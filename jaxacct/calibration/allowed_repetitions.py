@@ -132,11 +132,6 @@ def repetitions_allowed(
         E[K] up to 10^6 and gamma down to 10^-9 are searched: where these meet the target, the status is "not_binding".
         Where E[K] of 1 (Poisson .001) does not meet it, the status is "infeasible".
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     README.md of this folder: "How many candidates a target allows", and "What every guarantee here assumes".

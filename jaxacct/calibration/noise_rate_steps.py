@@ -218,11 +218,6 @@ def calibrate_sampling_probability(
     -------
     Calibration
 
-    Raises
-    ------
-    InputError
-        As `calibrate_noise_multiplier`.
-
     References
     ----------
     As `calibrate_noise_multiplier`.
@@ -301,11 +296,6 @@ def calibrate_steps(
     Returns
     -------
     Calibration
-
-    Raises
-    ------
-    InputError
-        As `calibrate_noise_multiplier`.
 
     References
     ----------

@@ -36,7 +36,7 @@ def lazy_exports(
     *others : str
         Names that the package defines itself; ``__dir__`` lists them too.
 
-    >>> get, listed = lazy_exports("jaxacct", {"epsilon": "account"}, "__version__")
+    >>> get, listed = lazy_exports("jaxacct", {"epsilon": "accounting.account"}, "__version__")
     >>> get("epsilon").__module__, listed()
     ('jaxacct.accounting.account', ['__version__', 'epsilon'])
     """

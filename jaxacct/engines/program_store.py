@@ -26,8 +26,8 @@ Run = Callable[..., Sequence[Any]]
 
 ROOMS = ("kernels", "engines", "mechanisms", "selection")
 """Rooms whose code gets into compiled programs."""
-FOUNDATIONS = ("floats.py",)
-"""Modules at the top whose constants do."""
+FOUNDATIONS = ("core/floats.py",)
+"""Modules of other rooms whose constants do."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
 """Environment variables that decide what compilers make.  One too many costs a compilation, one missing soundness."""
 HARMLESS = re.compile(

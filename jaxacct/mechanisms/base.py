@@ -50,11 +50,6 @@ class Mechanism(ABC):
     transformation puts in a field; ``validated`` checks these. Two mechanisms are equal if they have the same class,
     structure and numbers.
 
-    Raises
-    ------
-    InputError
-        A field outside its limits, with its index, or fields that do not broadcast.
-
     >>> from jaxacct.mechanisms import Gaussian
     >>> isinstance(Gaussian(1.0), Mechanism), Gaussian(1.0) == Gaussian(1), Gaussian(1.0).kind
     (True, True, 'certified')
@@ -167,11 +162,6 @@ class BaseMechanism(Mechanism):
     """A mechanism that is one part, which can be sampled; symmetric when it is not sampled.
 
     Subclasses give ``part``, and ``finite_pair`` where they can be sampled without replacement under ``replace_one``.
-
-    Raises
-    ------
-    InputError
-        A field outside its limits, with its index, or fields that do not broadcast.
 
     >>> from jaxacct.mechanisms import Gaussian, repeat
     >>> isinstance(Gaussian(1.0), BaseMechanism), isinstance(repeat(Gaussian(1.0), 10), BaseMechanism)

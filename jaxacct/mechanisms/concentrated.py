@@ -49,11 +49,6 @@ class ZCDP(BaseMechanism):
     xi : array_like >= 0, finite
         Broadcasts with rho.
 
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index, or shapes that do not broadcast.
-
     References
     ----------
     Bun, Steinke (2016), Concentrated Differential Privacy: Simplifications, Extensions, and Lower Bounds.

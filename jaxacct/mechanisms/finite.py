@@ -58,11 +58,6 @@ class RandomizedResponse(FiniteMechanism):
     categories : int >= 2
         k, the number of possible answers.
 
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index.
-
     References
     ----------
     Warner (1965), Randomized Response. Kairouz, Oh, Viswanath (2014), Extremal Mechanisms for Local Differential
@@ -123,11 +118,6 @@ class PureDP(FiniteMechanism):
     epsilon : array_like >= 0, finite
         One configuration per element.
 
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index.
-
     References
     ----------
     Kairouz, Oh, Viswanath (2015), The Composition Theorem for Differential Privacy.
@@ -159,11 +149,6 @@ class ApproximateDP(FiniteMechanism):
     epsilon : array_like >= 0, finite
     delta : array_like in [0, 1)
         Broadcasts with epsilon.
-
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index, or shapes that do not broadcast.
 
     References
     ----------

@@ -36,11 +36,6 @@ class Gaussian(AdditiveNoise):
     noise_multiplier : array_like > 0, finite
         s, relative to the add/remove sensitivity; one configuration per element.
 
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index.
-
     References
     ----------
     Balle, Wang (2018), Improving the Gaussian Mechanism for Differential Privacy.

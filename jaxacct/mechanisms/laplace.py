@@ -30,11 +30,6 @@ class Laplace(AdditiveNoise):
     scale : array_like > 0, finite
         b, relative to the add/remove sensitivity; one configuration per element.
 
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index.
-
     References
     ----------
     Dwork, McSherry, Nissim, Smith (2006), Calibrating Noise to Sensitivity in Private Data Analysis.

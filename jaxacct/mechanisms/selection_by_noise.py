@@ -44,11 +44,6 @@ class ExponentialMechanism(FiniteMechanism):
     epsilon : array_like >= 0, finite
         One configuration per element.
 
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index.
-
     References
     ----------
     McSherry, Talwar (2007), Mechanism Design via Differential Privacy.
@@ -147,11 +142,6 @@ class GaussianNoisyMax(BaseMechanism):
         Broadcasts with the noise multiplier.
     monotone : bool
         Whether all scores rise, or all fall, with a record.
-
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index, or shapes that do not broadcast.
 
     References
     ----------

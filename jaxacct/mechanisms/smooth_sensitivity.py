@@ -47,11 +47,6 @@ class SmoothSensitivityGaussian(FiniteMechanism):
     smoothness : array_like in [0, 10]
         b; 0 is the Gaussian mechanism. Broadcasts with the noise multiplier.
 
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index, or shapes that do not broadcast.
-
     References
     ----------
     Nissim, Raskhodnikova, Smith (2007), Smooth Sensitivity and Sampling in Private Data Analysis.

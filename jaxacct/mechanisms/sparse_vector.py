@@ -39,11 +39,6 @@ class AboveThreshold(BaseMechanism):
     monotone : bool
         Whether all queries rise, or all fall, with a record.
 
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index, or shapes that do not broadcast.
-
     References
     ----------
     Lyu, Su, Li (2017), Understanding the Sparse Vector Technique for Differential Privacy, Theorems 2 and 5
@@ -95,11 +90,6 @@ class NumericSparse(Mechanism):
         Scale of the noise on a released value over what a query moves under add/remove.
     answers, monotone
         As in AboveThreshold.
-
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index, or shapes that do not broadcast.
 
     References
     ----------

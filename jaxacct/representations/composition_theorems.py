@@ -80,11 +80,6 @@ def basic_composition(epsilon: Any, delta: Any) -> Guarantee:
     Guarantee
         kind "bound".
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Dwork, Kenthapadi, McSherry, Mironov and Naor (2006).
@@ -112,11 +107,6 @@ def parallel_composition(epsilon: Any, delta: Any) -> Guarantee:
     -------
     Guarantee
         kind "bound".
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------
@@ -148,11 +138,6 @@ def advanced_composition(epsilon: Any, delta: Any, steps: Any, slack: Any, *, fo
     -------
     Guarantee
         kind "bound".
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------
@@ -188,11 +173,6 @@ def exact_composition(epsilon: Any, delta: Any, steps: Any, total_delta: Any) ->
     Bounds
         kind "certified".
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Kairouz, Oh and Viswanath (2015).
@@ -223,11 +203,6 @@ def gdp_clt(noise_multiplier: Any, sampling_probability: Any, steps: Any, *, var
     Returns
     -------
     numpy.ndarray
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------
@@ -268,11 +243,6 @@ def clt_epsilon(
     -------
     Bounds
         kind "asymptotic": lower, estimate and upper are one number, and the truth may lie on either side.
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------

@@ -148,11 +148,6 @@ def riemann_delta(
     Bounds
         kind "estimate": the ends bracket delta, except that the quadrature error in t is only estimated and added.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Zhu, Dong and Wang (2022), Algorithm 2 and Theorem 43.

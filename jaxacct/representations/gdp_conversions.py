@@ -37,11 +37,6 @@ def profile_from_gdp(mu: Any, epsilon: Any) -> Bounds:
     Bounds
         kind "certified".
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Dong, Roth and Su (2022), Corollary 2.13.
@@ -71,11 +66,6 @@ def gdp_from_profile(epsilon: Any, delta: Any) -> Bounds:
     -------
     Bounds
         kind "certified".
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------
@@ -111,11 +101,6 @@ def tradeoff_from_gdp(mu: Any, fpr: Any) -> Bounds:
     -------
     Bounds
         kind "certified", granting SciPy's normal distribution an accuracy of 1e-14.
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------

@@ -56,11 +56,6 @@ def tradeoff_from_profile(epsilon: Any, delta: Any, fpr: Any, *, symmetric: bool
     Bounds
         Of the shape of fpr.  From an array, kind "bound": `lower` is the guarantee, and `upper` is 1 - fpr.
 
-    Raises
-    ------
-    InputError
-        Invalid values, or shapes that do not match.
-
     References
     ----------
     Dong, Roth and Su (2022), Proposition 2.12; both ends are derived in jaxacct/representations/README.md.
@@ -100,11 +95,6 @@ def profile_from_tradeoff(fpr: Any, fnr: Any, epsilon: Any) -> Bounds:
     -------
     Bounds
         Of the shape of epsilon.  From an array, kind "bound": `upper` is the guarantee, and `lower` is 0.
-
-    Raises
-    ------
-    InputError
-        Invalid values, or shapes that do not match.
 
     References
     ----------
@@ -158,11 +148,6 @@ def renyi_from_profile(
     Bounds
         kind "estimate": the finer resolution, plus and minus its difference from the coarser one.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Balle, Barthe and Gaboardi (2018).
@@ -204,11 +189,6 @@ def tradeoff_from_approximate_dp(epsilon: Any, delta: Any, fpr: Any) -> Bounds:
     -------
     Bounds
         kind "bound": `lower` is the guarantee.
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------

@@ -99,11 +99,6 @@ def renyi_curve(mechanism: Mechanism, orders: Any = ORDERS, relation: str = "add
     RenyiCurve
         With values (O, *batch shape of the mechanism).
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Mironov (2017).
@@ -138,11 +133,6 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
     -------
     Bounds
         kind "bound" with lower 0; infinite with status "mass_at_infinity" where delta <= delta_inf.
-
-    Raises
-    ------
-    InputError
-        Invalid values, or shapes that do not broadcast.
 
     References
     ----------
@@ -184,11 +174,6 @@ def rdp_delta(mechanism: Mechanism, epsilon: Any, *, orders: Any = None, relatio
     -------
     Bounds
         kind "bound" with lower 0.
-
-    Raises
-    ------
-    InputError
-        Invalid values, or shapes that do not broadcast.
 
     References
     ----------

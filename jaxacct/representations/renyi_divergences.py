@@ -44,11 +44,6 @@ def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_r
         kind "certified", or "bound" with lower 0 where the mechanism's pair only bounds it.  (inf, inf) with status
         "mass_at_infinity" where an infinite loss has positive probability and order >= 1.
 
-    Raises
-    ------
-    InputError
-        Invalid values, or shapes that do not broadcast.
-
     References
     ----------
     Mironov (2017); Mironov, Talwar and Zhang (2019).  Errors: jaxacct/representations/README.md, "Moments".

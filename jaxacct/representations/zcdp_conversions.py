@@ -31,11 +31,6 @@ def renyi_from_zcdp(rho: Any, orders: Any) -> np.ndarray:
     numpy.ndarray
         (O, *shape of rho): upper bounds of the divergences.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Bun and Steinke (2016), Definition 1.1.
@@ -97,11 +92,6 @@ def epsilon_from_zcdp(rho: Any, delta: Any) -> Bounds:
     Bounds
         kind "bound": `upper` is the guarantee, and `lower` is 0.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Bun and Steinke (2016), Proposition 1.3; Canonne, Kamath and Steinke (2020), Proposition 12.
@@ -135,11 +125,6 @@ def delta_from_zcdp(rho: Any, epsilon: Any) -> Bounds:
     -------
     Bounds
         kind "bound": `upper` is the guarantee, and `lower` is 0.
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------

@@ -41,11 +41,6 @@ def exponential_error(
     -------
     float or numpy.ndarray
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     McSherry and Talwar (2007); Dwork and Roth (2014), Theorem 3.11.
@@ -70,11 +65,6 @@ def exponential_failure(
     Returns
     -------
     float or numpy.ndarray
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------
@@ -102,11 +92,6 @@ def exponential_epsilon(
     Returns
     -------
     float or numpy.ndarray
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------

@@ -29,11 +29,6 @@ class DiscreteLaplaceNoise:
     sensitivity : int, float or Fraction > 0
         The largest L1 distance between the counts of neighbours, for whichever neighbouring relation it was worked out.
 
-    Raises
-    ------
-    InputError
-        A field is not positive and finite.
-
     References
     ----------
     Canonne, Kamath and Steinke (2020), Algorithm 2.
@@ -78,11 +73,6 @@ class DiscreteGaussianNoise:
         Taken exactly.
     sensitivity : int, float or Fraction > 0
         The largest L2 distance between the counts of neighbours.
-
-    Raises
-    ------
-    InputError
-        A field is not positive and finite.
 
     References
     ----------

@@ -76,11 +76,6 @@ class ExponentialChoice(_PureChoice):
         Whether one record moves all utilities the same way.  Then the exponent is epsilon u_r / Delta, with the same
         guarantee.
 
-    Raises
-    ------
-    InputError
-        A field is not positive and finite.
-
     References
     ----------
     McSherry and Talwar (2007); Dwork and Roth (2014), section 3.4.
@@ -141,11 +136,6 @@ class NoisyMaxChoice(_PureChoice):
     monotone : bool
         Whether one record moves all utilities the same way.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Dwork and Roth (2014), Claim 3.9; Ding et al. (2021); README.md of this folder, "Report-noisy-max: one proof for all
@@ -176,11 +166,6 @@ class GaussianNoisyMaxChoice:
         Delta, the most that one record moves any single utility.
     monotone : bool
         Whether one record moves all utilities the same way.
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------

@@ -31,11 +31,6 @@ class SparseVector:
     rng : random.Random, optional
         Only for tests; by default the system's random bits.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Dwork and Roth (2014), Theorem 3.23; README.md of this folder, "AboveThreshold with discrete noise".

@@ -243,11 +243,6 @@ def propose_test_release_guarantee(
     Guarantee
         kind "bound".
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Redberg, Zhu and Wang (2023), Algorithm 2, as in Koskela, Redberg and Wang (2024), Theorem 6.1.

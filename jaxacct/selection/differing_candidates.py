@@ -118,11 +118,6 @@ def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, ord
     numpy.ndarray
         Noise multipliers, the safe ends of bisections up to 1e6; NaN where none is enough.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Koskela and Kulkarni (2023), appendix D.

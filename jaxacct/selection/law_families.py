@@ -92,11 +92,6 @@ class Binomial(Law):
     trials : array_like of whole numbers >= 1
     probability_of_run : array_like in (0, 1]
 
-    Raises
-    ------
-    InputError
-        A field is outside its range, or the fields do not broadcast.
-
     References
     ----------
     jaxacct/selection/README.md, "The worst score", holds for every law of K.

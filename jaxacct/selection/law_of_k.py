@@ -38,11 +38,6 @@ class Law(ABC):
     fields
         Those of the subclass, named in ``constraints``; scalars or arrays that broadcast.
 
-    Raises
-    ------
-    InputError
-        A field is outside its range, or the fields do not broadcast.
-
     >>> from jaxacct import selection
     >>> law = selection.Geometric([0.5, 0.1])
     >>> isinstance(law, selection.Law), law.shape, law.element((1,)).mean

@@ -61,11 +61,6 @@ def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_s
     Bounds
         kind "conditional: monotone score", lower 0.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Xiang, Wang and Wang (2024), Algorithm 3; README.md of this folder, "The condition of `monotone_score`" and
@@ -99,11 +94,6 @@ def monotone_score_delta(mu: Any, k: Law, epsilon: Any, *, form: str = "hockey_s
     -------
     Bounds
         kind "conditional: monotone score", lower 0.
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------

@@ -38,11 +38,6 @@ class TruncatedNegativeBinomial(Law):
     eta : array_like > -1
     gamma : array_like in (0, 1)
 
-    Raises
-    ------
-    InputError
-        A field is outside its range, or the fields do not broadcast.
-
     References
     ----------
     Papernot and Steinke (2022).
@@ -117,11 +112,6 @@ def Geometric(gamma: Any) -> TruncatedNegativeBinomial:
     -------
     TruncatedNegativeBinomial
 
-    Raises
-    ------
-    InputError
-        gamma is outside its range.
-
     References
     ----------
     Papernot and Steinke (2022); the geometric law is that of Liu and Talwar (2019).
@@ -142,11 +132,6 @@ def Logarithmic(gamma: Any) -> TruncatedNegativeBinomial:
     Returns
     -------
     TruncatedNegativeBinomial
-
-    Raises
-    ------
-    InputError
-        gamma is outside its range.
 
     References
     ----------

@@ -41,11 +41,6 @@ def noisy_max_epsilon(
     Guarantee
         kind "bound"; epsilon is inf where delta/m^k is below 1e-300.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Koskela, Redberg and Wang (2024), Theorem 3.3.
@@ -73,11 +68,6 @@ def noisy_max_renyi(noise_multiplier: Any, candidates: Any, order: Any, *, monot
     Returns
     -------
     numpy.ndarray
-
-    Raises
-    ------
-    InputError
-        Invalid values.
 
     References
     ----------

@@ -178,11 +178,6 @@ def expected_cost(k: Law, sampling_probability: Any, dataset_size: Any, epochs: 
     -------
     float or numpy.ndarray
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Koskela and Kulkarni (2023), section 3.4.

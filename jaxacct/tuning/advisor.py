@@ -126,11 +126,6 @@ def advise(
         All epsilons are upper ends of the certified accounting (exact worst case over scores), for adding or removing
         one record, and none exceeds the target.  What no noise or no E[K] meets has the status "infeasible".
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     README.md of this folder, "Budget advisor".

@@ -52,11 +52,6 @@ class Cost:
     tuning_epochs : float > 0, optional
         E', by default E; where candidates differ in it, their mean.
 
-    Raises
-    ------
-    InputError
-        Invalid values.
-
     References
     ----------
     Koskela and Kulkarni (2023), section 3.4.
