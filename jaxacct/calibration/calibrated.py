@@ -18,10 +18,8 @@ from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import plain_record
 from jaxacct.core.validation import (
-    COUNT,
     DELTA,
     POSITIVE,
-    PROBABILITY,
     SIDED,
     Constraint,
     broadcast_shape,
@@ -31,7 +29,7 @@ from jaxacct.core.validation import (
 )
 from jaxacct.engines.backend import job
 from jaxacct.engines.contour import no_hint
-from jaxacct.mechanisms import dp_sgd
+from jaxacct.mechanisms.dp_sgd_run import NUMBERS, dp_sgd
 
 __all__ = ["Calibration", "calibrated", "certified", "checked_goal", "result", "search_for", "started"]
 
@@ -49,15 +47,7 @@ INFEASIBLE = {
     "steps": "infeasible_steps",
 }
 """Status of a row in which no value holds."""
-RULES: dict[str, Constraint] = {
-    "target_epsilon": POSITIVE,
-    "target_delta": DELTA,
-    "noise_multiplier": POSITIVE,
-    "sampling_probability": PROBABILITY,
-    "steps": COUNT,
-    "dataset_size": COUNT,
-    "cap": COUNT,
-}
+RULES: dict[str, Constraint] = {"target_epsilon": POSITIVE, "target_delta": DELTA, **NUMBERS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +75,8 @@ class Calibration:
         "not_binding", unless the value is a sampling probability of 1.
     risk : Bounds, or None where epsilon is the target
         The risk at that value; `risk.upper` is at most the target wherever `ok`, NaN elsewhere.
+    relation : str
+        The neighbouring relation for which epsilon and the risk hold.
 
     >>> import jaxacct as ja
     >>> c = ja.calibrate_noise_multiplier([1e-6, 2.0], [1e-30, 1e-5], 1.0, 1)
@@ -98,6 +90,7 @@ class Calibration:
     ok: Any
     best: Any = True
     risk: Any = None
+    relation: str = "add_or_remove_one"
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python, ready for JSON: as `Bounds.to_dict`, which `Bounds.from_dict` reads back."""

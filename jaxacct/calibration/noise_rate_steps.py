@@ -2,15 +2,13 @@
 
 Every value returned is evaluated again with the certified engines, and `epsilon.upper <= target_epsilon` holds for
 each.  `jaxacct.calibrate` (any_parameter.py) takes any parameter of any mechanism.
-
-For other batch rules than Poisson sampling the search begins where Poisson sampling would end.  Only certified brackets
-of the run itself decide.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,19 +23,22 @@ from jaxacct.calibration.calibrated import (
     result,
     search_for,
 )
-from jaxacct.calibration.risk_targets import RiskTarget, given_target
+from jaxacct.calibration.risk_targets import given_target
 from jaxacct.calibration.search import Start, certified_search
-from jaxacct.calibration.start import calibration_start
+from jaxacct.calibration.start import ORDER, calibration_start
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice
 from jaxacct.engines.backend import job
-from jaxacct.mechanisms import SAMPLING, dp_sgd
+from jaxacct.mechanisms.dp_sgd_run import described, dp_sgd, numbers_of_rule, rule_of, usual_relation
 
 if TYPE_CHECKING:
     from jaxacct.selection.law_of_k import Law
 
 __all__ = ["Calibration", "calibrate_noise_multiplier", "calibrate_sampling_probability", "calibrate_steps"]
+
+USUAL_RATE = 0.01
+"""Sampling probability near which one is looked for where the epochs are given."""
 
 
 @with_hints
@@ -59,11 +60,14 @@ def calibrate_noise_multiplier(
     above_fpr: Any = None,
     repetitions: Law | None = None,
     candidates: str = "iid",
-    sampling: str = "poisson",
+    batch_size: Any = None,
     dataset_size: Any = None,
+    slots: Any = None,
+    epochs: Any = None,
+    sampling: str = "poisson",
     cap: Any = None,
     group: int = 1,
-    relation: str = "add_or_remove_one",
+    relation: str | None = None,
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
@@ -105,12 +109,13 @@ def calibrate_noise_multiplier(
         every noise tried takes half a minute or more.
     candidates : {"iid", "adaptive"}
         What is assumed of the candidates (`jaxacct.selection.select`).
-    sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement"}
-    dataset_size, cap, group
-        How batches are drawn, as for `jaxacct.dp_sgd`.  What is not Poisson sampling of single records has epsilon and
-        delta as its only target here.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "zero_out"}
-        "replace_one", too, where the batch rule knows it.
+    batch_size, dataset_size, slots, epochs, sampling, cap, group
+        The run, as for `jaxacct.dp_sgd`: `batch_size` with `dataset_size`, or `slots`, in place of
+        `sampling_probability`; `epochs` in place of `steps`.  What is not Poisson sampling of single records has
+        epsilon and delta as its only target here.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "zero_out"}, optional
+        "replace_one", too, where the batch rule knows it.  Where it is left out, "add_or_remove_one", and "zero_out"
+        for shuffled batches; `Calibration.relation` says which.
     rtol : float in [1e-7, 1)
     backend : {"auto", "numpy", "xla"}
         As for `jaxacct.epsilon`.
@@ -134,11 +139,13 @@ def calibrate_noise_multiplier(
     >>> c = ja.calibrate_noise_multiplier(2.0, 1e-5, sampling_probability=0.01, steps=10_000)
     >>> round(float(c.value), 3), bool(c.epsilon.upper <= 2.0)
     (2.127, True)
+    >>> c = ja.calibrate_noise_multiplier(2.0, 1e-6, batch_size=4096, dataset_size=300_000, epochs=10)
+    >>> round(float(c.value), 3)
+    1.132
     >>> c = ja.calibrate_noise_multiplier(target_advantage=0.382924922548026, sampling_probability=1.0, steps=1)
     >>> round(float(c.value), 3), bool(c.risk.upper <= 0.382924922548026)
     (1.0, True)
     """
-    known = {"sampling_probability": sampling_probability, "steps": steps}
     risks = {
         "target_advantage": target_advantage,
         "target_tpr": target_tpr,
@@ -151,30 +158,23 @@ def calibrate_noise_multiplier(
         "target_mu": target_mu,
         "above_fpr": above_fpr,
     }
-    risk = given_target(target_epsilon, target_delta, risks)
-    if risk is not None:
-        if repetitions is not None:
-            raise InputError("repetitions goes with target_epsilon and target_delta alone; leave it out for a risk")
-        _refuse_rule("a risk", sampling, group)
-        return _to_risk("noise_multiplier", risk, known, relation, rtol, NOISE_RANGE, backend)
-    if repetitions is not None:
-        _refuse_rule("repetitions", sampling, group)
-    rule = {"sampling": sampling, "dataset_size": dataset_size, "cap": cap, "group": group}
-    if repetitions is None and not _is_plain(rule):
-        return _by_rule(
-            "noise_multiplier", target_epsilon, target_delta, known, rule, relation, rtol, NOISE_RANGE, backend
-        )
-    if repetitions is None:
-        return calibrated("noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, backend)
-    from jaxacct.calibration.noise_of_selections import law_shape, noise_of_selection
-    from jaxacct.selection.mechanism import CANDIDATES  # takes a while to import, and single runs do not need it
-
-    choice("candidates", candidates, CANDIDATES)
-    shapes = {"repetitions": law_shape(repetitions)}
-    goal, shape = checked_goal(
-        "noise_multiplier", target_epsilon, target_delta, known, relation, rtol, NOISE_RANGE, shapes, backend
+    known = {
+        "sampling_probability": sampling_probability,
+        "steps": steps,
+        "batch_size": batch_size,
+        "dataset_size": dataset_size,
+        "slots": slots,
+        "epochs": epochs,
+        "cap": cap,
+    }
+    settings = Settings(NOISE_RANGE, rtol, backend)
+    return _calibrated(
+        "noise_multiplier",
+        (target_epsilon, target_delta, risks),
+        known,
+        Run(sampling, group, relation, repetitions, candidates),
+        settings,
     )
-    return result(noise_of_selection(goal, repetitions, shape, candidates, backend), shape)
 
 
 @with_hints
@@ -194,11 +194,12 @@ def calibrate_sampling_probability(
     baseline: Any = None,
     target_mu: Any = None,
     above_fpr: Any = None,
-    sampling: str = "poisson",
     dataset_size: Any = None,
+    epochs: Any = None,
+    sampling: str = "poisson",
     cap: Any = None,
     group: int = 1,
-    relation: str = "add_or_remove_one",
+    relation: str | None = None,
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
@@ -210,8 +211,8 @@ def calibrate_sampling_probability(
     ----------
     target_epsilon, target_delta, steps, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
-    at_fpr, prior, baseline, above_fpr, sampling, dataset_size, cap, group
-        As for `calibrate_noise_multiplier`.
+    at_fpr, prior, baseline, above_fpr, dataset_size, epochs, sampling, cap, group
+        As for `calibrate_noise_multiplier`.  With `epochs` a larger sampling probability has fewer steps.
     noise_multiplier : array_like > 0
 
     Returns
@@ -227,7 +228,6 @@ def calibrate_sampling_probability(
     >>> round(float(c.value), 5), bool(c.ok)
     (0.00932, True)
     """
-    known = {"noise_multiplier": noise_multiplier, "steps": steps}
     risks = {
         "target_advantage": target_advantage,
         "target_tpr": target_tpr,
@@ -240,16 +240,17 @@ def calibrate_sampling_probability(
         "target_mu": target_mu,
         "above_fpr": above_fpr,
     }
-    risk = given_target(target_epsilon, target_delta, risks)
-    if risk is not None:
-        _refuse_rule("a risk", sampling, group)
-        return _to_risk("sampling_probability", risk, known, relation, rtol, RATE_RANGE, backend)
-    rule = {"sampling": sampling, "dataset_size": dataset_size, "cap": cap, "group": group}
-    if not _is_plain(rule):
-        return _by_rule(
-            "sampling_probability", target_epsilon, target_delta, known, rule, relation, rtol, RATE_RANGE, backend
-        )
-    return calibrated("sampling_probability", target_epsilon, target_delta, known, relation, rtol, RATE_RANGE, backend)
+    known = {
+        "noise_multiplier": noise_multiplier,
+        "steps": steps,
+        "dataset_size": dataset_size,
+        "epochs": epochs,
+        "cap": cap,
+    }
+    settings = Settings(RATE_RANGE, rtol, backend)
+    return _calibrated(
+        "sampling_probability", (target_epsilon, target_delta, risks), known, Run(sampling, group, relation), settings
+    )
 
 
 @with_hints
@@ -270,11 +271,13 @@ def calibrate_steps(
     target_mu: Any = None,
     above_fpr: Any = None,
     max_steps: int = MAX_STEPS,
-    sampling: str = "poisson",
+    batch_size: Any = None,
     dataset_size: Any = None,
+    slots: Any = None,
+    sampling: str = "poisson",
     cap: Any = None,
     group: int = 1,
-    relation: str = "add_or_remove_one",
+    relation: str | None = None,
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
@@ -287,7 +290,7 @@ def calibrate_steps(
     ----------
     target_epsilon, target_delta, sampling_probability, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
-    at_fpr, prior, baseline, above_fpr, sampling, dataset_size, cap, group
+    at_fpr, prior, baseline, above_fpr, batch_size, dataset_size, slots, sampling, cap, group
         As for `calibrate_noise_multiplier`.
     noise_multiplier : array_like > 0
     max_steps : int >= 1
@@ -307,7 +310,6 @@ def calibrate_steps(
     (8681, True)
     """
     limit = check_one("max_steps", max_steps, COUNT, "one limit serves the whole batch")
-    known = {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability}
     risks = {
         "target_advantage": target_advantage,
         "target_tpr": target_tpr,
@@ -320,95 +322,129 @@ def calibrate_steps(
         "target_mu": target_mu,
         "above_fpr": above_fpr,
     }
-    risk = given_target(target_epsilon, target_delta, risks)
-    limits = (1.0, float(limit))
-    if risk is not None:
-        _refuse_rule("a risk", sampling, group)
-        return _to_risk("steps", risk, known, relation, rtol, limits, backend)
-    rule = {"sampling": sampling, "dataset_size": dataset_size, "cap": cap, "group": group}
-    if not _is_plain(rule):
-        return _by_rule("steps", target_epsilon, target_delta, known, rule, relation, rtol, limits, backend)
-    return calibrated("steps", target_epsilon, target_delta, known, relation, rtol, limits, backend)
+    known = {
+        "noise_multiplier": noise_multiplier,
+        "sampling_probability": sampling_probability,
+        "batch_size": batch_size,
+        "dataset_size": dataset_size,
+        "slots": slots,
+        "cap": cap,
+    }
+    settings = Settings((1.0, float(limit)), rtol, backend)
+    return _calibrated("steps", (target_epsilon, target_delta, risks), known, Run(sampling, group, relation), settings)
 
 
-def _by_rule(unknown: str, *asked: Any) -> Calibration:
-    from jaxacct.calibration.noise_rate_steps import (
-        calibrated_by_rule,  # only where a batch rule is not Poisson sampling
-    )
+class Settings(NamedTuple):
+    """Where the value is searched, how close to the target, and on which backend."""
 
-    return calibrated_by_rule(unknown, *asked)
-
-
-def _is_plain(rule: dict[str, Any]) -> bool:
-    """Whether batches are Poisson samples of single records, and nothing else is said of them."""
-    plain = rule["sampling"] == "poisson" and rule["group"] == 1
-    return plain and rule["dataset_size"] is None and rule["cap"] is None
+    limits: tuple[float, float]
+    rtol: float
+    backend: str
 
 
-def _refuse_rule(what: str, sampling: str, group: int) -> None:
-    """What is known for Poisson samples of single records alone."""
-    if sampling != "poisson" or group != 1:
-        rule = f"sampling = {sampling!r}" if sampling != "poisson" else f"group = {group!r}"
-        raise InputError(
-            f"{what} cannot be met here with {rule}; give target_epsilon and target_delta alone, or leave it out"
-        )
+class Run(NamedTuple):
+    """What is said of a run in words: batch rule, group, relation (None: the usual one), and the law of K."""
+
+    sampling: str
+    group: int
+    relation: str | None
+    repetitions: Law | None = None
+    candidates: str = "iid"
 
 
-def _to_risk(
+def _calibrated(
     unknown: str,
-    target: RiskTarget,
-    known: dict[str, Any],
-    relation: str,
-    rtol: float,
-    limits: tuple[float, float],
-    backend: str,
-) -> Calibration:
-    from jaxacct.calibration.risks import calibrated_to_risk  # SciPy: only where a risk is the target
-
-    return calibrated_to_risk(unknown, target, known, relation, rtol, limits, backend)
-
-
-def calibrated_by_rule(
-    unknown: str,
-    target_epsilon: Any,
-    target_delta: Any,
-    known: dict[str, Any],
-    rule: dict[str, Any],
-    relation: str,
-    rtol: float,
-    limits: tuple[float, float],
-    backend: str,
+    target: tuple[Any, Any, dict[str, Any]],
+    given: dict[str, Any],
+    run: Run,
+    settings: Settings,
 ) -> Calibration:
     """The least private value of `unknown` that meets the target.
 
-    known : the other parameters.
-    rule : `sampling`, `dataset_size`, `cap` and `group`, as `dp_sgd` takes them.
+    target : epsilon, delta, and the risks by name.
     """
-    choice("sampling", rule["sampling"], SAMPLING)
-    sampling = rule["sampling"]
-    if sampling == "random_allocation" and unknown == "sampling_probability":
-        raise InputError(
-            "sampling_probability cannot be solved for with sampling = 'random_allocation', whose slots are whole; use "
-            "ja.calibrate(lambda t: ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), t), rounds), whole=True, ...)"
-        )
-    numbers = {name: rule[name] for name in ("dataset_size", "cap") if rule[name] is not None}
-    words = {"sampling": sampling, "group": rule["group"]}
-    goal, shape = checked_goal(
-        unknown, target_epsilon, target_delta, known | numbers, relation, rtol, limits, {}, backend, RELATIONS
+    epsilon, delta, risks = target
+    risk = given_target(epsilon, delta, risks)
+    fields = described({n: x for n, x in given.items() if x is not None}, run.sampling, run.group, unknown)
+    known = numbers_of_rule(run.sampling, fields, run.group)
+    plain = run.sampling == "poisson" and run.group == 1 and {unknown, *known} == set(ORDER)
+    relation = usual_relation(run.sampling) if run.relation is None else run.relation
+    for what, asked in (("a risk", risk), ("repetitions", run.repetitions)):
+        if asked is not None and not plain:
+            _refuse_rule(what, run)
+    if risk is not None:
+        if run.repetitions is not None:
+            raise InputError("repetitions goes with target_epsilon and target_delta alone; leave it out for a risk")
+        from jaxacct.calibration.risks import calibrated_to_risk  # SciPy: only where a risk is the target
+
+        found = calibrated_to_risk(unknown, risk, known, relation, settings.rtol, settings.limits, settings.backend)
+    elif run.repetitions is not None:
+        found = _with_repetitions(unknown, epsilon, delta, known, run.repetitions, run.candidates, relation, settings)
+    elif plain:
+        found = calibrated(unknown, epsilon, delta, known, relation, *settings[1::-1], settings.backend)
+    else:
+        found = _by_rule(unknown, epsilon, delta, known, run, relation, settings)
+    return replace(found, relation=relation)
+
+
+def _refuse_rule(what: str, run: Run) -> None:
+    """What is known for Poisson samples of single records alone."""
+    rule = "epochs" if run.sampling == "poisson" and run.group == 1 else ""
+    rule = rule or (f"group = {run.group!r}" if run.sampling == "poisson" else f"sampling = {run.sampling!r}")
+    raise InputError(
+        f"{what} cannot be met here with {rule}; give target_epsilon and target_delta alone, or leave it out"
     )
+
+
+def _with_repetitions(
+    unknown: str,
+    epsilon: Any,
+    delta: Any,
+    known: dict[str, Any],
+    law: Law,
+    candidates: str,
+    relation: str,
+    settings: Settings,
+) -> Calibration:
+    """The noise with which the whole selection meets the target."""
+    from jaxacct.calibration.noise_of_selections import law_shape, noise_of_selection
+    from jaxacct.selection.mechanism import CANDIDATES  # takes a while to import, and single runs do not need it
+
+    choice("candidates", candidates, CANDIDATES)
+    shapes = {"repetitions": law_shape(law)}
+    limits, rtol, backend = settings
+    goal, shape = checked_goal(unknown, epsilon, delta, known, relation, rtol, limits, shapes, backend)
+    return result(noise_of_selection(goal, law, shape, candidates, backend), shape)
+
+
+def _by_rule(
+    unknown: str, epsilon: Any, delta: Any, known: dict[str, Any], run: Run, relation: str, settings: Settings
+) -> Calibration:
+    """By the certified brackets of the run itself; what Poisson sampling would need is where the search begins."""
+    rule, (limits, rtol, backend) = rule_of(run.sampling), settings
+    if rule.in_passes and unknown == "sampling_probability":
+        raise InputError(
+            f"sampling_probability cannot be solved for with sampling = {run.sampling!r}, whose slots are whole; use "
+            "ja.calibrate(lambda t: ja.dp_sgd(sigma, slots=t, epochs=..., sampling=...), whole=True, ...)"
+        )
+    goal, shape = checked_goal(unknown, epsilon, delta, known, relation, rtol, limits, {}, backend, RELATIONS)
     effort = account.effort_of_search(goal.rtol)
 
     def certified(rows: np.ndarray, values: np.ndarray) -> Bounds:
         fields = {name: column[rows] for name, column in goal.known.items()} | {unknown: values}
-        return account.bracket_epsilon(dp_sgd(**fields, **words), goal.delta[rows], goal.relation, effort)
+        asked = dp_sgd(**fields, sampling=run.sampling, group=run.group)
+        return account.bracket_epsilon(asked, goal.delta[rows], goal.relation, effort)
 
     def started(rows: np.ndarray) -> Start:
         start = calibration_start(near, rows)[0]
-        x = start.x + math.log(rule["group"]) if unknown == "noise_multiplier" else start.x
+        x = start.x + math.log(run.group) if unknown == "noise_multiplier" else start.x
         return Start(np.clip(x, *np.log(limits)), np.zeros(rows.size), np.zeros(rows.size, bool))
 
-    near = goal._replace(known={name: goal.known[name] for name in known}, relation="add_or_remove_one")
+    usual = {name: goal.known[name] for name in ORDER if name in goal.known}
+    if "epochs" in goal.known:
+        usual["steps"] = np.ceil(goal.known["epochs"] / USUAL_RATE)
+    near = goal._replace(known=usual, relation="add_or_remove_one")
     with job(goal.epsilon.size, backend):
         found = certified_search(search_for(goal, certified), started)
-    # a cap binds more often at a larger rate, so that epsilon need not grow with the rate
-    return result(found, shape, unknown != "sampling_probability" or sampling != "truncated_poisson")
+    # epsilon need not grow with the rate where a cap binds more often, or where the steps become fewer
+    return result(found, shape, unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known))

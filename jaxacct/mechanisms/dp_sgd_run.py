@@ -1,60 +1,112 @@
-"""DP-SGD as a mechanism, by how its batches are drawn."""
+"""DP-SGD as a mechanism: the record that describes a run, and how its batches are drawn.
+
+Every door takes this record with these names: `dp_sgd`, the calibrations, sweeps, the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxacct.core.keywords import with_hints
-from jaxacct.core.validation import COUNT, PROBABILITY, InputError, Tracer, check, choice
+from jaxacct.core.validation import (
+    COUNT,
+    POSITIVE,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    Tracer,
+    broadcast_shape,
+    check,
+    choice,
+)
 from jaxacct.mechanisms.base import Mechanism
 from jaxacct.mechanisms.combinators import Repeated
 from jaxacct.mechanisms.gaussian import Gaussian
 from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.random_allocation import RandomAllocation
+from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
 from jaxacct.mechanisms.truncated_poisson import TruncatedPoissonSampled
+from jaxacct.mechanisms.with_replacement import SampledWithReplacement
 from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 
-__all__ = ["SAMPLING", "dp_sgd", "rounds_of", "slots_of"]
+__all__ = ["LENGTHS", "NUMBERS", "RATES", "RULES", "SAMPLING", "described", "dp_sgd", "numbers_of_rule", "rounds_of"]
+__all__ += ["rule_of", "slots_of", "usual_relation"]
 
+NUMBERS: dict[str, Constraint] = {
+    "dataset_size": COUNT,
+    "batch_size": POSITIVE,
+    "slots": COUNT,
+    "epochs": POSITIVE,
+    "noise_multiplier": POSITIVE,
+    "sampling_probability": PROBABILITY,
+    "steps": COUNT,
+    "cap": COUNT,
+    "group": COUNT,
+}
+"""The numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
+RATES = ("sampling_probability", "batch_size", "slots")
+"""How large batches are may be said in one of these ways; `batch_size` needs `dataset_size`."""
+LENGTHS = ("steps", "epochs")
+"""How long a run is may be said in one of these ways."""
 NEAR_WHOLE = 1e-9
 """How far 1/q may be from a whole number of slots, relatively; that many slots are then taken."""
+ROUNDING = 1e-15
+"""Relative room for the rounding of a quotient before it is rounded up: rounding adds no step."""
 
 
 @with_hints
 def dp_sgd(
     noise_multiplier: Any,
-    sampling_probability: Any,
-    steps: Any,
+    sampling_probability: Any = None,
+    steps: Any = None,
     *,
-    sampling: str = "poisson",
+    batch_size: Any = None,
     dataset_size: Any = None,
+    slots: Any = None,
+    epochs: Any = None,
+    sampling: str = "poisson",
     cap: Any = None,
     group: int = 1,
 ) -> Repeated:
-    """DP-SGD: ``steps`` Gaussian steps on random batches, under adding or removing one record.
+    """DP-SGD: Gaussian steps on random batches, under adding or removing one record.
 
     All numbers broadcast, one configuration per element: an array of noise multipliers is a batch of runs, not a
     schedule (for a schedule, compose the steps).  The batch rule says how batches are drawn:
 
     * "poisson": every record by itself with probability q in every step;
-    * "random_allocation": the steps are in rounds of t = 1/q, and every record is in exactly one step of each round,
-      drawn independently and afresh; a begun round counts whole;
+    * "random_allocation": the steps are in rounds of t = 1/q slots, and every record is in exactly one step of each
+      round, drawn independently and afresh; a begun round counts whole;
     * "truncated_poisson": a Poisson sample, of which a uniformly random subset of ``cap`` is kept where it is larger;
-    * "without_replacement": a uniformly random set of a share q of the data in every step.
+    * "without_replacement": a uniformly random set of a share q of the data in every step;
+    * "with_replacement": ``batch_size`` independent draws from the data in every step;
+    * "shuffled": the data are shuffled and cut into batches in every epoch, as most loaders do; a begun epoch counts
+      whole.  Ask with ``relation="zero_out"``, the relation that holds for it.
+
+    Say the size of batches by one of `sampling_probability`, `batch_size` (with `dataset_size`) and `slots`, and the
+    length of the run by one of `steps` and `epochs`: `q = batch_size / dataset_size`, and `steps = ceil(epochs / q)`.
 
     Parameters
     ----------
     noise_multiplier : array_like > 0, finite
         Standard deviation of the noise over the clip norm, the add/remove sensitivity.
     sampling_probability : array_like in [0, 1]
-        q, the chance of each record to be in a batch; with "random_allocation" one over a whole number of slots.
+        q, the chance of each record to be in a batch; with "random_allocation" and "shuffled" one over a whole number.
     steps : array_like of whole numbers from 1 to 2**53
-    sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement"}
-    dataset_size : array_like of whole numbers >= 1, optional
-        Records, the larger number under add/remove; for "truncated_poisson", and for groups without replacement.
+    batch_size : array_like > 0, at most `dataset_size`
+        Expected size of a batch; its size with "with_replacement", a whole number.
+    dataset_size : array_like of whole numbers >= 1
+        Records, the larger number under add/remove.
+    slots : array_like of whole numbers >= 1
+        Batches of a round or of an epoch, for "random_allocation" and "shuffled"; q = 1/slots.  From `batch_size` it is
+        `ceil(dataset_size / batch_size)`.
+    epochs : array_like > 0
+        Passes over the data.
+    sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement", "with_replacement", \
+"shuffled"}
+        "fixed_batches", the word of `training.Plan`, is "shuffled".
     cap : array_like of whole numbers >= 1, optional
         Most records of a batch, for "truncated_poisson".
     group : int >= 1
@@ -68,8 +120,8 @@ def dp_sgd(
     Raises
     ------
     InputError
-        A value outside its limits, with its index, shapes that do not broadcast, an argument that the batch rule lacks
-        or has no use for.
+        A value outside its limits, with its index, shapes that do not broadcast, what is missing or said twice, an
+        argument that the batch rule lacks or has no use for.
 
     References
     ----------
@@ -77,23 +129,76 @@ def dp_sgd(
 
     >>> dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000).mechanism
     PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
+    >>> dp_sgd(1.0, batch_size=256, dataset_size=50_000, epochs=10).steps
+    1954.0
     >>> dp_sgd(1.0, 0.01, 1000, sampling="random_allocation").steps  # rounds of 100 steps
     10.0
     """
-    if sampling in OTHER_RULES:
-        raise InputError(f"sampling = {sampling!r} is not a rule of dp_sgd; build {OTHER_RULES[sampling]}")
-    choice("sampling", sampling, SAMPLING)
-    if (cap is not None) != (sampling == "truncated_poisson"):
-        if cap is None:
-            raise InputError("cap is missing; sampling = 'truncated_poisson' needs the most records of a batch")
-        raise InputError(f"cap goes with sampling = 'truncated_poisson', not {sampling!r}; leave it out")
-    if cap is not None and dataset_size is None:
-        raise InputError("dataset_size is missing; sampling = 'truncated_poisson' needs the number of records")
-    return _RUNS[sampling](Gaussian(noise_multiplier), sampling_probability, steps, dataset_size, cap, group)
+    given = {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability, "steps": steps}
+    given |= {"batch_size": batch_size, "dataset_size": dataset_size, "slots": slots, "epochs": epochs, "cap": cap}
+    fields = described({name: value for name, value in given.items() if value is not None}, sampling, group)
+    return rule_of(sampling).make(Gaussian(noise_multiplier), fields, group)
 
 
-def slots_of(sampling_probability: Any) -> float | np.ndarray:
-    """The slots of a round of random allocation, 1/q; InputError where that is no whole number.
+def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: str = "") -> dict[str, Any]:
+    """The numbers of a run with `sampling_probability` and `steps` among them; InputError where they do not fit.
+
+    unknown : the number that is solved for; it is not among them.  Where it is the sampling probability, and `epochs`
+    are given, the steps stay open.
+
+    >>> found = described({"batch_size": 30, "dataset_size": 100, "epochs": 2}, "shuffled", unknown="noise_multiplier")
+    >>> found["slots"], found["sampling_probability"], found["steps"]
+    (4.0, 0.25, 8.0)
+    """
+    rule, fields = rule_of(sampling), dict(given)
+    _require_numbers(rule, sampling, fields, group, unknown)
+    if rule.in_passes or "batch_size" in fields or "epochs" in fields:
+        for name, value in fields.items():
+            if name != "noise_multiplier" and isinstance(value, Tracer):
+                raise InputError(f"{name} is a tracer; inside jit build the mechanism of one step, and repeat it")
+    if "batch_size" in fields:
+        batch, size = (check(name, fields[name], NUMBERS[name]) for name in ("batch_size", "dataset_size"))
+        quotient = _quotient(size, batch)
+        fields["sampling_probability"] = _plain(np.asarray(batch) / np.asarray(size))
+        if rule.in_passes:
+            fields["slots"] = _plain(np.maximum(np.ceil(quotient * (1.0 - ROUNDING)), 1.0))
+    if "slots" in fields:
+        fields["sampling_probability"] = _plain(1.0 / np.asarray(check("slots", fields["slots"], COUNT)))
+    elif rule.in_passes and "sampling_probability" in fields:
+        fields["slots"] = slots_of(fields["sampling_probability"], sampling)
+    if "epochs" in fields and "sampling_probability" in fields:
+        epochs = np.asarray(check("epochs", fields["epochs"], POSITIVE))
+        if rule.in_passes:
+            exact = epochs * np.asarray(fields["slots"])
+        elif "batch_size" in fields:
+            exact = epochs * size / np.asarray(batch)
+        else:
+            rate = np.asarray(check("sampling_probability", fields["sampling_probability"], PROBABILITY))
+            if np.any(rate == 0.0):
+                raise InputError("epochs needs a sampling_probability > 0; give steps instead")
+            exact = epochs / rate
+        fields["steps"] = _plain(np.maximum(np.ceil(exact * (1.0 - ROUNDING)), 1.0))
+        check("steps", fields["steps"], COUNT)
+    return fields
+
+
+def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
+    """Of the numbers of a described run those that `dp_sgd` needs for its batch rule, each said once."""
+    needs = rule_of(sampling).needs
+    rate = () if "batch_size" in needs else ("sampling_probability",)
+    names = ["noise_multiplier", *rate, "steps" if "steps" in fields else "epochs", *needs]
+    if sampling == "without_replacement" and group != 1:
+        names.append("dataset_size")
+    return {name: fields[name] for name in names if name in fields}
+
+
+def usual_relation(sampling: str) -> str:
+    """The relation that is meant where none is said."""
+    return rule_of(sampling).relation
+
+
+def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> float | np.ndarray:
+    """The slots of a round or of an epoch, 1/q; InputError where that is no whole number.
 
     >>> slots_of([0.01, 0.5])
     array([100.,   2.])
@@ -107,68 +212,137 @@ def slots_of(sampling_probability: Any) -> float | np.ndarray:
         place = f"sampling_probability{index if index else ''}"
         raise InputError(
             f"{place} = {float(rate[tuple(index)])!r} must be one over a whole number of slots for "
-            "sampling = 'random_allocation'; use 1/slots, such as 0.01"
+            f"sampling = {sampling!r}; use 1/slots, such as 0.01"
         )
-    return float(slots) if slots.ndim == 0 else slots
+    return _plain(slots)
 
 
 def rounds_of(steps: Any, slots: Any) -> float | np.ndarray:
-    """The rounds that so many steps begin; a begun round counts whole.
+    """The rounds or epochs that so many steps begin; a begun one counts whole.
 
     >>> rounds_of(1001, 100.0)
     11.0
     """
-    rounds = np.ceil(np.asarray(check("steps", steps, COUNT)) / np.asarray(slots))
-    return float(rounds) if rounds.ndim == 0 else rounds
+    return _plain(np.ceil(np.asarray(check("steps", steps, COUNT)) / np.asarray(slots)))
 
 
-def _poisson(base: Gaussian, rate: Any, steps: Any, size: Any, cap: Any, group: int) -> Repeated:
-    return Repeated(PoissonSampled(base, rate, group=group), steps)
+class Rule(NamedTuple):
+    """A batch rule: the run that it makes, the numbers it needs besides, and what is usual with it.
+
+    in_passes : the steps are in rounds or epochs of `slots` batches, in which every record is once.
+    """
+
+    make: Callable[[Gaussian, Mapping[str, Any], int], Repeated]
+    needs: tuple[str, ...] = ()
+    in_passes: bool = False
+    relation: str = "add_or_remove_one"
 
 
-def _random_allocation(base: Gaussian, rate: Any, steps: Any, size: Any, cap: Any, group: int) -> Repeated:
-    for name, value in (("sampling_probability", rate), ("steps", steps)):
-        if isinstance(value, Tracer):
-            raise InputError(
-                f"{name} is a tracer; build RandomAllocation(Gaussian(...), slots) and repeat it inside jit"
-            )
-    slots = slots_of(rate)
-    return Repeated(RandomAllocation(base, slots, group=group), rounds_of(steps, slots))
+def rule_of(sampling: str) -> Rule:
+    """The batch rule of a name; InputError for an unknown one."""
+    if sampling in OTHER_RULES:
+        raise InputError(f"sampling = {sampling!r} is not a rule of dp_sgd; build {OTHER_RULES[sampling]}")
+    return RULES[choice("sampling", SAME.get(sampling, sampling), RULES)]
 
 
-def _truncated_poisson(base: Gaussian, rate: Any, steps: Any, size: Any, cap: Any, group: int) -> Repeated:
+def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group: int, unknown: str) -> None:
+    """Refuse numbers that are missing, said twice, or of another batch rule."""
+    for names, name in ((RATES, "sampling_probability"), (LENGTHS, "steps")):
+        said = [word for word in names if word in fields]
+        if name == unknown and said:
+            raise InputError(f"{said[0]} is given, and {unknown} is solved for; leave {said[0]} out")
+        if name != unknown and len(said) != 1:
+            if said:
+                raise InputError(f"{said[0]} and {said[1]} say the same thing twice; leave one of them out")
+            raise InputError(f"{name} is missing; give {name}, or {' or '.join(names[1:])} instead")
+    if "batch_size" in fields and "dataset_size" not in fields:
+        raise InputError("batch_size needs dataset_size; give both, or sampling_probability instead")
+    if "slots" in fields and not rule.in_passes:
+        words = " or ".join(repr(word) for word, other in RULES.items() if other.in_passes)
+        raise InputError(f"slots goes with sampling = {words}, not {sampling!r}; leave it out")
+    if "cap" in fields and "cap" not in rule.needs:
+        raise InputError(f"cap goes with sampling = 'truncated_poisson', not {sampling!r}; leave it out")
+    for name in rule.needs:
+        if name not in fields:
+            raise InputError(f"{name} is missing; sampling = {sampling!r} needs {MEANING[name]}")
+    if group != 1 and sampling == "without_replacement" and "dataset_size" not in fields:
+        raise InputError("dataset_size is missing; a group without replacement needs the number of records")
+
+
+MEANING = {
+    "cap": "the most records of a batch",
+    "dataset_size": "the number of records",
+    "batch_size": "the number of draws of a step",
+}
+"""What a number says, for a refusal."""
+
+
+def _quotient(size: Any, batch: Any) -> np.ndarray:
+    """dataset_size / batch_size; InputError where a batch is larger than the data."""
+    broadcast_shape({"batch_size": np.shape(batch), "dataset_size": np.shape(size)})
+    batch, size = np.broadcast_arrays(batch, size)
+    large = np.argwhere(batch > size)
+    if large.size:
+        index = tuple(large[0].tolist())
+        place = f"batch_size{list(index) if index else ''}"
+        pair = f"{place} = {batch[index]:g} must be <= dataset_size = {size[index]:g}"
+        raise InputError(f"{pair}; use a smaller batch_size")
+    return np.asarray(size / batch)
+
+
+def _plain(value: Any) -> float | np.ndarray:
+    """A scalar as a Python float."""
+    return float(value) if np.ndim(value) == 0 else np.asarray(value)
+
+
+def _poisson(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
+    return Repeated(PoissonSampled(base, run["sampling_probability"], group=group), run["steps"])
+
+
+def _random_allocation(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
+    return Repeated(RandomAllocation(base, run["slots"], group=group), rounds_of(run["steps"], run["slots"]))
+
+
+def _truncated_poisson(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
+    _refuse_group("truncated_poisson", group, "ja.dp_sgd(noise_multiplier / (2 * group), 1.0, steps)")
+    rate, size, cap = (run[name] for name in ("sampling_probability", "dataset_size", "cap"))
+    return Repeated(TruncatedPoissonSampled(base, rate, dataset_size=size, cap=cap), run["steps"])
+
+
+def _without_replacement(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
+    size = {} if group == 1 else {"dataset_size": run["dataset_size"], "group": group}
+    step: Mechanism = SampledWithoutReplacement(base, run["sampling_probability"], **size)
+    return Repeated(step, run["steps"])
+
+
+def _with_replacement(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
+    return Repeated(SampledWithReplacement(base, run["batch_size"], run["dataset_size"], group=group), run["steps"])
+
+
+def _shuffled(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
+    _refuse_group("shuffled", group, "ja.dp_sgd(noise_multiplier / group, ..., sampling='shuffled')")
+    return Repeated(ShuffledBatches(base, run["slots"]), rounds_of(run["steps"], run["slots"]))
+
+
+def _refuse_group(sampling: str, group: int, instead: str) -> None:
     if group != 1:
         raise InputError(
-            f"group = {group!r} is not known with sampling = 'truncated_poisson'; "
-            "use ja.dp_sgd(noise_multiplier / (2 * group), 1.0, steps), which leaks no less"
+            f"group = {group!r} is not known with sampling = {sampling!r}; use {instead}, which leaks no less"
         )
-    return Repeated(TruncatedPoissonSampled(base, rate, dataset_size=size, cap=cap), steps)
 
 
-def _without_replacement(base: Gaussian, rate: Any, steps: Any, size: Any, cap: Any, group: int) -> Repeated:
-    step: Mechanism
-    if group == 1:
-        step = SampledWithoutReplacement(base, rate)
-    else:
-        if size is None:
-            raise InputError("dataset_size is missing; a group without replacement needs the number of records")
-        step = SampledWithoutReplacement(base, rate, dataset_size=size, group=group)
-    return Repeated(step, steps)
-
-
-_RUNS: dict[str, Callable[..., Repeated]] = {
-    "poisson": _poisson,
-    "random_allocation": _random_allocation,
-    "truncated_poisson": _truncated_poisson,
-    "without_replacement": _without_replacement,
+RULES = {
+    "poisson": Rule(_poisson),
+    "random_allocation": Rule(_random_allocation, in_passes=True),
+    "truncated_poisson": Rule(_truncated_poisson, ("dataset_size", "cap")),
+    "without_replacement": Rule(_without_replacement),
+    "with_replacement": Rule(_with_replacement, ("batch_size", "dataset_size")),
+    "shuffled": Rule(_shuffled, in_passes=True, relation="zero_out"),
 }
-"""The batch rules, each with the run that it makes."""
-OTHER_RULES = {
-    "balls_in_bins": "ja.BallsInBins(ja.Gaussian(noise_multiplier), slots, epochs)",
-    "with_replacement": "ja.repeat(ja.SampledWithReplacement(ja.Gaussian(noise_multiplier), batch_size, dataset_size), "
-    "steps)",
-    "shuffled": "ja.repeat(ja.ShuffledBatches(ja.Gaussian(noise_multiplier), batches), epochs)",
-}
-"""Batch rules with other parameters than those of `dp_sgd`, each with the mechanism that accounts for it."""
-SAMPLING = tuple(_RUNS)
+"""The batch rules by name."""
+SAME = {"fixed_batches": "shuffled"}
+"""Other names of a rule."""
+OTHER_RULES = {"balls_in_bins": "ja.BallsInBins(ja.Gaussian(noise_multiplier), slots, epochs)"}
+"""Batch rules whose runs are no repeated step, each with the mechanism that accounts for it."""
+SAMPLING = tuple(RULES)
 """The batch rules by name."""

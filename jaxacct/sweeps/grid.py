@@ -2,7 +2,7 @@
 
 Of noise_multiplier, sampling_probability, steps, epsilon and delta exactly one is left out: it is solved for.
 Instead of epsilon and delta a risk may be the target, such as target_advantage, or target_tpr with at_fpr.
-`sampling` names how batches are drawn (Poisson where it is left out), with `cap` and `group` (samplings.py).
+`sampling` names how batches are drawn (Poisson where it is left out), (samplings.py).
 With `repetitions`, a law of K by name, epsilon is that of running the configuration K times and releasing the best.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from jaxacct.core.validation import (
     COUNT,
     DELTA,
     POSITIVE,
-    PROBABILITY,
     REAL,
     Constraint,
     InputError,
@@ -29,16 +29,11 @@ from jaxacct.core.validation import (
     check,
     choice,
 )
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES
 from jaxacct.sweeps import repetitions, risks, samplings
 
 FIELDS: dict[str, Constraint] = {
-    "dataset_size": COUNT,
-    "batch_size": POSITIVE,
-    "epochs": POSITIVE,
-    "noise_multiplier": POSITIVE,
-    "sampling_probability": PROBABILITY,
-    "steps": COUNT,
-    **samplings.FIELDS,
+    **NUMBERS,
     "target_epsilon": POSITIVE,
     "target_delta": DELTA,
     "epsilon": REAL,
@@ -61,7 +56,7 @@ QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "d
 
 MODES = ("product", "zip")
 """How arrays become rows: every combination, or side by side."""
-COUNTS = ("dataset_size", "batch_size", "steps", "cap", "group", "trials", "count")
+COUNTS = ("dataset_size", "batch_size", "slots", "steps", "cap", "group", "trials", "count")
 """Fields of which a range is rounded to whole numbers."""
 LARGEST_GRID = 10_000_000
 """Most configurations in one grid, about a gigabyte of columns; a larger product is refused before it is built."""
@@ -117,10 +112,9 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     """The configurations of named fields: their product (the last field varies fastest), or zipped.
 
     A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}`, both ends
-    included; a range of a count is rounded to whole numbers.  `dataset_size` with `batch_size` gives
-    `sampling_probability = batch_size / dataset_size`, and `epochs` with them
-    `steps = ceil(epochs * dataset_size / batch_size)`.  `target_epsilon` and `epsilon` are one field, and so
-    are `target_delta` and `delta`.  A risk (`risks.FIELDS`) may stand in place of both.
+    included; a range of a count is rounded to whole numbers.  A run is described as for `jaxacct.dp_sgd`: `batch_size`
+    with `dataset_size`, or `slots`, gives the sampling probability, and `epochs` the steps.  `target_epsilon` and
+    `epsilon` are one field, and so are `target_delta` and `delta`.  A risk (`risks.FIELDS`) may stand in place of both.
     `sampling` is the name of a batch rule, or an array of them (`jaxacct.dp_sgd`).
     `repetitions` is the name of a law of K, or an array of them, and needs the
     numbers of that law (`repetitions.LAWS`).
@@ -154,7 +148,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
     columns = {field: np.array(axis).ravel() for field, axis in zip(axes, meshed, strict=True)}
-    columns = _rename(_derive(columns), solved)
+    columns = _rename(samplings.derived(columns, solved), solved)
     rows = next(iter(columns.values())).size
     inputs = {field: columns[field] for field in INPUTS if field in columns}
     return Grid(np.full(rows, name, dtype=object), np.full(rows, solved, dtype=object), inputs)
@@ -219,19 +213,16 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
     for first, second in (
         ("epsilon", "target_epsilon"),
         ("delta", "target_delta"),
-        ("sampling_probability", "batch_size"),
-        ("steps", "epochs"),
+        *itertools.combinations(RATES, 2),
+        LENGTHS,
     ):
         if first in axes and second in axes:
             raise InputError(f"{first} and {second} say the same thing twice; leave one of them out")
     if ("dataset_size" in axes) != ("batch_size" in axes) and not ("dataset_size" in axes and "sampling" in axes):
         lone, other = ("dataset_size", "batch_size")[:: 1 if "dataset_size" in axes else -1]
         raise InputError(f"{lone} needs {other}; give both, or sampling_probability instead")
-    if "epochs" in axes and "batch_size" not in axes:
-        raise InputError("epochs needs dataset_size and batch_size; give both, or steps instead")
     present = {field.removeprefix("target_") for field in axes}
-    present |= {"sampling_probability"} if "batch_size" in axes else set()
-    present |= {"steps"} if "epochs" in axes else set()
+    present |= {names[0] for names in (RATES, LENGTHS) if set(names) & set(axes)}
     if risks.is_target(axes):
         present |= {"epsilon", "delta"}
     missing = [quantity for quantity in QUANTITIES if quantity not in present]
@@ -251,23 +242,6 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
 
 def _and(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]} are" if len(words) > 1 else f"{words[0]} is"
-
-
-def _derive(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Sampling probability and steps from data-set size, batch size and epochs."""
-    if "batch_size" not in columns:
-        return columns
-    size, batch = columns["dataset_size"], columns["batch_size"]
-    large = np.flatnonzero(batch > size)
-    if large.size:
-        pair = f"batch_size = {batch[large[0]]:g} must be <= dataset_size = {size[large[0]]:g}"
-        raise InputError(f"{pair}; use a smaller batch_size")
-    derived = {"sampling_probability": batch / size}
-    if "epochs" in columns:
-        exact = columns["epochs"] * size / batch
-        derived["steps"] = np.maximum(np.ceil(exact * (1.0 - 1e-15)), 1.0)  # 1e-15: rounding adds no step
-        check("steps", derived["steps"], COUNT)
-    return columns | derived
 
 
 def _rename(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:

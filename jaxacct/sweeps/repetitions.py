@@ -11,6 +11,7 @@ from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import COUNT, OPEN_PROBABILITY, POSITIVE, Constraint, InputError, choice
 from jaxacct.mechanisms import dp_sgd
+from jaxacct.sweeps import samplings
 
 if TYPE_CHECKING:
     from jaxacct.selection import Law
@@ -39,8 +40,6 @@ FIELDS: dict[str, Constraint] = {
 
 BASES_AT_ONCE = 16
 """Base mechanisms, each with a curve of some 2 MB, that are solved together."""
-_PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
-"""What a base mechanism is made from."""
 
 
 def words(value: Any) -> np.ndarray:
@@ -99,16 +98,15 @@ def epsilon(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: 
     """The epsilon of every row: of its base where it has no repetitions, else of the selection, for the worst score.
 
     inputs : noise_multiplier, sampling_probability, steps, delta, repetitions and the numbers of the laws, each (B,).
-    rule : the batch rule of all rows, as `dp_sgd` takes it; its arrays are columns of the inputs.
+    rule : the batch rule and group size of all rows, as `dp_sgd` takes them.
     """
     size = inputs["delta"].size
-    said = {name: value for name, value in rule.items() if not isinstance(value, np.ndarray)}
-    numbers = (*_PARAMETERS, *(name for name in rule if name not in said))
+    numbers = tuple(samplings.numbers(inputs, rule))
     ends, labels = np.full((3, size), np.nan), np.full((3, size), "", object)
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         for rows in _alike(inputs, np.flatnonzero(inputs["repetitions"] == word), word != "", numbers):
             some = {name: column[rows] for name, column in inputs.items()}
-            found = _solved(word, some, relation, rtol, numbers, said)
+            found = _solved(word, some, relation, rtol, numbers, rule)
             ends[:, rows] = found.lower, found.estimate, found.upper
             labels[:, rows] = found.kind, found.status, found.engine
     return Bounds(*ends, *labels)
@@ -120,21 +118,21 @@ def _solved(
     relation: str,
     rtol: float,
     numbers: Sequence[str],
-    said: Mapping[str, Any],
+    rule: Mapping[str, Any],
 ) -> Bounds:
-    """Rows of one law; `numbers` are the columns that a run is made from, `said` what is alike in all."""
+    """Rows of one law; `numbers` are the columns that a run is made from."""
     if not word:
         given: dict[str, Any] = {name: some[name] for name in numbers}
-        return account.epsilon(dp_sgd(**given, **said), some["delta"], relation=relation, rtol=rtol)
+        return account.epsilon(dp_sgd(**given, **rule), some["delta"], relation=relation, rtol=rtol)
     from jaxacct.selection import select
 
     given = {name: some[name][:, :1] for name in numbers}
-    chosen = select(dp_sgd(**given, **said), law(word, some))
+    chosen = select(dp_sgd(**given, **rule), law(word, some))
     return account.epsilon(chosen, some["delta"], relation=relation, rtol=rtol)
 
 
 def _alike(
-    inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool, numbers: Sequence[str] = _PARAMETERS
+    inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool, numbers: Sequence[str]
 ) -> Iterator[np.ndarray]:
     """The rows in arrays (bases, rows of that base), so that the curve of a base is computed once."""
     if not selected:

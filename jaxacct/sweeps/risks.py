@@ -10,6 +10,7 @@ import numpy as np
 from jaxacct.calibration.calibrated import Calibration
 from jaxacct.calibration.risk_targets import BESIDE, RULES, TARGETS, given_target
 from jaxacct.core.bounds import Bounds
+from jaxacct.sweeps import samplings
 
 __all__ = ["FIELDS", "calibrated", "is_target", "target_of"]
 
@@ -41,11 +42,10 @@ def calibrated(
 ) -> tuple[np.ndarray, np.ndarray, Bounds]:
     """(value, status, bracket) of rows that may have different targets: of epsilon, or of the risk.
 
-    rule : the batch rule of all rows, as `dp_sgd` takes it.
+    rule : the batch rule and group size of all rows, as `dp_sgd` takes them.
     """
-    known = {n: inputs[n] for n in ("noise_multiplier", "sampling_probability", "steps") if n != quantity}
-    known |= {name: column for name, column in rule.items() if isinstance(column, np.ndarray)}
-    settings |= {name: word for name, word in rule.items() if not isinstance(word, np.ndarray)}
+    known = {name: column for name, column in samplings.numbers(inputs, rule).items() if name != quantity}
+    settings |= rule
     size = next(iter(known.values())).size
     left = np.ones(size, bool)
     pieces: list[tuple[np.ndarray, Calibration, Bounds]] = []

@@ -53,7 +53,7 @@ def sweep(
     mode: str = "product",
     quantity: str | None = None,
     out: str | os.PathLike[str] | None = None,
-    relation: str = "add_or_remove_one",
+    relation: str | None = None,
     engine: str = "auto",
     rtol: float = 1e-4,
     backend: str = "auto",

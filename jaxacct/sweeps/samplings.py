@@ -8,15 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.core.validation import COUNT, Constraint, InputError, choice
+from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms import SAMPLING, Mechanism, dp_sgd
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described, numbers_of_rule, rule_of
 
-__all__ = ["FIELDS", "alike", "require", "run", "run_of_row", "settings", "words"]
-
-_PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
-_NUMBERS = ("cap", "dataset_size")
-FIELDS: dict[str, Constraint] = {"cap": COUNT, "group": COUNT}
-"""The numbers of a batch rule, with the values that they may take; `dataset_size` is one of all grids."""
+__all__ = ["alike", "derived", "numbers", "require", "run", "run_of_row", "words"]
 
 
 def words(value: Any) -> np.ndarray:
@@ -28,41 +24,58 @@ def words(value: Any) -> np.ndarray:
 
 
 def require(given: Mapping[str, Any]) -> None:
-    """Refuse a cap without the rule that has one, and that rule without its numbers."""
-    rules = set(np.ravel(given["sampling"])) if "sampling" in given else set()
+    """Refuse numbers of a batch rule without the rule, and a rule without its numbers."""
+    rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
     if "cap" in given and "truncated_poisson" not in rules:
         raise InputError("cap needs sampling = 'truncated_poisson'; leave it out, or name that batch rule")
-    for name in ("cap", "dataset_size"):
-        if "truncated_poisson" in rules and name not in given:
-            raise InputError(f"sampling = 'truncated_poisson' needs {name}; give it")
+    for rule in rules:
+        for name in rule_of(rule).needs:
+            if name not in given:
+                raise InputError(f"sampling = {rule!r} needs {name}; give it")
+
+
+def derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
+    """The columns with the sampling probability and the steps of every row, where they follow from others."""
+    if not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
+        return columns
+    size = next(iter(columns.values())).size
+    rules = columns.get("sampling", np.full(size, "poisson", object))
+    found = {name: np.full(size, np.nan) for name in ("sampling_probability", "steps") if name != solved}
+    for rule in dict.fromkeys(rules.tolist()):
+        rows = np.flatnonzero(rules == rule)
+        names = [name for name in NUMBERS if name in columns and (name != "cap" or "cap" in rule_of(rule).needs)]
+        run_ = described({name: columns[name][rows] for name in names}, rule, unknown=solved)
+        for name, column in found.items():
+            column[rows] = run_.get(name, np.nan)
+    return columns | {name: column for name, column in found.items() if not np.isnan(column).all()}
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """(settings of `dp_sgd`, rows) for the rows of one batch rule and group size each.
+    """(batch rule and group size, rows) for the rows that share them.
 
     >>> inputs = {"steps": np.ones(3), "group": np.array([1.0, 2.0, 1.0])}
-    >>> [(given, rows.tolist()) for given, rows in alike(inputs)]
-    [({}, [0, 2]), ({'group': 2}, [1])]
+    >>> [(rule, rows.tolist()) for rule, rows in alike(inputs)]
+    [({'sampling': 'poisson', 'group': 1}, [0, 2]), ({'sampling': 'poisson', 'group': 2}, [1])]
     """
     size = next(iter(inputs.values())).size
-    rule = inputs.get("sampling", np.full(size, "", object))
+    rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
-    for word in dict.fromkeys(rule.tolist()):
-        for number in np.unique(group[rule == word]):
-            rows = np.flatnonzero((rule == word) & (group == number))
-            yield settings(word, number, {name: column[rows] for name, column in inputs.items()}), rows
+    for word in dict.fromkeys(rules.tolist()):
+        for number in np.unique(group[rules == word]):
+            yield (
+                {"sampling": word or "poisson", "group": int(number)},
+                np.flatnonzero((rules == word) & (group == number)),
+            )
 
 
-def settings(word: str, group: float, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of `dp_sgd` for a batch rule, its group size and the numbers beside them."""
-    given: dict[str, Any] = {"sampling": word} if word not in ("", "poisson") else {}
-    if group != 1.0:
-        given["group"] = int(group)
-    if word == "truncated_poisson":
-        given |= {"cap": inputs["cap"], "dataset_size": inputs["dataset_size"]}
-    elif word == "without_replacement" and group != 1.0:
-        given["dataset_size"] = inputs.get("dataset_size")
-    return given
+def numbers(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns from which the runs of a batch rule and group size are made."""
+    return numbers_of_rule(rule["sampling"], inputs, rule["group"])
+
+
+def run(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
+    """The runs of rows with the same batch rule and group size."""
+    return dp_sgd(**numbers(inputs, rule), **rule)
 
 
 def run_of_row(row: Mapping[str, Any]) -> Mechanism:
@@ -72,14 +85,9 @@ def run_of_row(row: Mapping[str, Any]) -> Mechanism:
     >>> run_of_row(row).expression()
     'ja.dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=10, group=2)'
     """
-    group = float(row.get("group", math.nan))
-    word = str(row.get("sampling", "") or "")
-    if word:
-        words(word)
-    given = settings(word, 1.0 if math.isnan(group) else group, {n: float(row.get(n, math.nan)) for n in _NUMBERS})
-    return run({name: float(row[name]) for name in _PARAMETERS}, given)
-
-
-def run(inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mechanism:
-    """The run of rows with the same settings."""
-    return dp_sgd(inputs["noise_multiplier"], inputs["sampling_probability"], inputs["steps"], **given)
+    word = str(row.get("sampling", "") or "poisson")
+    words(word)
+    cells = {name: float(row[name]) for name in NUMBERS if name in row}
+    group = cells.get("group", math.nan)
+    given = {name: cell for name, cell in cells.items() if not math.isnan(cell)}
+    return run(given, {"sampling": word, "group": 1 if math.isnan(group) else int(group)})

@@ -14,7 +14,7 @@ from jaxacct.calibration.calibrated import LEAST_RTOL
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting
-from jaxacct.mechanisms import dp_sgd
+from jaxacct.mechanisms.dp_sgd_run import usual_relation
 from jaxacct.sweeps import repetitions, risks, samplings
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import Grid
@@ -26,6 +26,10 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
     "steps": noise_rate_steps.calibrate_steps,
 }
 """What solves for each quantity that is calibrated."""
+
+
+USUAL = "usual"
+"""The relation of a sweep whose rows have the usual ones of their batch rules, which differ."""
 
 
 class FailedRows(UserWarning):
@@ -44,13 +48,19 @@ class Settings(NamedTuple):
     rtol: float
     backend: str  # never "auto": that of the whole grid, so that slices and resumed runs take the same
 
+    def relation_of(self, sampling: str) -> str:
+        """The relation of rows of a batch rule."""
+        return usual_relation(sampling) if self.relation == USUAL else self.relation
 
-def settings(grid: Grid, relation: str, engine: str, rtol: float, backend: str) -> Settings:
+
+def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend: str) -> Settings:
     """The settings, refused where the grid cannot be solved with them.
 
     Calibrations choose their own engine and know every relation but replace_one; selections have one engine.
     """
-    chosen = options(relation=relation, engine=engine, rtol=rtol, backend=backend)
+    usual = {usual_relation(word or "poisson") for word in np.unique(grid.inputs.get("sampling", ["poisson"]))}
+    word = relation or usual.pop()
+    chosen = options(relation=word, engine=engine, rtol=rtol, backend=backend)
     calibrated = [word for word in _CALIBRATIONS if word in grid.quantity]
     if calibrated and engine != "auto":
         raise InputError(f"engine = {engine!r} is not available for solving {calibrated[0]}; use 'auto'")
@@ -64,7 +74,7 @@ def settings(grid: Grid, relation: str, engine: str, rtol: float, backend: str) 
     if calibrated:
         options(rtol=rtol, least_rtol=LEAST_RTOL)
     place = suiting(len(grid), selections="repetitions" in grid.inputs) if backend == "auto" else chosen.backend
-    return Settings(chosen.relation, chosen.engine, chosen.rtol, place)
+    return Settings(USUAL if usual and relation is None else chosen.relation, chosen.engine, chosen.rtol, place)
 
 
 def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
@@ -73,7 +83,9 @@ def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = Fa
     alone : the sweep has no other rows.
     """
     size = len(grid)
-    given = {"name": grid.name, "quantity": grid.quantity, "relation": np.full(size, chosen.relation, object)}
+    rules = grid.inputs.get("sampling", np.full(size, "", object))
+    relations = np.array([chosen.relation_of(rule or "poisson") for rule in rules.tolist()], object)
+    given = {"name": grid.name, "quantity": grid.quantity, "relation": relations}
     answer = _answer_or_failed(str(grid.quantity[0]), grid.inputs, chosen, size, alone)
     columns = blank(names, size).columns | given | grid.inputs | answer
     return Table({name: columns[name] for name in names})
@@ -122,8 +134,6 @@ def _failed(quantity: str) -> dict[str, Any]:
 
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
     """The columns that the rows gain; rows of one batch rule are answered together."""
-    if not any(name in inputs for name in ("sampling", *samplings.FIELDS)):
-        return _of_one_rule(quantity, inputs, chosen, {})
     pieces, places = [], []
     for given, rows in samplings.alike(inputs):
         pieces.append(_of_one_rule(quantity, {name: column[rows] for name, column in inputs.items()}, chosen, given))
@@ -135,20 +145,20 @@ def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -
 def _of_one_rule(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """The columns of rows that share a batch rule; `given` says which, as `dp_sgd` takes it."""
+    """The columns of rows that share a batch rule and group size; `given` says which, as `dp_sgd` takes them."""
+    relation = chosen.relation_of(given["sampling"])
     if quantity in _CALIBRATIONS:
         solver = _CALIBRATIONS[quantity]
-        value, word, bounds = risks.calibrated(
-            solver, inputs, quantity, given, relation=chosen.relation, rtol=chosen.rtol
-        )
+        value, word, bounds = risks.calibrated(solver, inputs, quantity, given, relation=relation, rtol=chosen.rtol)
         status = np.where(word == "ok", bounds.status, word)
         return _columns(bounds) | {quantity: value, "status": _shared(status)}
     if "repetitions" in inputs and quantity == "epsilon":
-        return _columns(repetitions.epsilon(inputs, chosen.relation, chosen.rtol, given))
-    mechanism = dp_sgd(inputs["noise_multiplier"], inputs["sampling_probability"], inputs["steps"], **given)
+        return _columns(repetitions.epsilon(inputs, relation, chosen.rtol, given))
+    mechanism = samplings.run(inputs, given)
+    accuracy = chosen._replace(relation=relation)._asdict()
     if quantity == "epsilon":
-        return _columns(account.epsilon(mechanism, inputs["delta"], **chosen._asdict()))
-    return _columns(account.delta(mechanism, inputs["epsilon"], **chosen._asdict()))
+        return _columns(account.epsilon(mechanism, inputs["delta"], **accuracy))
+    return _columns(account.delta(mechanism, inputs["epsilon"], **accuracy))
 
 
 def _columns(bounds: Bounds) -> dict[str, Any]:
