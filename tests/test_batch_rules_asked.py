@@ -42,7 +42,12 @@ def test_a_begun_round_counts_whole_and_slots_are_whole():
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({"sampling": "shuffled"}, "sampling = 'shuffled'"),
+        ({"sampling": "shuffle"}, "sampling = 'shuffle' is not known"),
+        ({"sampling": "balls_in_bins"}, "ja.BallsInBins"),
+        ({"slots": 4}, "sampling_probability and slots say the same thing twice"),
+        ({"epochs": 4}, "steps and epochs say the same thing twice"),
+        ({"sampling": "with_replacement", "dataset_size": 9}, "batch_size is missing"),
+        ({"sampling": "shuffled", "group": 2}, "noise_multiplier / group"),
         ({"cap": 5}, "cap goes with sampling = 'truncated_poisson'"),
         ({"sampling": "truncated_poisson", "dataset_size": 9}, "cap is missing"),
         ({"sampling": "truncated_poisson", "cap": 9}, "dataset_size is missing"),

@@ -383,7 +383,8 @@ def _calibrated(
     elif plain:
         found = calibrated(unknown, epsilon, delta, known, relation, *settings[1::-1], settings.backend)
     else:
-        found = _by_rule(unknown, epsilon, delta, known, run, relation, settings)
+        rate = {name: x for name, x in fields.items() if name == "sampling_probability"}
+        found = _by_rule(unknown, epsilon, delta, known | rate, tuple(known), run, relation, settings)
     return replace(found, relation=relation)
 
 
@@ -418,9 +419,19 @@ def _with_repetitions(
 
 
 def _by_rule(
-    unknown: str, epsilon: Any, delta: Any, known: dict[str, Any], run: Run, relation: str, settings: Settings
+    unknown: str,
+    epsilon: Any,
+    delta: Any,
+    known: dict[str, Any],
+    numbers: tuple[str, ...],
+    run: Run,
+    relation: str,
+    settings: Settings,
 ) -> Calibration:
-    """By the certified brackets of the run itself; what Poisson sampling would need is where the search begins."""
+    """By the certified brackets of the run itself; what Poisson sampling would need is where the search begins.
+
+    numbers : those that the run is made from; `known` also has the sampling probability, for the start.
+    """
     rule, (limits, rtol, backend) = rule_of(run.sampling), settings
     if rule.in_passes and unknown == "sampling_probability":
         raise InputError(
@@ -431,7 +442,7 @@ def _by_rule(
     effort = account.effort_of_search(goal.rtol)
 
     def certified(rows: np.ndarray, values: np.ndarray) -> Bounds:
-        fields = {name: column[rows] for name, column in goal.known.items()} | {unknown: values}
+        fields = {name: goal.known[name][rows] for name in numbers} | {unknown: values}
         asked = dp_sgd(**fields, sampling=run.sampling, group=run.group)
         return account.bracket_epsilon(asked, goal.delta[rows], goal.relation, effort)
 

@@ -27,15 +27,16 @@ COMMANDS = (
 """The commands, in the order in which the help lists them."""
 CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
-    "sampling_probability": "Poisson sampling probability of each record in each step",
+    "sampling_probability": "probability of each record to be in the batch of a step",
     "steps": "number of steps",
     "dataset_size": "with --batch-size, instead of --sampling-probability",
     "batch_size": "expected batch size; sampling probability = batch size / data-set size",
-    "epochs": "instead of --steps: steps = ceil(epochs * data-set size / batch size)",
+    "slots": "of random_allocation and shuffled, instead of either: batches of a round or an epoch",
+    "epochs": "instead of --steps: steps = ceil(epochs / sampling probability)",
     "cap": "of truncated_poisson: the most records of a batch",
     "group": "records of one person, protected together (default 1)",
 }
-"""Options that say which DP-SGD is meant, each with its help."""
+"""Options that say which DP-SGD is meant, each with its help: the numbers of `dp_sgd_run.NUMBERS`."""
 QUESTION = {
     "epsilon": {"delta": "delta of the guarantee"},
     "delta": {"epsilon": "epsilon of the guarantee"},
@@ -80,8 +81,8 @@ QUESTION = {
 }
 """Numeric options of each command beyond the configuration, each with its help."""
 DESCRIPTION = {
-    "epsilon": "Certified epsilon of DP-SGD at a given delta.",
-    "delta": "Certified delta of DP-SGD at a given epsilon.",
+    "epsilon": "Certified epsilon of DP-SGD, or of any --mechanism, at a given delta.",
+    "delta": "Certified delta of DP-SGD, or of any --mechanism, at a given epsilon.",
     "calibrate": "Solve for whichever of --noise-multiplier, --steps and --sampling-probability is left out, "
     "so that DP-SGD meets (target epsilon, target delta), or keeps a risk such as --advantage. "
     "Exit status 1 where that is infeasible.",
@@ -162,7 +163,8 @@ ENGINES = "auto (default), contour or lattice"
 BACKENDS = "auto (default), numpy (compiles nothing) or xla (for very many configurations)"
 SAMPLING = (
     "how batches are drawn: poisson (default), random_allocation (each record once in every 1/q steps), "
-    "truncated_poisson (with --cap and --dataset-size) or without_replacement"
+    "truncated_poisson (with --cap and --dataset-size), without_replacement, with_replacement (with --batch-size and "
+    "--dataset-size) or shuffled (fixed batches in a random order, as most loaders draw them; relation zero_out)"
 )
 LAWS = "law of K: geometric, logarithmic, truncated_negative_binomial, poisson, binomial or point_mass"
 BOUNDS = (
@@ -170,11 +172,15 @@ BOUNDS = (
     "(true only for scores that are monotone in the likelihood ratio)"
 )
 CANDIDATES = "iid (default: each drawn afresh from one law), or adaptive (each may depend on the outputs before)"
+MECHANISM = (
+    'any mechanism, instead of the options that describe DP-SGD: the expression, such as "repeat(Laplace(10.0), 5)", '
+    "or its JSON"
+)
 VERIFY = (
     "check the bracket by a second program, in ball arithmetic (needs python-flint: pip install 'jaxacct[verify]'); "
     "exit status 3 where it is refuted, 4 where it is undecided"
 )
-RELATIONS = "add_or_remove_one (default), add_one, remove_one, replace_one or zero_out"
+RELATIONS = "add_or_remove_one (default; zero_out for shuffled), add_one, remove_one, replace_one or zero_out"
 """This and the names above from ENGINES on: the help of options that several commands share, or that is long."""
 
 
@@ -244,6 +250,8 @@ def _parser() -> _Parser:
 
 
 def _question_options(sub: _Parser, command: str) -> None:
+    if command != "calibrate":
+        sub.add_argument("--mechanism", metavar="M", help=MECHANISM)
     for name, text in {**CONFIGURATION, **QUESTION[command]}.items():
         sub.add_argument(_option(name), metavar="X", help=text)
     sub.add_argument("--sampling", default="poisson", metavar="S", help=SAMPLING)
@@ -268,7 +276,7 @@ def _select_options(sub: _Parser, command: str) -> None:
     sub.add_argument("--bound", default="worst_case", metavar="B", help=BOUNDS)
     sub.add_argument("--candidates", default="iid", metavar="C", help=CANDIDATES)
     sub.add_argument("--top", type=int, default=1, metavar="J", help="release the best J candidates (default 1)")
-    sub.add_argument("--relation", default="add_or_remove_one", metavar="R", help=RELATIONS)
+    sub.add_argument("--relation", metavar="R", help=RELATIONS)
 
 
 def _sweep_options(sub: _Parser, command: str) -> None:
@@ -339,7 +347,7 @@ _OPTIONS = {
 
 
 def _accuracy_options(sub: _Parser, engine: bool) -> None:
-    sub.add_argument("--relation", default="add_or_remove_one", metavar="R", help=RELATIONS)
+    sub.add_argument("--relation", metavar="R", help=RELATIONS)
     if engine:
         sub.add_argument("--engine", default="auto", metavar="E", help=ENGINES)
     sub.add_argument("--rtol", default="1e-4", metavar="X", help="wanted relative width (default 1e-4)")

@@ -18,13 +18,11 @@ from jaxacct.core.bounds import explain
 from jaxacct.core.validation import InputError
 from jaxacct.report.rounding import down, up
 from jaxacct.sweeps import Plan, Table
-from jaxacct.sweeps.columns import ANSWER
+from jaxacct.sweeps.columns import ANSWER, WHOLE
 from jaxacct.sweeps.risks import target_of
 
 __all__ = ["row_numbers"]
 
-WHOLE = ("dataset_size", "steps", "trials", "count")
-"""Columns of whole numbers, which JSON shows without a decimal point."""
 CLAIMABLE = ("certified", "bound")
 """Kinds whose upper end may be claimed without a further assumption."""
 

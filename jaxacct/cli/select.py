@@ -11,6 +11,7 @@ from jaxacct.accounting import account
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
 from jaxacct.core.validation import InputError, choice
+from jaxacct.mechanisms.dp_sgd_run import usual_relation
 from jaxacct.sweeps import Table, repetitions, samplings, sweep
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import Grid, expand
@@ -24,14 +25,15 @@ def run(options: argparse.Namespace) -> int:
     fields = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.sampling != "poisson":
         fields["sampling"] = options.sampling
+    relation = options.relation or usual_relation(options.sampling)
     laws = [word.strip() for word in options.repetitions.split(",")]
     fields["repetitions"] = laws if len(laws) > 1 else laws[0]
     grid = expand(fields, mode="zip", quantity="epsilon")
-    table = _solved(grid, options.bound, options.relation, options.candidates, options.top)
+    table = _solved(grid, options.bound, relation, options.candidates, options.top)
     batch = any(np.ndim(value) for value in fields.values())
     said = {"candidates": np.full(len(grid), options.candidates, object)}
     said |= {"top": np.full(len(grid), options.top)} if options.top != 1 else {}
-    table = Table(table.columns | said | _beside(grid, options.relation))
+    table = Table(table.columns | said | _beside(grid, relation))
     print(output.as_json(table, batch) if options.json else _text(table, batch))
     return 0
 

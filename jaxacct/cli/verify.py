@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,13 @@ def run(options: argparse.Namespace) -> int:
     return exit_status(rows)
 
 
-def checked(table: Table, seconds: float) -> list[dict[str, Any]]:
-    """What the second program says of every row of a table; rows without an answer say so."""
-    return [_row({name: column[i] for name, column in table.columns.items()}, seconds) for i in range(len(table))]
+def checked(table: Table, seconds: float, mechanism: Callable[[int], Any] | None = None) -> list[dict[str, Any]]:
+    """What the second program says of every row of a table; rows without an answer say so.
+
+    mechanism : that of a row, where the columns do not describe it.
+    """
+    rows = [{name: column[i] for name, column in table.columns.items()} for i in range(len(table))]
+    return [_row(row, seconds, mechanism(i) if mechanism else None) for i, row in enumerate(rows)]
 
 
 def line(row: dict[str, Any]) -> str:
@@ -73,7 +78,7 @@ def exit_status(rows: list[dict[str, Any]]) -> int:
     return REFUTED if "refuted" in found else UNDECIDED if "undecided" in found else 0
 
 
-def _row(row: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _row(row: dict[str, Any], seconds: float, mechanism: Any = None) -> dict[str, Any]:
     lower, upper = float(row["lower"]), float(row["upper"])
     if math.isnan(lower) and math.isnan(upper):
         return _said("no answer", 0, 0.0, "the row has no bracket")
@@ -81,7 +86,7 @@ def _row(row: dict[str, Any], seconds: float) -> dict[str, Any]:
         return _said("undecided", 0, 0.0, "selections are not covered")
     if target_of(row) is not None:
         return _said("undecided", 0, 0.0, "risks are not covered")
-    mechanism = samplings.run_of_row(row)
+    mechanism = samplings.run_of_row(row) if mechanism is None else mechanism
     if str(row["quantity"]) == "delta":
         asked = {"epsilon": float(row["epsilon"])}
     else:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxacct.core.validation import InputError, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
 
-__all__ = ["FORMAT", "VERSION", "from_json", "to_json", "to_whole_json"]
+__all__ = ["FORMAT", "VERSION", "classes", "from_json", "to_json", "to_whole_json"]
 
 FORMAT = "jaxacct.mechanism"
 """The name of the format, in every document."""
@@ -160,13 +160,13 @@ def from_json(text: str) -> Mechanism:
 
 
 @functools.cache
-def _classes() -> dict[str, type[Any]]:
+def classes() -> dict[str, type[Any]]:
     """The public, concrete mechanism classes by name."""
     return _public(Mechanism)
 
 
 @functools.cache
-def _laws() -> dict[str, type[Any]]:
+def laws() -> dict[str, type[Any]]:
     """The public laws of K by name."""
     return _public(importlib.import_module("jaxacct.selection").Law)
 
@@ -184,8 +184,8 @@ def _public(base: type[Any]) -> dict[str, type[Any]]:
 def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], every: bool) -> dict[str, Any]:
     _enter(path, depth, count)
     cls = type(mechanism)
-    if _classes().get(cls.__name__) is not cls:
-        raise InputError(f"{path}: {cls.__name__} has no JSON form; use one of {_some_of(_classes())}")
+    if classes().get(cls.__name__) is not cls:
+        raise InputError(f"{path}: {cls.__name__} has no JSON form; use one of {_some_of(classes())}")
     out: dict[str, Any] = {"type": cls.__name__}
     for field in dataclasses.fields(cls):
         value = getattr(mechanism, field.name)
@@ -199,7 +199,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
         elif isinstance(value, tuple):
             items = enumerate(value)
             out[field.name] = [_encode(item, f"{here}[{i}]", depth + 1, count, every) for i, item in items]
-        elif _laws().get(type(value).__name__) is type(value):
+        elif laws().get(type(value).__name__) is type(value):
             numbers = {name: _encode_numbers(getattr(value, name)) for name in value.constraints}
             out[field.name] = {"type": type(value).__name__, **numbers}
         else:
@@ -222,7 +222,7 @@ def _encode_numbers(value: Any) -> Any:
 def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism:
     _enter(path, depth, count)
     name = dict(node.pairs).get("type") if isinstance(node, _Object) else None
-    classes = _classes()
+    classes = classes()
     if not isinstance(name, str) or name not in classes:
         _refuse(path, f"must be an object whose type is one of {_some_of(classes)}", name or node)
     cls = classes[name]
@@ -254,7 +254,7 @@ def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism
 
 def _decode_law(node: Any, path: str) -> Any:
     name = dict(node.pairs).get("type") if isinstance(node, _Object) else None
-    laws = _laws()
+    laws = laws()
     if not isinstance(name, str) or name not in laws:
         _refuse(path, f"must be an object whose type is one of {', '.join(sorted(laws))}", name or node)
     fields = laws[name].constraints

@@ -284,7 +284,7 @@ def _quotient(size: Any, batch: Any) -> np.ndarray:
     large = np.argwhere(batch > size)
     if large.size:
         index = tuple(large[0].tolist())
-        place = f"batch_size{list(index) if index else ''}"
+        place = f"batch_size{list(index) if batch.size > 1 else ''}"
         pair = f"{place} = {batch[index]:g} must be <= dataset_size = {size[index]:g}"
         raise InputError(f"{pair}; use a smaller batch_size")
     return np.asarray(size / batch)

@@ -218,7 +218,8 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
     ):
         if first in axes and second in axes:
             raise InputError(f"{first} and {second} say the same thing twice; leave one of them out")
-    if ("dataset_size" in axes) != ("batch_size" in axes) and not ("dataset_size" in axes and "sampling" in axes):
+    lone_size = "dataset_size" in axes and ("sampling" in axes or not set(RATES) & set(axes))
+    if ("dataset_size" in axes) != ("batch_size" in axes) and not lone_size:
         lone, other = ("dataset_size", "batch_size")[:: 1 if "dataset_size" in axes else -1]
         raise InputError(f"{lone} needs {other}; give both, or sampling_probability instead")
     present = {field.removeprefix("target_") for field in axes}
