@@ -263,7 +263,7 @@ REFUSED = [
     ({**FULL, "steps": 2, "noise_multiplier": -1.0}, "noise_multiplier = -1.0 must be > 0"),
     ({**FULL, "target_delta": 0.0, "steps": 2, "noise_multiplier": 1.0}, "target_delta = 0.0 must be > 0"),
     ({**FULL, "sampling_probability": 0.0, "steps": 2, "noise_multiplier": 1.0}, "sampling_probability = 0.0 must be"),
-    ({**FULL, "sampling": "shuffled", "steps": 2, "noise_multiplier": 1.0}, "sampling = 'shuffled' is not known"),
+    ({**FULL, "sampling": "shuffle", "steps": 2, "noise_multiplier": 1.0}, "sampling = 'shuffle' is not known"),
     ({**FULL, "relation": "replace_one", "steps": 2, "noise_multiplier": 1.0}, "relation = 'replace_one' is not a rel"),
     ({**FIXED, "expected_batch_size": 2.5, "steps": 2, "noise_multiplier": 1.0}, "must be a whole number with"),
     ({**FIXED, "expected_batch_size": 2000, "steps": 2, "noise_multiplier": 1.0}, "must be <= dataset_size = 1000"),

@@ -222,10 +222,10 @@ def _encode_numbers(value: Any) -> Any:
 def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism:
     _enter(path, depth, count)
     name = dict(node.pairs).get("type") if isinstance(node, _Object) else None
-    classes = classes()
-    if not isinstance(name, str) or name not in classes:
-        _refuse(path, f"must be an object whose type is one of {_some_of(classes)}", name or node)
-    cls = classes[name]
+    known = classes()
+    if not isinstance(name, str) or name not in known:
+        _refuse(path, f"must be an object whose type is one of {_some_of(known)}", name or node)
+    cls = known[name]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     absent = {name for name, field in fields.items() if field.metadata.get("optional")} - set(dict(node.pairs))
     keys = _keys(node, path, {"type", *fields} - absent)
@@ -254,13 +254,13 @@ def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism
 
 def _decode_law(node: Any, path: str) -> Any:
     name = dict(node.pairs).get("type") if isinstance(node, _Object) else None
-    laws = laws()
-    if not isinstance(name, str) or name not in laws:
-        _refuse(path, f"must be an object whose type is one of {', '.join(sorted(laws))}", name or node)
-    fields = laws[name].constraints
+    known = laws()
+    if not isinstance(name, str) or name not in known:
+        _refuse(path, f"must be an object whose type is one of {', '.join(sorted(known))}", name or node)
+    fields = known[name].constraints
     keys = _keys(node, path, {"type", *fields})
     try:
-        return laws[name](**{field: _decode_numbers(keys[field], f"{path}.{field}") for field in fields})
+        return known[name](**{field: _decode_numbers(keys[field], f"{path}.{field}") for field in fields})
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

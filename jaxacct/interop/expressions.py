@@ -41,7 +41,10 @@ def mechanism_of(text: str) -> Mechanism:
     'ja.compose(ja.Gaussian(noise_multiplier=2.0), ja.repeat(ja.Laplace(scale=10.0), steps=3))'
     """
     if text.lstrip().startswith("{"):
-        found = from_json(text)
+        try:
+            found = from_json(text)
+        except InputError as error:
+            raise InputError(f"mechanism: {error}") from None
     else:
         if len(text) > LONGEST:
             raise InputError(f"mechanism has {len(text):,} characters, must have at most {LONGEST:,}; give it as JSON")

@@ -58,6 +58,7 @@ class Plan(SolvedPlan):
     target_delta : in (0, 1), always needed.
     dataset_size : a whole number, always needed, taken as public.
     sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.
+    batch_size : the same as expected_batch_size, the word of `jaxacct.dp_sgd`.
     noise_multiplier : > 0, relative to the clip norm C for adding or removing a record.
     steps, epochs : how long the run is.
     sampling : how a batch is drawn.
@@ -66,8 +67,8 @@ class Plan(SolvedPlan):
         "random_allocation" : at the start of a round of `slots` steps every record draws one slot by itself, uniformly,
         and takes part in that step.  A round that has begun costs a whole one; what is solved for is whole rounds.
         "without_replacement" : expected_batch_size records exactly.
-        "fixed_batches" : every record once in every pass, shuffled; no amplification, a pass costs as much as one
-        Gaussian.
+        "fixed_batches", or "shuffled" : every record once in every pass, shuffled; no amplification, a pass costs as
+        much as one Gaussian.
     relation : which data sets are neighbours, "add_or_remove_one" by default, "add_one", "remove_one", "zero_out" (a
         record's gradient becomes 0 and its place stays), or, unless sampling is "poisson", "replace_one".  With fixed
         batches "zero_out" is the default, and those in which a record is added or removed are refused: the shuffle
@@ -120,7 +121,12 @@ class Plan(SolvedPlan):
         slots: int | None = None,
         cap: int | None = None,
         unit: str = "record",
+        batch_size: float | None = None,
     ) -> None:
+        if batch_size is not None:
+            if expected_batch_size is not None:
+                raise InputError("expected_batch_size and batch_size say the same thing twice; leave one of them out")
+            expected_batch_size = batch_size
         request = requested(
             {
                 "target_epsilon": target_epsilon,

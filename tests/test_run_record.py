@@ -1,0 +1,171 @@
+"""One record describes a run of DP-SGD, and every door takes it: the same words, the same answer."""
+
+import inspect
+import json
+
+import numpy as np
+import pytest
+from helpers import refusal
+
+import jaxacct as ja
+from jaxacct.cli import main
+from jaxacct.cli.arguments import CONFIGURATION
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, RULES, usual_relation
+from jaxacct.sweeps.grid import FIELDS
+from jaxacct.training import Plan
+
+DELTA = 1e-5
+SOLVED = {
+    ja.calibrate_noise_multiplier: {"noise_multiplier"},
+    ja.calibrate_sampling_probability: set(RATES),
+    ja.calibrate_steps: set(LENGTHS),
+}
+"""The calibrations, with the numbers that they solve for."""
+RUNS = {
+    "poisson": {"batch_size": 30, "dataset_size": 1000, "epochs": 2},
+    "random_allocation": {"batch_size": 30, "dataset_size": 1000, "epochs": 2},
+    "truncated_poisson": {"batch_size": 30, "dataset_size": 1000, "epochs": 2, "cap": 60},
+    "without_replacement": {"batch_size": 30, "dataset_size": 1000, "epochs": 2},
+    "with_replacement": {"batch_size": 30, "dataset_size": 1000, "epochs": 2},
+    "shuffled": {"slots": 34, "epochs": 2},
+}
+"""A run by every batch rule."""
+
+
+def doors():
+    """(door, the words it takes, the words it need not take)."""
+    yield "dp_sgd", inspect.signature(ja.dp_sgd).parameters, set()
+    for function, solved in SOLVED.items():
+        yield function.__name__, inspect.signature(function).parameters, solved
+    yield "sweep", {*FIELDS, "sampling"}, set()
+    yield "command line", {*CONFIGURATION, "sampling"}, set()
+    # of a plan the unit says whose the records are
+    yield "Plan", inspect.signature(Plan).parameters, {"group"}
+
+
+@pytest.mark.parametrize("door, taken, left", list(doors()), ids=lambda x: x if isinstance(x, str) else "")
+def test_every_door_takes_every_word(door, taken, left):
+    assert {*NUMBERS, "sampling"} - set(left) <= set(taken), door
+
+
+def test_every_rule_has_an_example():
+    assert set(RUNS) == set(RULES)
+
+
+@pytest.mark.parametrize("sampling", RULES)
+def test_every_door_gives_the_same_epsilon(capsys, sampling):
+    run, relation = RUNS[sampling], usual_relation(sampling)
+    asked = ja.epsilon(ja.dp_sgd(2.0, **run, sampling=sampling), DELTA, relation=relation)
+    table = ja.sweep({"noise_multiplier": 2.0, **run, "sampling": sampling, "delta": DELTA}, progress=False)
+    assert table["upper"][0] == pytest.approx(float(asked.upper), rel=1e-9)
+    assert table["relation"][0] == relation
+    line = [word for name, number in run.items() for word in (f"--{name.replace('_', '-')}", str(number))]
+    line += ["--noise-multiplier", "2", "--delta", "1e-5", "--sampling", sampling, "--json"]
+    assert main(["epsilon", *line]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["upper"] == pytest.approx(float(asked.upper), rel=1e-9) and told["relation"] == relation
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "random_allocation", "shuffled", "without_replacement"])
+def test_a_plan_gives_the_same_epsilon(sampling):
+    run = {"noise_multiplier": 2.0, "batch_size": 50, "dataset_size": 1000, "epochs": 2, "sampling": sampling}
+    asked = ja.epsilon(ja.dp_sgd(**run), DELTA, relation=usual_relation(sampling))
+    assert float(Plan(target_delta=DELTA, **run).epsilon.upper) == pytest.approx(float(asked.upper), rel=1e-4)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "random_allocation", "with_replacement", "shuffled"])
+def test_calibrated_noise_meets_the_target_in_the_run(sampling):
+    run, relation = RUNS[sampling], usual_relation(sampling)
+    found = ja.calibrate_noise_multiplier(2.0, DELTA, **run, sampling=sampling)
+    assert found.relation == relation
+    spent = ja.epsilon(ja.dp_sgd(found.value, **run, sampling=sampling), DELTA, relation=relation)
+    assert 1.99 <= float(spent.upper) <= 2.0
+
+
+def test_epochs_with_a_rate_that_is_solved_for():
+    found = ja.calibrate_sampling_probability([1.0, 2.0], DELTA, noise_multiplier=1.5, epochs=10)
+    run = ja.dp_sgd(1.5, found.value, epochs=10)
+    assert np.all(found.ok) and not np.any(found.best)  # a larger rate has fewer steps
+    assert np.all(ja.epsilon(run, DELTA).upper <= [1.0, 2.0]) and np.all(found.epsilon.upper > [0.99, 1.98])
+
+
+def test_epochs_and_batch_sizes_are_rounded_to_whole_steps_and_slots():
+    assert ja.dp_sgd(1.0, batch_size=256, dataset_size=50_000, epochs=10).steps == 1954
+    assert ja.dp_sgd(1.0, 0.1, epochs=3).steps == 30
+    shuffled = ja.dp_sgd(1.0, batch_size=300, dataset_size=1000, epochs=2.5, sampling="shuffled")
+    assert shuffled.mechanism.batches == 4 and shuffled.steps == 3
+    allocated = ja.dp_sgd(1.0, batch_size=[300, 500], dataset_size=1000, epochs=3, sampling="random_allocation")
+    assert allocated.mechanism.slots.tolist() == [4.0, 2.0] and allocated.steps.tolist() == [3.0, 3.0]
+
+
+def test_a_rule_may_differ_from_row_to_row():
+    rules = ["poisson", "shuffled", "poisson"]
+    grid = {"noise_multiplier": 4.0, "batch_size": 250, "dataset_size": 1000, "epochs": 3, "delta": DELTA}
+    table = ja.sweep(grid | {"sampling": rules}, mode="zip", progress=False)
+    assert table["relation"].tolist() == ["add_or_remove_one", "zero_out", "add_or_remove_one"]
+    for row, rule in enumerate(rules):
+        run = ja.dp_sgd(4.0, batch_size=250, dataset_size=1000, epochs=3, sampling=rule)
+        assert table["upper"][row] == ja.epsilon(run, DELTA, relation=usual_relation(rule)).upper
+
+
+def test_what_is_said_twice_or_not_at_all_is_refused_in_one_line():
+    assert "say the same thing twice" in refusal(ja.dp_sgd, 1.0, 0.1, 10, epochs=1)
+    assert "batch_size needs dataset_size" in refusal(ja.dp_sgd, 1.0, batch_size=5, steps=10)
+    assert "batch_size[1] = 50 must be <= dataset_size = 20" in refusal(
+        ja.dp_sgd, 1.0, batch_size=[5, 50], dataset_size=20, steps=10
+    )
+    assert "steps is missing; give steps, or epochs" in refusal(ja.dp_sgd, 1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("Laplace(10.0)", "ja.Laplace(scale=10.0)"),
+        ("ja.repeat(ja.Gaussian(2), 5)", "ja.repeat(ja.Gaussian(noise_multiplier=2.0), steps=5)"),
+        ("compose(PureDP(1/4), Gaussian([1, 2.5e0]))", "ja.compose(ja.PureDP(epsilon=0.25), ja.Gaussian("),
+        ("selection.select(Gaussian(4.0), Geometric(0.5))", "selection.select(ja.Gaussian("),
+        ("dp_sgd(1.0, slots=10, epochs=2, sampling='random_allocation')", "RandomAllocation"),
+    ],
+)
+def test_the_command_takes_any_mechanism(capsys, text, expected):
+    assert main(["delta", "--mechanism", text, "--epsilon", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    name = told["mechanism"] if isinstance(told["mechanism"], str) else told["mechanism"][0]
+    assert expected in name
+
+
+def test_a_mechanism_may_be_json(capsys):
+    from jaxacct.interop import to_json
+
+    run = ja.compose(ja.Laplace(3.0), ja.Gaussian([2.0, 4.0]))
+    assert main(["epsilon", "--mechanism", to_json(run), "--delta", "1e-5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["upper"] == ja.epsilon(run, DELTA).upper.tolist()
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("Laplas(1)", "did you mean 'Laplace'"),
+        ("Laplace(-1)", "scale = -1 must be > 0"),
+        ("__import__('os').system('true')", "is no mechanism"),
+        ("Laplace(", "is no mechanism"),
+        ("Laplace(9**9**9)", "is no mechanism"),
+        ("Laplace(*[1])", "cannot stand in a mechanism"),
+        ("Laplace(**{'scale': 1})", "cannot stand in a mechanism"),
+        ("(lambda: 1)()", "is no mechanism"),
+        ("Gaussian.expand(1, 2)", "is no mechanism"),
+        ("3", "is no mechanism"),
+        ("(" * 9000 + "1", "is no mechanism"),
+        ("Laplace(True)", "scale"),
+        ("{", "mechanism"),
+    ],
+)
+def test_what_is_no_mechanism_is_one_line(capsys, text, words):
+    assert main(["epsilon", "--mechanism", text, "--delta", "1e-5"]) == 2
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1
+
+
+def test_a_mechanism_and_a_run_exclude_each_other(capsys):
+    assert main(["epsilon", "--mechanism", "Laplace(1)", "--steps", "3", "--delta", "1e-5"]) == 2
+    assert "leave out --steps" in capsys.readouterr().err
