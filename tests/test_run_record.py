@@ -108,6 +108,14 @@ def test_a_rule_may_differ_from_row_to_row():
         assert table["upper"][row] == ja.epsilon(run, DELTA, relation=usual_relation(rule)).upper
 
 
+def test_the_answer_says_which_rate_and_steps_follow(capsys):
+    line = ["--batch-size", "256", "--dataset-size", "50000", "--epochs", "10"]
+    assert main(["epsilon", "--noise-multiplier", "1", "--delta", "1e-5", *line]) == 0
+    assert "run       sampling_probability = 0.00512, steps = 1954" in capsys.readouterr().out
+    found = ja.calibrate(ja.Gaussian, target_epsilon=1.0, target_delta=DELTA, bracket=(1.0, 10.0), relation="zero_out")
+    assert found.relation == "zero_out"
+
+
 def test_what_is_said_twice_or_not_at_all_is_refused_in_one_line():
     assert "say the same thing twice" in refusal(ja.dp_sgd, 1.0, 0.1, 10, epochs=1)
     assert "batch_size needs dataset_size" in refusal(ja.dp_sgd, 1.0, batch_size=5, steps=10)

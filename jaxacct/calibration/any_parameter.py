@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -143,7 +144,7 @@ def calibrate(
             chosen.rtol,
             whole,
         )
-    return result(found, shape, monotone)
+    return dataclasses.replace(result(found, shape, monotone), relation=chosen.relation)
 
 
 def search_mechanisms(

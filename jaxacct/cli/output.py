@@ -73,6 +73,9 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
             ("claim", _claim(row)),
         ]
     lines += beside
+    if any(name in row for name in ("batch_size", "slots", "epochs")):
+        derived = [(name, row[name]) for name in ("sampling_probability", "steps") if name in row and name != quantity]
+        lines.append(("run", ", ".join(f"{name} = {value:.10g}" for name, value in derived)))
     if row["engine"]:
         lines.append(("engine", str(row["engine"])))
     lines += [("relation", str(row["relation"])), ("status", f"{row['status']}: {_explained(row)}")]

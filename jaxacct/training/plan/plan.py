@@ -57,8 +57,8 @@ class Plan(SolvedPlan):
     target_epsilon : > 0, or None: then epsilon is only reported.
     target_delta : in (0, 1), always needed.
     dataset_size : a whole number, always needed, taken as public.
-    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.
-    batch_size : the same as expected_batch_size, the word of `jaxacct.dp_sgd`.
+    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.  The latter may be
+        given as `batch_size`, the word of `jaxacct.dp_sgd`.
     noise_multiplier : > 0, relative to the clip norm C for adding or removing a record.
     steps, epochs : how long the run is.
     sampling : how a batch is drawn.
