@@ -122,6 +122,9 @@ def test_what_is_said_twice_or_not_at_all_is_refused_in_one_line():
     assert "batch_size[1] = 50 must be <= dataset_size = 20" in refusal(
         ja.dp_sgd, 1.0, batch_size=[5, 50], dataset_size=20, steps=10
     )
+    assert "batch_size = 2.5 must be an integer" in refusal(
+        ja.dp_sgd, 1.0, batch_size=2.5, dataset_size=20, steps=10, sampling="without_replacement"
+    )
     assert "steps is missing; give steps, or epochs" in refusal(ja.dp_sgd, 1.0, 0.1)
 
 

@@ -96,7 +96,7 @@ def dp_sgd(
         q, the chance of each record to be in a batch; with "random_allocation" and "shuffled" one over a whole number.
     steps : array_like of whole numbers from 1 to 2**53
     batch_size : array_like > 0, at most `dataset_size`
-        Expected size of a batch; its size with "with_replacement", a whole number.
+        Expected size of a batch; where all batches are of one size, that whole number.
     dataset_size : array_like of whole numbers >= 1
         Records, the larger number under add/remove.
     slots : array_like of whole numbers >= 1
@@ -157,7 +157,8 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
             if name != "noise_multiplier" and isinstance(value, Tracer):
                 raise InputError(f"{name} is a tracer; inside jit build the mechanism of one step, and repeat it")
     if "batch_size" in fields:
-        batch, size = (check(name, fields[name], NUMBERS[name]) for name in ("batch_size", "dataset_size"))
+        batch = check("batch_size", fields["batch_size"], COUNT if rule.of_one_size else POSITIVE)
+        size = check("dataset_size", fields["dataset_size"], COUNT)
         quotient = _quotient(size, batch)
         fields["sampling_probability"] = _plain(np.asarray(batch) / np.asarray(size))
         if rule.in_passes:
@@ -230,12 +231,14 @@ class Rule(NamedTuple):
     """A batch rule: the run that it makes, the numbers it needs besides, and what is usual with it.
 
     in_passes : the steps are in rounds or epochs of `slots` batches, in which every record is once.
+    of_one_size : every batch has the same whole number of records.
     """
 
     make: Callable[[Gaussian, Mapping[str, Any], int], Repeated]
     needs: tuple[str, ...] = ()
     in_passes: bool = False
     relation: str = "add_or_remove_one"
+    of_one_size: bool = False
 
 
 def rule_of(sampling: str) -> Rule:
@@ -335,9 +338,9 @@ RULES = {
     "poisson": Rule(_poisson),
     "random_allocation": Rule(_random_allocation, in_passes=True),
     "truncated_poisson": Rule(_truncated_poisson, ("dataset_size", "cap")),
-    "without_replacement": Rule(_without_replacement),
-    "with_replacement": Rule(_with_replacement, ("batch_size", "dataset_size")),
-    "shuffled": Rule(_shuffled, in_passes=True, relation="zero_out"),
+    "without_replacement": Rule(_without_replacement, of_one_size=True),
+    "with_replacement": Rule(_with_replacement, ("batch_size", "dataset_size"), of_one_size=True),
+    "shuffled": Rule(_shuffled, in_passes=True, relation="zero_out", of_one_size=True),
 }
 """The batch rules by name."""
 SAME = {"fixed_batches": "shuffled"}
