@@ -54,7 +54,7 @@ def test_round_trip_is_exact(data):
     assert again == mechanism and to_json(again) == text  # equality compares the bytes of every number
 
 
-@pytest.mark.parametrize("cls", documents._classes().values(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", documents.classes().values(), ids=lambda cls: cls.__name__)
 def test_every_public_class_states_how_each_field_is_stored(cls):
     for field in documents.dataclasses.fields(cls):
         numeric, static = field.name in cls.constraints, bool(field.metadata.get("static"))
@@ -73,7 +73,7 @@ LAWS = [
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 def test_selections_round_trip_with_their_law(law):
-    assert {type(law).__name__ for law in LAWS} == set(documents._laws())
+    assert {type(law).__name__ for law in LAWS} == set(documents.laws())
     chosen = selection.select(ja.dp_sgd([1.0, 2.0], 0.1, 10), law)
     assert from_json(to_json(ja.compose(chosen, ja.Laplace(1.0)))) == ja.compose(chosen, ja.Laplace(1.0))
 

@@ -145,7 +145,6 @@ def test_opacus_s_arguments():
 
 def test_batch_rules_with_a_class_of_their_own_are_named():
     assert "ja.BallsInBins(" in refusal(ja.dp_sgd, 1.0, 0.01, 100, sampling="balls_in_bins")
-    assert "ja.SampledWithReplacement(" in refusal(ja.dp_sgd, 1.0, 0.01, 100, sampling="with_replacement")
 
 
 def test_no_advice_leaks_less():

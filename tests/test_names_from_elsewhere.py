@@ -83,7 +83,7 @@ def test_no_name_of_the_front_door_is_taken_for_another():
         (ja.Laplace, {"sigma": 1.0}, "sigma", "scale"),
         (Plan, GOAL | {"q": 0.1, "dataset_size": 100, "steps": 3}, "q", "sampling_probability"),
         (Plan, {"epsilon": 1.0, "target_delta": 1e-5}, "epsilon", "target_epsilon"),
-        (Plan, GOAL | {"batch_size": 10}, "batch_size", "expected_batch_size"),
+        (Plan, GOAL | {"lot_size": 10}, "lot_size", "batch_size"),
     ],
 )
 def test_a_keyword_from_elsewhere_is_told(call, given, wrong, right):
@@ -93,18 +93,21 @@ def test_a_keyword_from_elsewhere_is_told(call, given, wrong, right):
 
 
 def test_a_keyword_that_means_nothing_here_gets_the_list():
-    words = "noise_multiplier, sampling_probability, steps, sampling, dataset_size, cap, group"
+    words = (
+        "noise_multiplier, sampling_probability, steps, batch_size, dataset_size, slots, epochs, sampling, cap, group"
+    )
     with pytest.raises(TypeError, match=rf"use {words}$"):
         ja.dp_sgd(xyz=1)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'steps'"):
-        ja.dp_sgd(1.0, 0.1)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'noise_multiplier'"):
+        ja.dp_sgd()
     with pytest.raises(TypeError, match="positional"):
         ja.dp_sgd(1.0, 0.1, 3, 4)
 
 
 def test_signatures_and_help_stay_what_they_are():
     assert list(inspect.signature(ja.dp_sgd).parameters) == [
-        "noise_multiplier", "sampling_probability", "steps", "sampling", "dataset_size", "cap", "group",
+        "noise_multiplier", "sampling_probability", "steps", "batch_size", "dataset_size", "slots", "epochs",
+        "sampling", "cap", "group",
     ]  # fmt: skip
     assert inspect.signature(ja.Gaussian).parameters.keys() == {"noise_multiplier"}
     assert inspect.signature(Plan).parameters["sampling"].default == "poisson"

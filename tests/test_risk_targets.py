@@ -108,7 +108,7 @@ def test_bad_input_has_one_line():
     assert "target_posterior = 0.1 must be above prior" in refusal(
         noise, target_posterior=0.1, prior=0.1, at_fpr=0.01, **run
     )
-    assert "sampling_probability = None" in refusal(noise, target_advantage=0.1, steps=10)
+    assert "sampling_probability is missing" in refusal(noise, target_advantage=0.1, steps=10)
     assert "above_fpr = 0.5 must be" in refusal(noise, target_mu=1.0, above_fpr=0.5, **run)
     assert "repetitions goes with target_epsilon" in refusal(
         noise, target_advantage=0.1, repetitions=Geometric(0.1), **run

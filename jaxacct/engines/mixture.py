@@ -3,10 +3,9 @@
 Each direction is composed by itself.  A row that the contour cannot answer gets the bracket [-inf, inf]; the caller
 asks the dominating finite pairs then.
 
-One step that draws one of several mixtures of Gaussians: its delta in closed form, certified.
-
-The loss of every branch is monotone in u, so that the best event is a half line whose end solves loss = eps.  Any end
-gives a lower bound, and an end that is off by d costs the order of d^2.
+A single step that draws one of several mixtures has a certified closed form.  The loss of every branch is monotone in
+u, so the best event is a half line whose end solves loss = eps.  Any end gives a lower bound, and an error d of the end
+costs the order of d^2.
 """
 
 from __future__ import annotations
