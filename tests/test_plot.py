@@ -9,7 +9,7 @@ from scipy import special
 
 from jaxacct.plots import inputs, plot, profiles, style
 from jaxacct.sweeps import Table, sweep
-from jaxacct.sweeps.grid import concatenate, expand
+from jaxacct.sweeps.grid import INPUTS, concatenate, expand
 
 pytest.importorskip("matplotlib")
 
@@ -149,6 +149,17 @@ def test_the_trade_off_of_a_gaussian_is_bounded_from_below_and_closely():
         exact = special.ndtr(special.ndtri(1.0 - alpha) - mu)
         bound = profiles.tradeoff(epsilon[row], high[row], alpha)
         assert (bound <= exact + 1e-12).all() and np.max(exact - bound) < 2e-3
+
+
+def test_a_picture_of_several_batch_rules_says_every_relation():
+    run = {"noise_multiplier": [2.0, 3.0], "slots": 10, "epochs": 2, "delta": 1e-5}
+    table = sweep(run | {"sampling": ["random_allocation", "shuffled"]}, progress=False)
+    axes = drawn(inputs.draw_curves, "curve", table, by="sampling")[1]
+    assert "add or remove one record, or zero out one record" in axes.get_title(loc="left")
+
+
+def test_every_input_has_a_label():
+    assert set(INPUTS) <= set(style.MEANING)
 
 
 def test_labels_have_powers_of_ten_and_symbols():

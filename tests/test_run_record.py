@@ -11,6 +11,8 @@ import jaxacct as ja
 from jaxacct.cli import main
 from jaxacct.cli.arguments import CONFIGURATION
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, RULES, usual_relation
+from jaxacct.report import report
+from jaxacct.sweeps import Table
 from jaxacct.sweeps.grid import FIELDS
 from jaxacct.training import Plan
 
@@ -126,6 +128,55 @@ def test_what_is_said_twice_or_not_at_all_is_refused_in_one_line():
         ja.dp_sgd, 1.0, batch_size=2.5, dataset_size=20, steps=10, sampling="without_replacement"
     )
     assert "steps is missing; give steps, or epochs" in refusal(ja.dp_sgd, 1.0, 0.1)
+    assert "batch_size = 50 must be <= dataset_size = 20" in refusal(
+        ja.dp_sgd, 1.0, batch_size=50, dataset_size=20, steps=10, sampling="with_replacement"
+    )
+    for call, first in ((ja.dp_sgd, (1.0,)), (ja.calibrate_noise_multiplier, (1.0, DELTA))):
+        sizes = {"sampling_probability": [0.1, 0.2], "epochs": [1, 2, 3]}
+        assert "epochs of shape (3,) do not broadcast" in refusal(call, *first, **sizes)
+    assert "do not broadcast" in refusal(ja.dp_sgd, 1.0, slots=[2, 3], steps=[1, 2, 3], sampling="shuffled")
+    assert "sampling = ['poisson'] is not known" in refusal(ja.dp_sgd, 1.0, 0.1, 10, sampling=["poisson"])
+
+
+def test_the_other_name_of_a_rule_is_known_at_every_door(capsys):
+    run = {"noise_multiplier": 2.0, "slots": 10, "epochs": 2, "delta": DELTA}
+    table = ja.sweep(run | {"sampling": ["fixed_batches", "shuffled"]}, progress=False)
+    assert table["sampling"].tolist() == ["shuffled"] * 2 and table["upper"][0] == table["upper"][1]
+    line = ["--noise-multiplier", "2", "--slots", "10", "--epochs", "2", "--sampling", "fixed_batches"]
+    assert main(["epsilon", *line, "--delta", "1e-5", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["upper"] == table["upper"][0] and told["relation"] == "zero_out"
+    words = refusal(ja.sweep, run | {"sampling": ["shuffled", "balls_in_bins"]}, progress=False)
+    assert words.startswith("sampling[1] = 'balls_in_bins' is not a rule of dp_sgd; build ja.BallsInBins")
+
+
+def test_a_rate_is_solved_for_in_rows_with_steps_and_rows_with_epochs(capsys):
+    target = {"noise_multiplier": 1.5, "target_epsilon": 2.0, "target_delta": DELTA}
+    lengths = [{"epochs": 3}, {"steps": 300}, {"epochs": 5}]
+    table = ja.sweep([target | length for length in lengths], progress=False)
+    for row, length in enumerate(lengths):
+        alone = ja.calibrate_sampling_probability(2.0, DELTA, noise_multiplier=1.5, **length)
+        assert table["status"][row] == "ok" and table["sampling_probability"][row] == pytest.approx(float(alone.value))
+    line = ["--noise-multiplier", "1.5", "--epochs", "3", "--target-epsilon", "2", "--target-delta", "1e-5"]
+    assert main(["calibrate", *line]) == 0
+    assert "run " not in capsys.readouterr().out  # no other number follows
+    line = ["--noise-multiplier", "4", "--slots", "10", "--epochs", "3,4", "--sampling", "shuffled", "--epsilon", "1"]
+    assert main(["delta", *line]) == 0
+    assert "zero_out" in capsys.readouterr().out  # a table says the relation where it is not the usual one
+
+
+def test_a_report_knows_the_slots_that_follow_from_a_batch_size(tmp_path):
+    sampling = "shuffled"
+    run = {"noise_multiplier": 2.0, "batch_size": 30, "dataset_size": 1000, "epochs": 2, "delta": DELTA}
+    table = ja.sweep(run | {"sampling": sampling}, progress=False)
+    claim = report(table, tmp_path / "page.html").claims[0]
+    assert claim.may_be_claimed and claim.upper >= table["upper"][0]
+    for name, false in (("sampling_probability", 0.02), ("steps", 34.0)):
+        other = Table(table.columns | {name: np.array([false])})
+        assert not report(other, tmp_path / f"{name}.html").claims[0].may_be_claimed
+    slots = ja.sweep({"noise_multiplier": 2.0, "slots": 5, "epochs": 2, "delta": DELTA, "sampling": sampling})
+    other = Table(slots.columns | {"sampling_probability": np.array([0.1])})
+    assert not report(other, tmp_path / "slots.html").claims[0].may_be_claimed
 
 
 @pytest.mark.parametrize(
@@ -168,6 +219,7 @@ def test_a_mechanism_may_be_json(capsys):
         ("3", "is no mechanism"),
         ("(" * 9000 + "1", "is no mechanism"),
         ("Laplace(True)", "scale"),
+        ("Laplace([])", "is an empty batch"),
         ("{", "mechanism"),
     ],
 )

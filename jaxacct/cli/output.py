@@ -75,7 +75,7 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
     lines += beside
     if any(name in row for name in ("batch_size", "slots", "epochs")):
         derived = [(name, row[name]) for name in ("sampling_probability", "steps") if name in row and name != quantity]
-        lines.append(("run", ", ".join(f"{name} = {value:.10g}" for name, value in derived)))
+        lines += [("run", ", ".join(f"{name} = {value:.10g}" for name, value in derived))] if derived else []
     if row["engine"]:
         lines.append(("engine", str(row["engine"])))
     lines += [("relation", str(row["relation"])), ("status", f"{row['status']}: {_explained(row)}")]
@@ -203,7 +203,8 @@ def _parameter(name: str, value: float) -> str:
 
 
 def _aligned_table(table: Table) -> str:
-    shown = [name for name in table.columns if name not in ("quantity", "relation")]
+    usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
+    shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]
     rows = [[_short(name, table[name][i]) for name in shown] for i in range(len(table))]
     widths = [max(map(len, column)) for column in zip(shown, *rows, strict=True)]
     lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in (shown, *rows)]

@@ -11,7 +11,7 @@ from jaxacct import mechanisms, selection
 from jaxacct.core.keywords import nearest
 from jaxacct.core.validation import InputError
 from jaxacct.interop.documents import classes, from_json, laws
-from jaxacct.mechanisms import Mechanism
+from jaxacct.mechanisms import Mechanism, batch_shape
 
 __all__ = ["mechanism_of"]
 
@@ -55,6 +55,8 @@ def mechanism_of(text: str) -> Mechanism:
         except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
             why = f"{error.msg} at character {error.offset}" if isinstance(error, SyntaxError) else error
             raise InputError(f"mechanism = {text!r:.80} is no mechanism ({why}); write one as Laplace(10.0)") from None
+    if isinstance(found, Mechanism) and 0 in batch_shape(found):
+        raise InputError(f"mechanism = {text!r:.80} is an empty batch; give at least one number")
     if not isinstance(found, Mechanism):
         raise InputError(f"mechanism = {text!r:.80} is no mechanism; write one as Laplace(10.0)")
     return found

@@ -33,7 +33,7 @@ from jaxacct.mechanisms.with_replacement import SampledWithReplacement
 from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 
 __all__ = ["LENGTHS", "NUMBERS", "RATES", "RULES", "SAMPLING", "described", "dp_sgd", "numbers_of_rule", "rounds_of"]
-__all__ += ["rule_of", "slots_of", "usual_relation"]
+__all__ += ["rule_name", "rule_of", "slots_of", "usual_relation"]
 
 NUMBERS: dict[str, Constraint] = {
     "dataset_size": COUNT,
@@ -83,7 +83,8 @@ def dp_sgd(
     * "without_replacement": a uniformly random set of a share q of the data in every step;
     * "with_replacement": ``batch_size`` independent draws from the data in every step;
     * "shuffled": the data are shuffled and cut into batches in every epoch, as most loaders do; a begun epoch counts
-      whole.  Ask with ``relation="zero_out"``, the relation that holds for it.
+      whole.  The last batch of an epoch may be smaller; where the loader drops it, say the `slots` that are left.
+      Ask with ``relation="zero_out"``, the relation that holds for it.
 
     Say the size of batches by one of `sampling_probability`, `batch_size` (with `dataset_size`) and `slots`, and the
     length of the run by one of `steps` and `epochs`: `q = batch_size / dataset_size`, and `steps = ceil(epochs / q)`.
@@ -152,6 +153,8 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
     """
     rule, fields = rule_of(sampling), dict(given)
     _require_numbers(rule, sampling, fields, group, unknown)
+    checked = {n: x if isinstance(x, Tracer) else check(n, x, NUMBERS[n]) for n, x in fields.items()}
+    broadcast_shape({name: np.shape(value) for name, value in checked.items()})
     if rule.in_passes or "batch_size" in fields or "epochs" in fields:
         for name, value in fields.items():
             if name != "noise_multiplier" and isinstance(value, Tracer):
@@ -243,9 +246,15 @@ class Rule(NamedTuple):
 
 def rule_of(sampling: str) -> Rule:
     """The batch rule of a name; InputError for an unknown one."""
-    if sampling in OTHER_RULES:
-        raise InputError(f"sampling = {sampling!r} is not a rule of dp_sgd; build {OTHER_RULES[sampling]}")
-    return RULES[choice("sampling", SAME.get(sampling, sampling), RULES)]
+    return RULES[rule_name(sampling)]
+
+
+def rule_name(sampling: Any, name: str = "sampling") -> str:
+    """The usual name of a batch rule; InputError for an unknown one, under the name of the argument."""
+    word = sampling if isinstance(sampling, str) else ""
+    if word in OTHER_RULES:
+        raise InputError(f"{name} = {word!r} is not a rule of dp_sgd; build {OTHER_RULES[word]}")
+    return choice(name, SAME.get(word, sampling), RULES)
 
 
 def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group: int, unknown: str) -> None:
@@ -282,11 +291,10 @@ MEANING = {
 
 def _quotient(size: Any, batch: Any) -> np.ndarray:
     """dataset_size / batch_size; InputError where a batch is larger than the data."""
-    broadcast_shape({"batch_size": np.shape(batch), "dataset_size": np.shape(size)})
     batch, size = np.broadcast_arrays(batch, size)
-    large = np.argwhere(batch > size)
-    if large.size:
-        index = tuple(large[0].tolist())
+    large = batch > size
+    if large.any():
+        index = tuple(np.argwhere(large)[0].tolist())
         place = f"batch_size{list(index) if batch.size > 1 else ''}"
         pair = f"{place} = {batch[index]:g} must be <= dataset_size = {size[index]:g}"
         raise InputError(f"{pair}; use a smaller batch_size")

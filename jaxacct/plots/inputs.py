@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.core.validation import InputError, choice
 from jaxacct.plots import style
-from jaxacct.sweeps.columns import ANSWER, TEXT, measures, place, solved_for, varying
+from jaxacct.sweeps.columns import ANSWER, SOURCES, TEXT, measures, place, solved_for, varying
 from jaxacct.sweeps.grid import suggest
 from jaxacct.sweeps.table import Table
 
@@ -21,7 +21,7 @@ KINDS = ("curve", "heatmap", "profile", "tradeoff")
 """The kinds of pictures."""
 MOST_CURVES = 8
 """Most curves that are put into one picture unasked: more could not be told apart."""
-_FOLLOWS = {"sampling_probability": ("batch_size", "dataset_size"), "steps": ("epochs",)}
+_FOLLOWS = {"sampling_probability": ("batch_size", "dataset_size", "slots"), "steps": ("epochs",)}
 """Inputs that say the same as a derived one, when that is along an axis."""
 MOST_MARKED_POINTS = 25
 """Points of a curve up to which each is marked; beyond, the marks would hide the curve."""
@@ -82,11 +82,10 @@ def _title(view: View, axes: Any) -> None:
     table = view.table
     names = [name for name in style.MEANING if name in table.columns and name not in hidden]
     shared = {name: table[name][0] for name in names if (table[name] == table[name][0]).all()}
-    if "epochs" in shared or "batch_size" in shared:
-        shared = {name: value for name, value in shared.items() if name not in ("steps", "sampling_probability")}
+    shared = {name: value for name, value in shared.items() if not shared.keys() & set(SOURCES.get(name, ()))}
     if "name" in table.columns and view.by != "name" and table["name"][0]:
         shared = {"name": str(table["name"][0])} | shared
-    words = style.RELATION.get(str(table["relation"][0]), "")
+    words = ", or ".join(style.RELATION.get(str(word), "") for word in dict.fromkeys(table["relation"].tolist()))
     certified = view.value == measured(view.quantity) and (table["kind"] == "certified").all()
     style.title(axes, style.described(shared), f"{'certified; ' if certified else ''}{words}")
 

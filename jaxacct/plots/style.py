@@ -43,6 +43,7 @@ MEANING = {
     "above_fpr": "floor of the error rates",
     "dataset_size": "data-set size (records)",
     "batch_size": "expected batch size (records)",
+    "slots": "batches of a round or of an epoch",
     "epochs": "epochs",
     "sampling": "batch rule",
     "cap": "cap of a batch (records)",

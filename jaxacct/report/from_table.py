@@ -15,6 +15,7 @@ from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.validation import LARGEST_COUNT, InputError
 from jaxacct.core.validation import shown as shown_value
 from jaxacct.mechanisms import Mechanism
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described
 from jaxacct.report.blocks import Rows
 from jaxacct.report.claim import Claim
 from jaxacct.report.rounding import down, up
@@ -147,16 +148,15 @@ def _mechanism(cells: dict[str, Any]) -> Mechanism:
 
 
 def _refuse_other_batches(cells: dict[str, Any]) -> None:
-    """Refuse a batch size or epochs, shown on the page, that do not give the sampling probability and the steps."""
-    size, batch, epochs = (float(cells.get(name, math.nan)) for name in ("dataset_size", "batch_size", "epochs"))
-    for name, stated, exact in (
-        ("sampling_probability", float(cells["sampling_probability"]), batch / size if size else math.inf),
-        ("steps", float(cells["steps"]), epochs * size / batch if batch else math.inf),
-    ):
-        least = stated >= exact * (1.0 - 1e-12) and (name == "steps" or stated <= exact * (1.0 + 1e-12))
-        if not math.isnan(exact) and not least:
-            whence = "batch_size / dataset_size" if name != "steps" else "epochs * dataset_size / batch_size"
-            raise InputError(f"{name} = {stated!r} is not {whence} = {exact!r}")
+    """Refuse a batch size, slots or epochs, on the page, that do not give the sampling probability and the steps."""
+    stated = {name: float(cells[name]) for name in NUMBERS if not math.isnan(float(cells.get(name, math.nan)))}
+    sources = {name: other for name, *others in (RATES, LENGTHS) for other in others if {name, other} <= stated.keys()}
+    given = {name: number for name, number in stated.items() if name not in sources}
+    exact = described(given, str(cells.get("sampling", "")) or "poisson", int(stated.get("group", 1)))
+    for name, source in sources.items():
+        most = math.inf if name == "steps" else exact[name] * (1.0 + 1e-12)
+        if not exact[name] * (1.0 - 1e-12) <= stated[name] <= most:
+            raise InputError(f"{name} = {stated[name]!r} is not {exact[name]!r}, which follows from {source}")
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:

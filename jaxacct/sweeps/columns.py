@@ -19,7 +19,7 @@ TEXT = ("name", "quantity", "sampling", "repetitions", "relation", *WORDS)
 WHOLE = ("dataset_size", "batch_size", "slots", "epochs", "steps", "cap", "group", "trials", "count")
 """Columns whose whole numbers are written without a decimal point."""
 
-_SOURCES = {"sampling_probability": ("batch_size", "slots"), "steps": ("epochs",)}
+SOURCES = {"sampling_probability": ("batch_size", "slots"), "steps": ("epochs",)}
 """Columns that follow from one of others, where that is there."""
 
 
@@ -46,7 +46,7 @@ def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     solved = set(columns.get("quantity", ()))
     found = {}
     for name in ("name", "quantity", *INPUTS):
-        if name in solved or name not in columns or any(source in columns for source in _SOURCES.get(name, ())):
+        if name in solved or name not in columns or any(source in columns for source in SOURCES.get(name, ())):
             continue
         values, first = np.unique(columns[name], return_index=True)
         if values.size > 1:

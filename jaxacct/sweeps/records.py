@@ -19,7 +19,7 @@ __all__ = ["as_grid", "grid_of_records", "is_records"]
 COLUMNS = ("name", "quantity", *INPUTS)
 """Columns with a meaning; all others are kept beside the answers."""
 SETTLED_BY = {
-    "sampling_probability": ("dataset_size", "batch_size"),
+    "sampling_probability": ("dataset_size", "batch_size", "slots"),
     "steps": ("epochs",),
     **{f"{prefix}{name}": (name, f"target_{name}") for name in ("epsilon", "delta") for prefix in ("", "target_")},
 }

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.core.validation import InputError, choice
-from jaxacct.mechanisms import SAMPLING, Mechanism, dp_sgd
-from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described, numbers_of_rule, rule_of
+from jaxacct.core.validation import InputError
+from jaxacct.mechanisms import Mechanism, dp_sgd
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described, numbers_of_rule, rule_name, rule_of
 
 __all__ = ["alike", "derived", "numbers", "require", "run", "run_of_row", "words"]
 
 
 def words(value: Any) -> np.ndarray:
     """Names of batch rules, one or an array of them; InputError for anything else."""
-    axis = np.asarray(value, object)
+    axis = np.array(value, object)
     for index, word in np.ndenumerate(axis):
-        choice(f"sampling{list(index) if index else ''}", word, SAMPLING)
+        axis[index] = rule_name(word, f"sampling{list(index) if index else ''}")
     return axis
 
 
@@ -51,7 +51,7 @@ def derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """(batch rule and group size, rows) for the rows that share them.
+    """(batch rule and group size, rows) for the rows that share them, and have steps, or lack them.
 
     >>> inputs = {"steps": np.ones(3), "group": np.array([1.0, 2.0, 1.0])}
     >>> [(rule, rows.tolist()) for rule, rows in alike(inputs)]
@@ -60,17 +60,17 @@ def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
+    in_epochs = np.isnan(inputs.get("steps", np.ones(size)))
     for word in dict.fromkeys(rules.tolist()):
-        for number in np.unique(group[rules == word]):
-            yield (
-                {"sampling": word or "poisson", "group": int(number)},
-                np.flatnonzero((rules == word) & (group == number)),
-            )
+        for number, by_epochs in np.unique(np.stack([group, in_epochs])[:, rules == word], axis=1).T:
+            rows = np.flatnonzero((rules == word) & (group == number) & (in_epochs == by_epochs))
+            yield {"sampling": word or "poisson", "group": int(number)}, rows
 
 
 def numbers(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Any]:
     """The columns from which the runs of a batch rule and group size are made."""
-    return numbers_of_rule(rule["sampling"], inputs, rule["group"])
+    given = {name: inputs[name] for name in NUMBERS if name in inputs and not np.isnan(inputs[name]).all()}
+    return numbers_of_rule(rule["sampling"], given, rule["group"])
 
 
 def run(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
