@@ -91,6 +91,11 @@ def test_epochs_with_a_rate_that_is_solved_for():
     assert np.all(ja.epsilon(run, DELTA).upper <= [1.0, 2.0]) and np.all(found.epsilon.upper > [0.99, 1.98])
 
 
+def test_many_epochs_and_no_rate_that_holds_are_a_status():
+    found = ja.calibrate_sampling_probability(2.0, DELTA, noise_multiplier=1.0, epochs=[1e15, 20_000])
+    assert found.status.tolist() == ["infeasible_rate", "ok"]
+
+
 def test_epochs_and_batch_sizes_are_rounded_to_whole_steps_and_slots():
     assert ja.dp_sgd(1.0, batch_size=256, dataset_size=50_000, epochs=10).steps == 1954
     assert ja.dp_sgd(1.0, 0.1, epochs=3).steps == 30

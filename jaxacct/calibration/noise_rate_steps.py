@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration", "calibrate_noise_multiplier", "calibrate_sampling_probability", "calibrate_steps"]
 
+MOST_STEPS = 2.0**52
+"""Steps of the smallest sampling probability that is looked for where the epochs are given."""
 USUAL_RATE = 0.01
 """Sampling probability near which one is looked for where the epochs are given."""
 
@@ -446,16 +448,21 @@ def _by_rule(
         asked = dp_sgd(**fields, sampling=run.sampling, group=run.group)
         return account.bracket_epsilon(asked, goal.delta[rows], goal.relation, effort)
 
+    search = search_for(goal, certified)
+    if "epochs" in goal.known:  # a smaller rate has more steps than are counted
+        search = search._replace(lowest=np.clip(goal.known["epochs"] / MOST_STEPS, *limits))
+
     def started(rows: np.ndarray) -> Start:
         start = calibration_start(near, rows)[0]
         x = start.x + math.log(run.group) if unknown == "noise_multiplier" else start.x
-        return Start(np.clip(x, *np.log(limits)), np.zeros(rows.size), np.zeros(rows.size, bool))
+        x = np.clip(x, np.log(search.lowest[rows]), np.log(search.highest[rows]))
+        return Start(x, np.zeros(rows.size), np.zeros(rows.size, bool))
 
     usual = {name: goal.known[name] for name in ORDER if name in goal.known}
     if "epochs" in goal.known:
         usual["steps"] = np.ceil(goal.known["epochs"] / USUAL_RATE)
     near = goal._replace(known=usual, relation="add_or_remove_one")
     with job(goal.epsilon.size, backend):
-        found = certified_search(search_for(goal, certified), started)
+        found = certified_search(search, started)
     # epsilon need not grow with the rate where a cap binds more often, or where the steps become fewer
     return result(found, shape, unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known))
