@@ -375,7 +375,6 @@ def test_switches_and_names_of_results_are_checked(tmp_path):
 def test_calibration_settings_that_do_not_exist_are_refused():
     fields = {"epsilon": 1.0, "delta": 1e-5, "sampling_probability": 1.0, "steps": 4}
     assert "engine = 'lattice' is not available" in refusal(sweep, fields, engine="lattice")
-    assert "relation = 'replace_one' is not available" in refusal(sweep, fields, relation="replace_one")
     assert "relation = 'swap' is not known" in refusal(sweep, fields, relation="swap")
     assert "rtol = 2.0 must be" in refusal(sweep, fields, rtol=2.0)
     assert "block = 0 must be" in refusal(sweep, fields, block=0)

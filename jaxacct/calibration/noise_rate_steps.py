@@ -115,9 +115,9 @@ def calibrate_noise_multiplier(
         The run, as for `jaxacct.dp_sgd`: `batch_size` with `dataset_size`, or `slots`, in place of
         `sampling_probability`; `epochs` in place of `steps`.  What is not Poisson sampling of single records has
         epsilon and delta as its only target here.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "zero_out"}, optional
-        "replace_one", too, where the batch rule knows it.  Where it is left out, "add_or_remove_one", and "zero_out"
-        for shuffled batches; `Calibration.relation` says which.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
+        Where it is left out, "add_or_remove_one", and "zero_out" for shuffled batches; `Calibration.relation` says
+        which.  "replace_one" has epsilon and delta as its only target.
     rtol : float in [1e-7, 1)
     backend : {"auto", "numpy", "xla"}
         As for `jaxacct.epsilon`.
@@ -369,11 +369,15 @@ def _calibrated(
     risk = given_target(epsilon, delta, risks)
     fields = described({n: x for n, x in given.items() if x is not None}, run.sampling, run.group, unknown)
     known = numbers_of_rule(run.sampling, fields, run.group)
-    plain = run.sampling == "poisson" and run.group == 1 and {unknown, *known} == set(ORDER)
     relation = usual_relation(run.sampling) if run.relation is None else run.relation
-    for what, asked in (("a risk", risk), ("repetitions", run.repetitions)):
-        if asked is not None and not plain:
-            _refuse_rule(what, run)
+    beyond = _beyond_plain(unknown, known, run, relation)
+    if beyond and risk is not None:
+        raise InputError(f"a risk cannot be met here with {beyond}; give target_epsilon and target_delta instead")
+    if beyond and run.repetitions is not None:
+        raise InputError(
+            f"repetitions cannot be met here with {beyond}; use ja.calibrate(lambda x: selection.select("
+            "ja.dp_sgd(...), law), ...) with the same relation"
+        )
     if risk is not None:
         if run.repetitions is not None:
             raise InputError("repetitions goes with target_epsilon and target_delta alone; leave it out for a risk")
@@ -382,7 +386,7 @@ def _calibrated(
         found = calibrated_to_risk(unknown, risk, known, relation, settings.rtol, settings.limits, settings.backend)
     elif run.repetitions is not None:
         found = _with_repetitions(unknown, epsilon, delta, known, run.repetitions, run.candidates, relation, settings)
-    elif plain:
+    elif not beyond:
         found = calibrated(unknown, epsilon, delta, known, relation, *settings[1::-1], settings.backend)
     else:
         rate = {name: x for name, x in fields.items() if name == "sampling_probability"}
@@ -390,13 +394,15 @@ def _calibrated(
     return replace(found, relation=relation)
 
 
-def _refuse_rule(what: str, run: Run) -> None:
-    """What is known for Poisson samples of single records alone."""
-    rule = "epochs" if run.sampling == "poisson" and run.group == 1 else ""
-    rule = rule or (f"group = {run.group!r}" if run.sampling == "poisson" else f"sampling = {run.sampling!r}")
-    raise InputError(
-        f"{what} cannot be met here with {rule}; give target_epsilon and target_delta alone, or leave it out"
-    )
+def _beyond_plain(unknown: str, known: dict[str, Any], run: Run, relation: str) -> str:
+    """What makes a run another one than Poisson samples of single records under a one-sided relation; "" if nothing."""
+    if run.sampling != "poisson":
+        return f"sampling = {run.sampling!r}"
+    if run.group != 1:
+        return f"group = {run.group!r}"
+    if {unknown, *known} != set(ORDER):
+        return "epochs"
+    return "relation = 'replace_one'" if relation == "replace_one" else ""
 
 
 def _with_repetitions(

@@ -56,7 +56,7 @@ class Settings(NamedTuple):
 def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend: str) -> Settings:
     """The settings, refused where the grid cannot be solved with them.
 
-    Calibrations choose their own engine and know every relation but replace_one; selections have one engine.
+    Calibrations choose their own engine; selections have one.
     """
     usual = {usual_relation(word or "poisson") for word in np.unique(grid.inputs.get("sampling", ["poisson"]))}
     word = relation or usual.pop()
@@ -66,11 +66,6 @@ def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend
         raise InputError(f"engine = {engine!r} is not available for solving {calibrated[0]}; use 'auto'")
     if "repetitions" in grid.inputs and engine != "auto":
         raise InputError(f"engine = {engine!r} is not available with repetitions; use 'auto'")
-    if calibrated and relation == "replace_one":
-        raise InputError(
-            f"relation = 'replace_one' is not available for solving {calibrated[0]}; "
-            "use 'add_or_remove_one', 'add_one', 'remove_one' or 'zero_out'"
-        )
     if calibrated:
         options(rtol=rtol, least_rtol=LEAST_RTOL)
     place = suiting(len(grid), selections="repetitions" in grid.inputs) if backend == "auto" else chosen.backend
