@@ -114,6 +114,11 @@ def test_epochs_and_batch_sizes_are_rounded_to_whole_steps_and_slots():
     assert ja.dp_sgd(1.0, 0.1, epochs=3).steps == 30
     shuffled = ja.dp_sgd(1.0, batch_size=300, dataset_size=1000, epochs=2.5, sampling="shuffled")
     assert shuffled.mechanism.batches == 4 and shuffled.steps == 3
+    # of 12 steps a loader that drops the last batch makes 4 epochs, one that keeps it 3
+    for keep in (False, True):
+        size = 4 if keep else 3
+        counted = ja.dp_sgd(1.0, batch_size=300, dataset_size=1000, steps=12, sampling="shuffled").steps
+        assert counted >= np.ceil(12 / size)
     allocated = ja.dp_sgd(1.0, batch_size=[300, 500], dataset_size=1000, epochs=3, sampling="random_allocation")
     assert allocated.mechanism.slots.tolist() == [4.0, 2.0] and allocated.steps.tolist() == [3.0, 3.0]
 

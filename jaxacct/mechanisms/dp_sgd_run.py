@@ -83,7 +83,7 @@ def dp_sgd(
     * "without_replacement": a uniformly random set of a share q of the data in every step;
     * "with_replacement": ``batch_size`` independent draws from the data in every step;
     * "shuffled": the data are shuffled and cut into batches in every epoch, as most loaders do; a begun epoch counts
-      whole.  The last batch of an epoch may be smaller; where the loader drops it, say the `slots` that are left.
+      whole.  The answer holds whether or not the loader drops a last batch that is smaller.
       Ask with ``relation="zero_out"``, the relation that holds for it.
 
     Say the size of batches by one of `sampling_probability`, `batch_size` (with `dataset_size`) and `slots`, and the
@@ -102,7 +102,7 @@ def dp_sgd(
         Records, the larger number under add/remove.
     slots : array_like of whole numbers >= 1
         Batches of a round or of an epoch, for "random_allocation" and "shuffled"; q = 1/slots.  From `batch_size` it is
-        `ceil(dataset_size / batch_size)`.
+        `ceil(dataset_size / batch_size)`; with `steps` of shuffled batches `floor`, which counts no epoch too few.
     epochs : array_like > 0
         Passes over the data.
     sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement", "with_replacement", \
@@ -165,7 +165,10 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
         quotient = _quotient(size, batch)
         fields["sampling_probability"] = _plain(np.asarray(batch) / np.asarray(size))
         if rule.in_passes:
-            fields["slots"] = _plain(np.maximum(np.ceil(quotient * (1.0 - ROUNDING)), 1.0))
+            # how many epochs so many steps are depends on whether the loader drops a last batch that is smaller
+            dropped = rule.of_one_size and "epochs" not in fields
+            whole = np.floor(quotient * (1.0 + ROUNDING)) if dropped else np.ceil(quotient * (1.0 - ROUNDING))
+            fields["slots"] = _plain(np.maximum(whole, 1.0))
     if "slots" in fields:
         fields["sampling_probability"] = _plain(1.0 / np.asarray(check("slots", fields["slots"], COUNT)))
     elif rule.in_passes and "sampling_probability" in fields:
