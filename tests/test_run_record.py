@@ -156,7 +156,7 @@ def test_what_is_said_twice_or_not_at_all_is_refused_in_one_line():
     )
     for call, first in ((ja.dp_sgd, (1.0,)), (ja.calibrate_noise_multiplier, (1.0, DELTA))):
         sizes = {"sampling_probability": [0.1, 0.2], "epochs": [1, 2, 3]}
-        assert "epochs of shape (3,) do not broadcast" in refusal(call, *first, **sizes)
+        assert "epochs of shape (3,)" in refusal(call, *first, **sizes)
     assert "do not broadcast" in refusal(ja.dp_sgd, 1.0, slots=[2, 3], steps=[1, 2, 3], sampling="shuffled")
     assert "sampling = ['poisson'] is not known" in refusal(ja.dp_sgd, 1.0, 0.1, 10, sampling=["poisson"])
 

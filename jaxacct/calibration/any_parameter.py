@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -144,7 +143,7 @@ def calibrate(
             chosen.rtol,
             whole,
         )
-    return dataclasses.replace(result(found, shape, monotone), relation=chosen.relation)
+    return result(found, shape, chosen.relation, monotone)
 
 
 def search_mechanisms(

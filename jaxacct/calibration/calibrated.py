@@ -5,7 +5,7 @@ Fast vectorised solves say where to begin (start.py); the certified search does 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -33,8 +33,6 @@ from jaxacct.mechanisms.dp_sgd_run import NUMBERS, dp_sgd
 
 __all__ = ["Calibration", "calibrated", "certified", "checked_goal", "result", "search_for", "started"]
 
-NOISE_RANGE = (0.1, 1e6)
-"""Noise multipliers that are searched."""
 RATE_RANGE = (1e-12, 1.0)
 """Sampling probabilities that are searched."""
 MAX_STEPS = 10**9
@@ -90,7 +88,7 @@ class Calibration:
     ok: Any
     best: Any = True
     risk: Any = None
-    relation: str = "add_or_remove_one"
+    relation: str = field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain Python, ready for JSON: as `Bounds.to_dict`, which `Bounds.from_dict` reads back."""
@@ -114,10 +112,10 @@ def checked_goal(
     target_delta: Any,
     known: dict[str, Any],
     relation: str,
-    rtol: float,
     limits: tuple[float, float],
+    rtol: float,
+    backend: str,
     more_shapes: dict[str, tuple[int, ...]],
-    backend: str = "auto",
     relations: tuple[str, ...] = SIDED,
 ) -> tuple[Goal, tuple[int, ...]]:
     """The arguments of a public call as a flat goal, and the shape of the batch; InputError where they are refused."""
@@ -136,19 +134,19 @@ def calibrated(
     target_epsilon: Any,
     target_delta: Any,
     known: dict[str, Any],
-    relation: str = "add_or_remove_one",
-    rtol: float = 1e-4,
-    limits: tuple[float, float] = NOISE_RANGE,
-    backend: str = "auto",
+    relation: str,
+    limits: tuple[float, float],
+    rtol: float,
+    backend: str,
 ) -> Calibration:
     """The value of `unknown` that meets the target for DP-SGD with the other parameters known."""
-    goal, shape = checked_goal(unknown, target_epsilon, target_delta, known, relation, rtol, limits, {}, backend)
+    goal, shape = checked_goal(unknown, target_epsilon, target_delta, known, relation, limits, rtol, backend, {})
     with job(goal.epsilon.size, backend):
         search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
         if goal.relation == "add_or_remove_one":  # remove is the larger direction as a rule
             search = search._replace(leader=lambda rows, values: certified(goal, "remove_one", rows, values))
         found = certified_search(search, lambda rows: started(goal, rows))
-    return result(found, shape)
+    return result(found, shape, goal.relation)
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
@@ -177,14 +175,14 @@ def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -
     return account.bracket_epsilon(dp_sgd(**fields), goal.delta[rows], relation, effort, hint=hint)
 
 
-def result(found: Found, shape: tuple[int, ...], best: Any = True) -> Calibration:
+def result(found: Found, shape: tuple[int, ...], relation: str, best: Any = True) -> Calibration:
     """What was found, in the shape of the batch; scalars for one configuration."""
     ok = np.isin(found.status, CLAIMED).reshape(shape)
     value, status = found.value.reshape(shape), found.status.reshape(shape)
     best = ok & best & found.shown.reshape(shape)
     if shape == ():
-        return Calibration(value[()], found.bounds(shape), str(status), ok[()], best[()])
-    return Calibration(value, found.bounds(shape), status, ok, best)
+        return Calibration(value[()], found.bounds(shape), str(status), ok[()], best[()], relation=relation)
+    return Calibration(value, found.bounds(shape), status, ok, best, relation=relation)
 
 
 def started(goal: Goal, rows: np.ndarray) -> Start:

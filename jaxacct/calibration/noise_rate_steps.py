@@ -7,7 +7,6 @@ each.  `jaxacct.calibrate` (any_parameter.py) takes any parameter of any mechani
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ import numpy as np
 from jaxacct.accounting import account
 from jaxacct.calibration.calibrated import (
     MAX_STEPS,
-    NOISE_RANGE,
     RATE_RANGE,
     Calibration,
     calibrated,
@@ -23,6 +21,7 @@ from jaxacct.calibration.calibrated import (
     result,
     search_for,
 )
+from jaxacct.calibration.risk_targets import RULES as RISKS
 from jaxacct.calibration.risk_targets import given_target
 from jaxacct.calibration.search import Start, certified_search
 from jaxacct.calibration.start import ORDER, calibration_start
@@ -30,7 +29,15 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice
 from jaxacct.engines.backend import job
-from jaxacct.mechanisms.dp_sgd_run import described, dp_sgd, numbers_of_rule, rule_of, usual_relation
+from jaxacct.mechanisms.dp_sgd_run import (
+    NOISE_RANGE,
+    NUMBERS,
+    described,
+    dp_sgd,
+    numbers_of_rule,
+    rule_of,
+    usual_relation,
+)
 
 if TYPE_CHECKING:
     from jaxacct.selection.law_of_k import Law
@@ -148,35 +155,7 @@ def calibrate_noise_multiplier(
     >>> round(float(c.value), 3), bool(c.risk.upper <= 0.382924922548026)
     (1.0, True)
     """
-    risks = {
-        "target_advantage": target_advantage,
-        "target_tpr": target_tpr,
-        "at_fpr": at_fpr,
-        "target_bayes_success": target_bayes_success,
-        "prior": prior,
-        "target_posterior": target_posterior,
-        "target_reconstruction": target_reconstruction,
-        "baseline": baseline,
-        "target_mu": target_mu,
-        "above_fpr": above_fpr,
-    }
-    known = {
-        "sampling_probability": sampling_probability,
-        "steps": steps,
-        "batch_size": batch_size,
-        "dataset_size": dataset_size,
-        "slots": slots,
-        "epochs": epochs,
-        "cap": cap,
-    }
-    settings = Settings(NOISE_RANGE, rtol, backend)
-    return _calibrated(
-        "noise_multiplier",
-        (target_epsilon, target_delta, risks),
-        known,
-        Run(sampling, group, relation, repetitions, candidates),
-        settings,
-    )
+    return _calibrated("noise_multiplier", locals(), NOISE_RANGE)
 
 
 @with_hints
@@ -230,29 +209,7 @@ def calibrate_sampling_probability(
     >>> round(float(c.value), 5), bool(c.ok)
     (0.00932, True)
     """
-    risks = {
-        "target_advantage": target_advantage,
-        "target_tpr": target_tpr,
-        "at_fpr": at_fpr,
-        "target_bayes_success": target_bayes_success,
-        "prior": prior,
-        "target_posterior": target_posterior,
-        "target_reconstruction": target_reconstruction,
-        "baseline": baseline,
-        "target_mu": target_mu,
-        "above_fpr": above_fpr,
-    }
-    known = {
-        "noise_multiplier": noise_multiplier,
-        "steps": steps,
-        "dataset_size": dataset_size,
-        "epochs": epochs,
-        "cap": cap,
-    }
-    settings = Settings(RATE_RANGE, rtol, backend)
-    return _calibrated(
-        "sampling_probability", (target_epsilon, target_delta, risks), known, Run(sampling, group, relation), settings
-    )
+    return _calibrated("sampling_probability", locals(), RATE_RANGE)
 
 
 @with_hints
@@ -311,147 +268,105 @@ def calibrate_steps(
     >>> int(c.value), bool(c.epsilon.upper <= 2.0)
     (8681, True)
     """
-    limit = check_one("max_steps", max_steps, COUNT, "one limit serves the whole batch")
-    risks = {
-        "target_advantage": target_advantage,
-        "target_tpr": target_tpr,
-        "at_fpr": at_fpr,
-        "target_bayes_success": target_bayes_success,
-        "prior": prior,
-        "target_posterior": target_posterior,
-        "target_reconstruction": target_reconstruction,
-        "baseline": baseline,
-        "target_mu": target_mu,
-        "above_fpr": above_fpr,
-    }
-    known = {
-        "noise_multiplier": noise_multiplier,
-        "sampling_probability": sampling_probability,
-        "batch_size": batch_size,
-        "dataset_size": dataset_size,
-        "slots": slots,
-        "cap": cap,
-    }
-    settings = Settings((1.0, float(limit)), rtol, backend)
-    return _calibrated("steps", (target_epsilon, target_delta, risks), known, Run(sampling, group, relation), settings)
+    given = locals()
+    most = check_one("max_steps", max_steps, COUNT, "one limit serves the whole batch")
+    return _calibrated("steps", given, (1.0, float(most)))
 
 
-class Settings(NamedTuple):
-    """Where the value is searched, how close to the target, and on which backend."""
+class Task(NamedTuple):
+    """One of the three calibrations, with its arguments checked against each other.
 
+    numbers : what the run is made from, beside `unknown`.  rate : its sampling probability, where it is known.
+    """
+
+    unknown: str
+    epsilon: Any
+    delta: Any
+    numbers: dict[str, Any]
+    rate: dict[str, Any]
+    sampling: str
+    group: int
+    relation: str
     limits: tuple[float, float]
     rtol: float
     backend: str
 
 
-class Run(NamedTuple):
-    """What is said of a run in words: batch rule, group, relation (None: the usual one), and the law of K."""
-
-    sampling: str
-    group: int
-    relation: str | None
-    repetitions: Law | None = None
-    candidates: str = "iid"
-
-
-def _calibrated(
-    unknown: str,
-    target: tuple[Any, Any, dict[str, Any]],
-    given: dict[str, Any],
-    run: Run,
-    settings: Settings,
-) -> Calibration:
-    """The least private value of `unknown` that meets the target.
-
-    target : epsilon, delta, and the risks by name.
-    """
-    epsilon, delta, risks = target
-    risk = given_target(epsilon, delta, risks)
-    fields = described({n: x for n, x in given.items() if x is not None}, run.sampling, run.group, unknown)
-    known = numbers_of_rule(run.sampling, fields, run.group)
-    relation = usual_relation(run.sampling) if run.relation is None else run.relation
-    beyond = _beyond_plain(unknown, known, run, relation)
-    if beyond and risk is not None:
-        raise InputError(f"a risk cannot be met here with {beyond}; give target_epsilon and target_delta instead")
-    if beyond and run.repetitions is not None:
-        raise InputError(
-            f"repetitions cannot be met here with {beyond}; use ja.calibrate(lambda x: selection.select("
-            "ja.dp_sgd(...), law), ...) with the same relation"
-        )
+def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]) -> Calibration:
+    """The least private value of `unknown` that meets the target; `given` are the arguments of the public function."""
+    epsilon, delta, sampling, group = (given[name] for name in ("target_epsilon", "target_delta", "sampling", "group"))
+    risk = given_target(epsilon, delta, {name: given[name] for name in RISKS})
+    numbers = {name: given[name] for name in NUMBERS if name != "group" and given.get(name) is not None}
+    run = described(numbers, sampling, group, unknown)
+    task = Task(
+        unknown,
+        epsilon,
+        delta,
+        numbers_of_rule(sampling, run, group),
+        {name: value for name, value in run.items() if name == "sampling_probability"},
+        sampling,
+        group,
+        usual_relation(sampling) if given["relation"] is None else given["relation"],
+        limits,
+        given["rtol"],
+        given["backend"],
+    )
+    law, beyond = given.get("repetitions"), _beyond_plain(task)
+    if risk is not None and law is not None:
+        raise InputError("repetitions goes with target_epsilon and target_delta alone; leave it out for a risk")
     if risk is not None:
-        if run.repetitions is not None:
-            raise InputError("repetitions goes with target_epsilon and target_delta alone; leave it out for a risk")
+        if beyond:
+            raise InputError(f"a risk cannot be met here with {beyond}; give target_epsilon and target_delta instead")
         from jaxacct.calibration.risks import calibrated_to_risk  # SciPy: only where a risk is the target
 
-        found = calibrated_to_risk(unknown, risk, known, relation, settings.rtol, settings.limits, settings.backend)
-    elif run.repetitions is not None:
-        found = _with_repetitions(unknown, epsilon, delta, known, run.repetitions, run.candidates, relation, settings)
-    elif not beyond:
-        found = calibrated(unknown, epsilon, delta, known, relation, *settings[1::-1], settings.backend)
-    else:
-        rate = {name: x for name, x in fields.items() if name == "sampling_probability"}
-        found = _by_rule(unknown, epsilon, delta, known | rate, tuple(known), run, relation, settings)
-    return replace(found, relation=relation)
+        return calibrated_to_risk(unknown, risk, task.numbers, *task[-4:])
+    if law is not None:
+        if beyond:
+            raise InputError(
+                f"repetitions cannot be met here with {beyond}; use ja.calibrate(lambda x: selection.select("
+                "ja.dp_sgd(...), law), ...) with the same run, candidates and relation"
+            )
+        return _with_repetitions(task, law, given["candidates"])
+    return _by_rule(task) if beyond else calibrated(unknown, epsilon, delta, task.numbers, *task[-4:])
 
 
-def _beyond_plain(unknown: str, known: dict[str, Any], run: Run, relation: str) -> str:
-    """What makes a run another one than Poisson samples of single records under a one-sided relation; "" if nothing."""
-    if run.sampling != "poisson":
-        return f"sampling = {run.sampling!r}"
-    if run.group != 1:
-        return f"group = {run.group!r}"
-    if {unknown, *known} != set(ORDER):
+def _beyond_plain(task: Task) -> str:
+    """What the quick calibration of Poisson samples of single records does not know; "" if it knows all."""
+    if task.sampling != "poisson":
+        return f"sampling = {task.sampling!r}"
+    if task.group != 1:
+        return f"group = {task.group!r}"
+    if {task.unknown, *task.numbers} != set(ORDER):
         return "epochs"
-    return "relation = 'replace_one'" if relation == "replace_one" else ""
+    return "relation = 'replace_one'" if task.relation == "replace_one" else ""
 
 
-def _with_repetitions(
-    unknown: str,
-    epsilon: Any,
-    delta: Any,
-    known: dict[str, Any],
-    law: Law,
-    candidates: str,
-    relation: str,
-    settings: Settings,
-) -> Calibration:
+def _with_repetitions(task: Task, law: Law, candidates: str) -> Calibration:
     """The noise with which the whole selection meets the target."""
     from jaxacct.calibration.noise_of_selections import law_shape, noise_of_selection
     from jaxacct.selection.mechanism import CANDIDATES  # takes a while to import, and single runs do not need it
 
     choice("candidates", candidates, CANDIDATES)
     shapes = {"repetitions": law_shape(law)}
-    limits, rtol, backend = settings
-    goal, shape = checked_goal(unknown, epsilon, delta, known, relation, rtol, limits, shapes, backend)
-    return result(noise_of_selection(goal, law, shape, candidates, backend), shape)
+    goal, shape = checked_goal(*task[:4], *task[-4:], shapes)
+    return result(noise_of_selection(goal, law, shape, candidates, task.backend), shape, goal.relation)
 
 
-def _by_rule(
-    unknown: str,
-    epsilon: Any,
-    delta: Any,
-    known: dict[str, Any],
-    numbers: tuple[str, ...],
-    run: Run,
-    relation: str,
-    settings: Settings,
-) -> Calibration:
-    """By the certified brackets of the run itself; what Poisson sampling would need is where the search begins.
-
-    numbers : those that the run is made from; `known` also has the sampling probability, for the start.
-    """
-    rule, (limits, rtol, backend) = rule_of(run.sampling), settings
-    if rule.in_passes and unknown == "sampling_probability":
+def _by_rule(task: Task) -> Calibration:
+    """By the certified brackets of the run itself; what Poisson sampling would need is where the search begins."""
+    unknown, limits = task.unknown, task.limits
+    if rule_of(task.sampling).in_passes and unknown == "sampling_probability":
         raise InputError(
-            f"sampling_probability cannot be solved for with sampling = {run.sampling!r}, whose slots are whole; use "
-            "ja.calibrate(lambda t: ja.dp_sgd(sigma, slots=t, epochs=..., sampling=...), whole=True, ...)"
+            f"sampling_probability cannot be solved for with sampling = {task.sampling!r}, whose slots are whole; use "
+            "ja.calibrate(lambda t: ja.dp_sgd(sigma, slots=t, ...), whole=True, ...), all else the same"
         )
-    goal, shape = checked_goal(unknown, epsilon, delta, known, relation, rtol, limits, {}, backend, RELATIONS)
+    known = task.numbers | task.rate
+    goal, shape = checked_goal(unknown, task.epsilon, task.delta, known, *task[-4:], {}, RELATIONS)
     effort = account.effort_of_search(goal.rtol)
 
     def certified(rows: np.ndarray, values: np.ndarray) -> Bounds:
-        fields = {name: goal.known[name][rows] for name in numbers} | {unknown: values}
-        asked = dp_sgd(**fields, sampling=run.sampling, group=run.group)
+        fields = {name: goal.known[name][rows] for name in task.numbers} | {unknown: values}
+        asked = dp_sgd(**fields, sampling=task.sampling, group=task.group)
         return account.bracket_epsilon(asked, goal.delta[rows], goal.relation, effort)
 
     search = search_for(goal, certified)
@@ -460,7 +375,7 @@ def _by_rule(
 
     def started(rows: np.ndarray) -> Start:
         start = calibration_start(near, rows)[0]
-        x = start.x + math.log(run.group) if unknown == "noise_multiplier" else start.x
+        x = start.x + math.log(task.group) if unknown == "noise_multiplier" else start.x
         x = np.clip(x, np.log(search.lowest[rows]), np.log(search.highest[rows]))
         return Start(x, np.zeros(rows.size), np.zeros(rows.size, bool))
 
@@ -468,7 +383,8 @@ def _by_rule(
     if "epochs" in goal.known:
         usual["steps"] = np.ceil(goal.known["epochs"] / USUAL_RATE)
     near = goal._replace(known=usual, relation="add_or_remove_one")
-    with job(goal.epsilon.size, backend):
+    with job(goal.epsilon.size, task.backend):
         found = certified_search(search, started)
     # epsilon need not grow with the rate where a cap binds more often, or where the steps become fewer
-    return result(found, shape, unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known))
+    monotone = unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known)
+    return result(found, shape, goal.relation, monotone)

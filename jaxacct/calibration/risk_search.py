@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.directions import worse_direction
-from jaxacct.calibration.calibrated import INFEASIBLE, NOISE_RANGE, started
+from jaxacct.calibration.calibrated import INFEASIBLE, started
 from jaxacct.calibration.search import AIM, CLAIMED, Found, Search, Start, certified_search
 from jaxacct.calibration.start import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start, room
 from jaxacct.core.bounds import Bounds
@@ -18,7 +18,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.backend import evaluate
 from jaxacct.engines.contour import no_hint
 from jaxacct.kernels import rate_calibration
-from jaxacct.mechanisms import dp_sgd
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, dp_sgd
 
 __all__ = ["Solved", "Target", "by_contour", "noise_for", "noise_for_rate"]
 

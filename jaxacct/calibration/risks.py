@@ -43,8 +43,8 @@ def calibrated_to_risk(
     target: RiskTarget,
     known: dict[str, Any],
     relation: str,
-    rtol: float,
     limits: tuple[float, float],
+    rtol: float,
     backend: str,
 ) -> Calibration:
     """The least private value of `unknown` that keeps a risk at its target."""
@@ -64,7 +64,7 @@ def calibrated_to_risk(
     found.fail(np.flatnonzero(claimed & ~(ends[2] <= flat[target.name])), INFEASIBLE[unknown])
     ok = np.isin(found.status, CLAIMED)
     ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan)
-    return _result(found, ends, epsilon, kind, ok, ok & found.shown, shape)
+    return _result(found, ends, epsilon, kind, ok, ok & found.shown, shape, chosen.relation)
 
 
 def _result(
@@ -75,6 +75,7 @@ def _result(
     ok: np.ndarray,
     best: np.ndarray,
     shape: tuple[int, ...],
+    relation: str,
 ) -> Calibration:
     word = np.where(ok, found.word, found.status)
     words = (column.reshape(shape) for column in (kind, word, found.engine))
@@ -84,8 +85,8 @@ def _result(
     at = Bounds(exactly, exactly, exactly, "certified", np.where(ok, "ok", found.status).reshape(shape))
     value, status, ok, best = (x.reshape(shape) for x in (found.value, found.status, ok, best))
     if shape == ():
-        return Calibration(value[()], at, str(status), ok[()], best[()], risk)
-    return Calibration(value, at, status, ok, best, risk)
+        return Calibration(value[()], at, str(status), ok[()], best[()], risk, relation=relation)
+    return Calibration(value, at, status, ok, best, risk, relation=relation)
 
 
 def _to_advantage(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:

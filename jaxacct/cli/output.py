@@ -16,6 +16,7 @@ import numpy as np
 from jaxacct.calibration.risk_targets import BESIDE, USUAL_FLOOR
 from jaxacct.core.bounds import explain
 from jaxacct.core.validation import InputError
+from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.report.rounding import down, up
 from jaxacct.sweeps import Plan, Table
 from jaxacct.sweeps.columns import ANSWER, WHOLE
@@ -73,7 +74,7 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
             ("claim", _claim(row)),
         ]
     lines += beside
-    if any(name in row for name in ("batch_size", "slots", "epochs")):
+    if any(name in row for names in SOURCES.values() for name in names):
         derived = [(name, row[name]) for name in ("sampling_probability", "steps") if name in row and name != quantity]
         lines += [("run", ", ".join(f"{name} = {value:.10g}" for name, value in derived))] if derived else []
     if row["engine"]:

@@ -32,8 +32,24 @@ from jaxacct.mechanisms.truncated_poisson import TruncatedPoissonSampled
 from jaxacct.mechanisms.with_replacement import SampledWithReplacement
 from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 
-__all__ = ["LENGTHS", "NUMBERS", "RATES", "RULES", "SAMPLING", "described", "dp_sgd", "numbers_of_rule", "rounds_of"]
-__all__ += ["rule_name", "rule_of", "slots_of", "usual_relation"]
+__all__ = [
+    "LENGTHS",
+    "NOISE_RANGE",
+    "NUMBERS",
+    "RATES",
+    "RULES",
+    "SAME",
+    "SAMPLING",
+    "SOURCES",
+    "described",
+    "dp_sgd",
+    "numbers_of_rule",
+    "rounds_of",
+    "rule_name",
+    "rule_of",
+    "slots_of",
+    "usual_relation",
+]
 
 NUMBERS: dict[str, Constraint] = {
     "dataset_size": COUNT,
@@ -48,9 +64,13 @@ NUMBERS: dict[str, Constraint] = {
 }
 """The numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
 RATES = ("sampling_probability", "batch_size", "slots")
-"""How large batches are may be said in one of these ways; `batch_size` needs `dataset_size`."""
+"""Each of these numbers gives the size of the batches; a run has exactly one.  `batch_size` needs `dataset_size`."""
 LENGTHS = ("steps", "epochs")
-"""How long a run is may be said in one of these ways."""
+"""Each of these numbers gives the length of the run; a run has exactly one."""
+SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
+"""The numbers from which the sampling probability and the steps may follow."""
+NOISE_RANGE = (0.1, 1e6)
+"""Noise multipliers that searches try."""
 NEAR_WHOLE = 1e-9
 """How far 1/q may be from a whole number of slots, relatively; that many slots are then taken."""
 ROUNDING = 1e-15
@@ -191,11 +211,9 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
     """Of the numbers of a described run those that `dp_sgd` needs for its batch rule, each said once."""
-    needs = rule_of(sampling).needs
+    needs = _needs(rule_of(sampling), group)
     rate = () if "batch_size" in needs else ("sampling_probability",)
     names = ["noise_multiplier", *rate, "steps" if "steps" in fields else "epochs", *needs]
-    if sampling == "without_replacement" and group != 1:
-        names.append("dataset_size")
     return {name: fields[name] for name in names if name in fields}
 
 
@@ -242,6 +260,7 @@ class Rule(NamedTuple):
 
     make: Callable[[Gaussian, Mapping[str, Any], int], Repeated]
     needs: tuple[str, ...] = ()
+    needs_for_groups: tuple[str, ...] = ()
     in_passes: bool = False
     relation: str = "add_or_remove_one"
     of_one_size: bool = False
@@ -276,12 +295,16 @@ def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group
         words = " or ".join(repr(word) for word, other in RULES.items() if other.in_passes)
         raise InputError(f"slots goes with sampling = {words}, not {sampling!r}; leave it out")
     if "cap" in fields and "cap" not in rule.needs:
-        raise InputError(f"cap goes with sampling = 'truncated_poisson', not {sampling!r}; leave it out")
-    for name in rule.needs:
+        raise InputError(f"cap goes with sampling = 'truncated_poisson', not {sampling!r}; name that rule for a cap")
+    for name in _needs(rule, group):
         if name not in fields:
-            raise InputError(f"{name} is missing; sampling = {sampling!r} needs {MEANING[name]}")
-    if group != 1 and sampling == "without_replacement" and "dataset_size" not in fields:
-        raise InputError("dataset_size is missing; a group without replacement needs the number of records")
+            of = "" if name in rule.needs else f" with group = {group!r}"
+            raise InputError(f"{name} is missing; sampling = {sampling!r}{of} needs {MEANING[name]}")
+
+
+def _needs(rule: Rule, group: int) -> tuple[str, ...]:
+    """The numbers that a rule needs besides noise, rate and length."""
+    return rule.needs if group == 1 else (*rule.needs, *rule.needs_for_groups)
 
 
 MEANING = {
@@ -349,7 +372,7 @@ RULES = {
     "poisson": Rule(_poisson),
     "random_allocation": Rule(_random_allocation, in_passes=True),
     "truncated_poisson": Rule(_truncated_poisson, ("dataset_size", "cap")),
-    "without_replacement": Rule(_without_replacement, of_one_size=True),
+    "without_replacement": Rule(_without_replacement, needs_for_groups=("dataset_size",), of_one_size=True),
     "with_replacement": Rule(_with_replacement, ("batch_size", "dataset_size"), of_one_size=True),
     "shuffled": Rule(_shuffled, in_passes=True, relation="zero_out", of_one_size=True),
 }

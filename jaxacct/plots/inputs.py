@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxacct.core.validation import InputError, choice
+from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.plots import style
-from jaxacct.sweeps.columns import ANSWER, SOURCES, TEXT, measures, place, solved_for, varying
+from jaxacct.sweeps.columns import ANSWER, TEXT, measures, place, solved_for, varying
 from jaxacct.sweeps.grid import suggest
 from jaxacct.sweeps.table import Table
 
@@ -21,7 +22,7 @@ KINDS = ("curve", "heatmap", "profile", "tradeoff")
 """The kinds of pictures."""
 MOST_CURVES = 8
 """Most curves that are put into one picture unasked: more could not be told apart."""
-_FOLLOWS = {"sampling_probability": ("batch_size", "dataset_size", "slots"), "steps": ("epochs",)}
+_FOLLOWS = {**SOURCES, "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"])}
 """Inputs that say the same as a derived one, when that is along an axis."""
 MOST_MARKED_POINTS = 25
 """Points of a curve up to which each is marked; beyond, the marks would hide the curve."""

@@ -24,6 +24,7 @@ from jaxacct.core.validation import (
 )
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape, dp_sgd
 from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import under, upper_delta
 
@@ -31,8 +32,6 @@ __all__ = ["candidates_profile", "line_noise_multiplier"]
 
 LINE_ORDERS = np.arange(2.0, 65.0)
 """Orders at which the line bounds Rényi divergences unless others are given: whole orders up to 64."""
-NOISE_LIMITS = (0.1, 1e6)
-"""Noise multipliers that the line searches."""
 BISECTIONS = 32
 """Bisections in log sigma over the range of noise that is searched: to a relative 4e-9."""
 
@@ -137,10 +136,10 @@ def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, ord
         found = renyi_divergence(dp_sgd(np.exp(log_sigma), q, steps), along).upper
         return np.all(found <= c * along, axis=0)
 
-    low, high = (np.full(shape, np.log(end)) for end in NOISE_LIMITS)
+    low, high = (np.full(shape, np.log(end)) for end in NOISE_RANGE)
     enough, all_enough = meets(high), meets(low)
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
         good = meets(middle)
         low, high = np.where(good, low, middle), np.where(good, middle, high)
-    return np.where(enough, np.exp(np.where(all_enough, np.log(NOISE_LIMITS[0]), high)), np.nan)[()]
+    return np.where(enough, np.exp(np.where(all_enough, np.log(NOISE_RANGE[0]), high)), np.nan)[()]

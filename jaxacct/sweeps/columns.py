@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxacct.core.validation import InputError
-from jaxacct.sweeps.grid import INPUTS, QUANTITIES, Grid
+from jaxacct.mechanisms.dp_sgd_run import SOURCES
+from jaxacct.sweeps.grid import COUNTS, INPUTS, QUANTITIES, Grid
 
 ANSWER = ("lower", "estimate", "upper")
 """Columns of the bracket."""
@@ -16,11 +17,8 @@ WORDS = ("kind", "status", "engine")
 TEXT = ("name", "quantity", "sampling", "repetitions", "relation", *WORDS)
 """Columns of text; all others are float64."""
 
-WHOLE = ("dataset_size", "batch_size", "slots", "epochs", "steps", "cap", "group", "trials", "count")
+WHOLE = (*COUNTS, "epochs")
 """Columns whose whole numbers are written without a decimal point."""
-
-SOURCES = {"sampling_probability": ("batch_size", "slots"), "steps": ("epochs",)}
-"""Columns that follow from one of others, where that is there."""
 
 
 def layout(grid: Grid) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "d
 
 MODES = ("product", "zip")
 """How arrays become rows: every combination, or side by side."""
-COUNTS = ("dataset_size", "batch_size", "slots", "steps", "cap", "group", "trials", "count")
+COUNTS = ("batch_size", *(name for name, rule in FIELDS.items() if rule.integral))
 """Fields of which a range is rounded to whole numbers."""
 LARGEST_GRID = 10_000_000
 """Most configurations in one grid, about a gigabyte of columns; a larger product is refused before it is built."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxacct.core.keywords import meant
 from jaxacct.core.validation import InputError, shown
+from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.sweeps.columns import ANSWER, WORDS
 from jaxacct.sweeps.grid import INPUTS, QUANTITIES, Grid, concatenate, expand
 from jaxacct.sweeps.repetitions import FIELDS as LAW_NUMBERS
@@ -19,8 +20,8 @@ __all__ = ["as_grid", "grid_of_records", "is_records"]
 COLUMNS = ("name", "quantity", *INPUTS)
 """Columns with a meaning; all others are kept beside the answers."""
 SETTLED_BY = {
-    "sampling_probability": ("dataset_size", "batch_size", "slots"),
-    "steps": ("epochs",),
+    **SOURCES,
+    "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"]),
     **{f"{prefix}{name}": (name, f"target_{name}") for name in ("epsilon", "delta") for prefix in ("", "target_")},
 }
 """Inputs that nobody needs beside another one, so that no column is taken for them."""

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 
+from jaxacct.calibration.calibrated import MAX_STEPS, RATE_RANGE
 from jaxacct.calibration.search import least_private
 from jaxacct.core.bounds import explain
 from jaxacct.core.validation import InputError
@@ -19,8 +20,8 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, OF_ONE_SIZE
 
 __all__ = ["MANY_STEPS", "cap_of", "most_steps", "target_of", "upper_epsilon", "warn_not_reached", "with_rate"]
 
-_STEPS_RANGE, _RATE_RANGE = (1.0, 1e9), (1e-12, 1.0)
-"""Where a number of steps and a sampling probability are searched."""
+_STEPS_RANGE = (1.0, float(MAX_STEPS))
+"""Where a number of steps is searched."""
 _FIRST_STEPS, _FIRST_RATE = 1000.0, 0.01
 """Where these searches start: ordinary numbers of DP-SGD.  They change only how long a search takes."""
 _SLOTS_RANGE = (1.0, 1e9)
@@ -131,7 +132,7 @@ def with_rate(request: PlanRequest, n: float) -> tuple[tuple[Segment, ...], int 
         )
         rate = 1.0 / slots
     elif request.sampling not in OF_ONE_SIZE:
-        limits = _RATE_RANGE if request.steps is not None else (1.0 / n, 1.0)
+        limits = RATE_RANGE if request.steps is not None else (1.0 / n, 1.0)
         rate = least_private(
             upper, target, _FIRST_RATE, limits, falls=False, rtol=tolerance(target), margin=MARGIN * tolerance(target)
         )

@@ -11,12 +11,12 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from jaxacct.calibration.calibrated import NOISE_RANGE
 from jaxacct.calibration.search import status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import InputError
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 from jaxacct.training.plan import curve
 from jaxacct.training.plan.document import load, plan_document, plan_from
 from jaxacct.training.plan.recalibration import recalibrated

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from jaxacct.calibration import calibrated
 from jaxacct.calibration.search import least_private
 from jaxacct.core.bounds import explain
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 from jaxacct.training.plan.accounting import MARGIN, tolerance
 from jaxacct.training.plan.filters import Filter, spent_renyi
 from jaxacct.training.plan.passes import begins_pass, blocks
@@ -124,7 +124,7 @@ def _noise_in(
         raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop")
     used = lambda scales: spent_renyi(together(plan, spent, rest, scales), chosen, plan.relation)
     rtol = tolerance(chosen.budget)  # as near in epsilon as in the divergence
-    limits = calibrated.NOISE_RANGE
+    limits = NOISE_RANGE
     found = least_private(used, chosen.budget, start, limits, falls=True, rtol=rtol, margin=MARGIN * rtol)
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")

@@ -9,7 +9,7 @@ from typing import Any
 from jaxacct.calibration.noise_of_selections import law_shape
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check_one, choice
 from jaxacct.mechanisms import RELATIONS
-from jaxacct.mechanisms.dp_sgd_run import usual_relation
+from jaxacct.mechanisms.dp_sgd_run import SAME, usual_relation
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, SAMPLING, TRUNCATED
 
 __all__ = ["DEFAULTS", "DISPLACING", "PlanRequest", "checked", "requested"]
@@ -161,7 +161,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     InputError : a number outside its range or a batch of them, an unknown word, two settings that exclude each other.
     """
     found = dict(settings)
-    if found["sampling"] == "shuffled":  # the word of `jaxacct.dp_sgd`; plans and ledgers write the other one
+    if SAME[FIXED] == found["sampling"]:  # plans and ledgers write the other name
         found["sampling"] = FIXED
     choice("sampling", found["sampling"], SAMPLING)
     if found["relation"] is None:

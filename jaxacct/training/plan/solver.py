@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.calibration.calibrated import NOISE_RANGE
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
 from jaxacct.calibration.search import least_private
 from jaxacct.calibration.start import gaussian_mu
 from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 from jaxacct.training.plan.accounting import (
     MARGIN,
     Terms,
