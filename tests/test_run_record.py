@@ -11,6 +11,7 @@ import jaxacct as ja
 from jaxacct.cli import main
 from jaxacct.cli.arguments import CONFIGURATION
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, RULES, usual_relation
+from jaxacct.plots import style
 from jaxacct.report import report
 from jaxacct.sweeps import Table
 from jaxacct.sweeps.grid import FIELDS
@@ -48,6 +49,43 @@ def doors():
 @pytest.mark.parametrize("door, taken, left", list(doors()), ids=lambda x: x if isinstance(x, str) else "")
 def test_every_door_takes_every_word(door, taken, left):
     assert {*NUMBERS, "sampling"} - set(left) <= set(taken), door
+
+
+def with_a_bad(name):
+    """A run of which one number is not allowed; all others are right."""
+    run = {"noise_multiplier": 2.0, "sampling_probability": 0.1, "steps": 10}
+    if name in ("batch_size", "dataset_size"):
+        run = {"noise_multiplier": 2.0, "batch_size": 30, "dataset_size": 1000, "steps": 10}
+    elif name == "slots":
+        run = {"noise_multiplier": 2.0, "slots": 10, "steps": 10, "sampling": "shuffled"}
+    elif name == "epochs":
+        run = {"noise_multiplier": 2.0, "sampling_probability": 0.1, "epochs": 2}
+    elif name == "cap":
+        run |= {"dataset_size": 1000, "cap": 60, "sampling": "truncated_poisson"}
+    return run | {name: -1}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_door_reads_every_number(capsys, name):
+    """A door that took a word and dropped it would answer."""
+    run = with_a_bad(name)
+    assert name in refusal(ja.dp_sgd, **run)
+    assert name in refusal(ja.sweep, {**run, "delta": DELTA}, progress=False)
+    line = [f"--{word.replace('_', '-')}={number}" for word, number in run.items()]
+    assert main(["epsilon", "--delta", "1e-5", *line]) == 2
+    assert name in capsys.readouterr().err
+    for calibrate, solved in SOLVED.items():
+        if name not in solved:
+            left = set(solved) | ({"steps"} if name == "epochs" else set())
+            given = {word: number for word, number in run.items() if word not in left}
+            assert name in refusal(calibrate, 1.0, DELTA, **given), calibrate
+    if name != "group":
+        said = refusal(Plan, target_delta=DELTA, **{"dataset_size": 1000, **run})
+        assert name in said
+
+
+def test_axes_have_names_for_every_word():
+    assert {*NUMBERS, "sampling"} <= set(style.MEANING)
 
 
 def test_every_rule_has_an_example():

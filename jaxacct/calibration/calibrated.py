@@ -20,7 +20,6 @@ from jaxacct.core.text import plain_record
 from jaxacct.core.validation import (
     DELTA,
     POSITIVE,
-    SIDED,
     Constraint,
     broadcast_shape,
     check,
@@ -116,12 +115,11 @@ def checked_goal(
     rtol: float,
     backend: str,
     more_shapes: dict[str, tuple[int, ...]],
-    relations: tuple[str, ...] = SIDED,
 ) -> tuple[Goal, tuple[int, ...]]:
     """The arguments of a public call as a flat goal, and the shape of the batch; InputError where they are refused."""
     given = {"target_epsilon": target_epsilon, "target_delta": target_delta, **known}
     refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **given)
-    chosen = options(relation=relation, rtol=rtol, backend=backend, relations=relations, least_rtol=LEAST_RTOL)
+    chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
     checked = {name: check(name, value, RULES[name]) for name, value in given.items()}
     shape = broadcast_shape({name: np.shape(value) for name, value in checked.items()} | more_shapes)
     flat = {k: np.broadcast_to(np.asarray(v, np.float64), shape).reshape(-1) for k, v in checked.items()}

@@ -306,7 +306,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
         {name: value for name, value in run.items() if name == "sampling_probability"},
         sampling,
         group,
-        usual_relation(sampling) if given["relation"] is None else given["relation"],
+        usual_relation(sampling) if given["relation"] is None else choice("relation", given["relation"], RELATIONS),
         limits,
         given["rtol"],
         given["backend"],
@@ -361,7 +361,7 @@ def _by_rule(task: Task) -> Calibration:
             "ja.calibrate(lambda t: ja.dp_sgd(sigma, slots=t, ...), whole=True, ...), all else the same"
         )
     known = task.numbers | task.rate
-    goal, shape = checked_goal(unknown, task.epsilon, task.delta, known, *task[-4:], {}, RELATIONS)
+    goal, shape = checked_goal(unknown, task.epsilon, task.delta, known, *task[-4:], {})
     effort = account.effort_of_search(goal.rtol)
 
     def certified(rows: np.ndarray, values: np.ndarray) -> Bounds:

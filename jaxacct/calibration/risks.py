@@ -21,7 +21,7 @@ from jaxacct.calibration.risk_values import Unknown, deltas_near, less_private, 
 from jaxacct.calibration.search import CLAIMED, Found
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import SIDED, options, refuse_tracers
+from jaxacct.core.validation import options, refuse_tracers
 from jaxacct.engines.backend import job
 
 __all__ = ["calibrated_to_risk"]
@@ -49,7 +49,7 @@ def calibrated_to_risk(
 ) -> Calibration:
     """The least private value of `unknown` that keeps a risk at its target."""
     refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **target.values, **known)
-    chosen = options(relation=relation, rtol=rtol, backend=backend, relations=SIDED, least_rtol=LEAST_RTOL)
+    chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
     flat, shape = flat_values(target.values, known, RULES, {})
     task = Unknown(unknown, limits, {name: flat[name] for name in known}, chosen.relation, chosen.rtol)
     solve = {

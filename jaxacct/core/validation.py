@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -29,7 +29,6 @@ __all__ = [
     "PROBABILITY",
     "REAL",
     "RELATIONS",
-    "SIDED",
     "Constraint",
     "InputError",
     "Options",
@@ -49,8 +48,6 @@ Tracer = jax.core.Tracer
 """What stands for a value while JAX traces a function: there is no number to check."""
 RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out")
 """Neighbouring relations.  Scales and noise multipliers are relative to the add/remove sensitivity."""
-SIDED = tuple(name for name in RELATIONS if name != "replace_one")
-"""The relations that calibrations know."""
 ENGINES = ("auto", "contour", "lattice")
 """The words that `engine` may be; "auto" lets every engine answer where it suits."""
 BACKENDS = ("auto", "numpy", "xla")
@@ -254,13 +251,12 @@ def options(
     rtol: Any = 1e-4,
     memory_bytes: Any = GIBIBYTE,
     backend: Any = "auto",
-    relations: Sequence[str] = RELATIONS,
     least_rtol: float = 0.0,
     usual_rtol: str = "1e-4",
 ) -> Options:
     """The options as a record, or one line that refuses the first that cannot be used.
 
-    relations : those that the call knows.  least_rtol : the smallest rtol that it takes; 0 for any above 0.
+    least_rtol : the smallest rtol that it takes; 0 for any above 0.
     usual_rtol : the one to advise.
 
     >>> options(rtol=0.01).rtol
@@ -271,7 +267,7 @@ def options(
     jaxacct.InputError: memory_bytes = -5 must be an integer >= 16777216 and <= 2**53; use a whole number \
 of bytes, such as 2**30
     """
-    words = choice("relation", relation, relations), choice("engine", engine, ENGINES)
+    words = choice("relation", relation, RELATIONS), choice("engine", engine, ENGINES)
     place = choice("backend", backend, BACKENDS)
     memory = check("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch")
     width = Constraint(f"use {usual_rtol} or so", least_rtol, 1, lower_open=least_rtol == 0.0, upper_open=True)

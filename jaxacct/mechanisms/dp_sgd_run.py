@@ -20,6 +20,7 @@ from jaxacct.core.validation import (
     Tracer,
     broadcast_shape,
     check,
+    check_one,
     choice,
 )
 from jaxacct.mechanisms.base import Mechanism
@@ -172,6 +173,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
     (4.0, 0.25, 8.0)
     """
     rule, fields = rule_of(sampling), dict(given)
+    check_one("group", group, NUMBERS["group"], "one size protects the whole batch")
     _require_numbers(rule, sampling, fields, group, unknown)
     checked = {n: x if isinstance(x, Tracer) else check(n, x, NUMBERS[n]) for n, x in fields.items()}
     broadcast_shape({name: np.shape(value) for name, value in checked.items()})
