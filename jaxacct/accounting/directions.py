@@ -185,7 +185,7 @@ def _larger(
     hint: Hint | None,
     left: list[float] | None = None,
 ) -> Side:
-    """The larger of the directions' answers, separately for each end, for the rows of one block.
+    """Answer the rows of one block.  Each end is the larger of the two directions' ends.
 
     left : for a single row, delta less the mass at infinity in each direction, if it is known exactly.
     """

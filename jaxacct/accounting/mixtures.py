@@ -130,7 +130,7 @@ def _by_parts(
 
 
 def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[float, Known]) -> Ends:
-    """The larger of the directions' answers, each end on its own; no upper end where one has none."""
+    """Each end is the larger of the directions' ends.  Without an upper end in one direction there is none."""
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:

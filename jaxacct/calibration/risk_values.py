@@ -1,6 +1,6 @@
 """The least private noise, sampling probability or number of steps whose certified delta meets a target, row by row.
 
-For mu of Gaussian differential privacy above a floor the tangents are chosen beforehand, and one contour serves all
+To bound mu of Gaussian differential privacy above a floor, the tangents are chosen beforehand.  One contour serves all
 tangents of a direction.  Tangents are close together near the best eps at the floor, where mu is attained as a rule,
 and rough far from it.  What they do not decide is left to `gaussian_mu.gaussian_fit`. Derivation:
 jaxacct/representations/README.md, "Gaussian differential privacy".

@@ -79,7 +79,7 @@ def _of_mechanism(options: argparse.Namespace) -> int:
 def _told(
     table: Table, batch: bool, options: argparse.Namespace, mechanism: Callable[[int], Mechanism] | None = None
 ) -> int:
-    """Print an answer; with --verify, what the second program says of it."""
+    """Print an answer; with --verify, also the verdict of the second program."""
     if options.verify:
         return _answer_verified(table, batch, options, mechanism)
     print(output.as_json(table, batch) if options.json else output.as_text(table, batch))

@@ -185,7 +185,7 @@ def _along(
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(laws, epsilon[middle], wanted, memory_bytes, run)
         found[middle] = low, high
-        # if this one stayed wide, those farther out stay wide too
+        # epsilons farther out have wider brackets still
         farther = max(wanted[1], NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
         before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
         for side, enough in ((before, wanted[1]), (after, farther)):

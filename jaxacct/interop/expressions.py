@@ -16,7 +16,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 __all__ = ["mechanism_of"]
 
 LONGEST = 10_000
-"""Characters of an expression, so that one from a stranger is read in no time."""
+"""An expression has at most this many characters, so that a hostile one cannot take long."""
 _MAKERS = {mechanisms: ("compose", "repeat", "dp_sgd"), selection: ("select", "Geometric", "Logarithmic")}
 """Functions that make a mechanism or a law of K."""
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
@@ -26,7 +26,7 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.Pow: lambda base, exponent: float(base) ** float(exponent),
 }
-"""What may be done with numbers; powers of whole numbers could be endless."""
+"""Allowed operations.  Powers are of floats, since powers of whole numbers can take forever."""
 
 
 def mechanism_of(text: str) -> Mechanism:
@@ -88,10 +88,10 @@ def _number(node: ast.expr) -> Any:
 
 
 def _called(function: ast.expr) -> Callable[..., Any]:
-    """What a name stands for, such as Gaussian, ja.Gaussian and selection.select."""
+    """The class or function of a name such as Gaussian, ja.Gaussian or selection.select."""
     known = classes() | laws() | {name: getattr(room, name) for room, names in _MAKERS.items() for name in names}
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if name not in known:
         hint = nearest(name, known)
         raise InputError(f"{ast.unparse(function)[:60]!r} is no mechanism{f'; did you mean {hint!r}?' if hint else ''}")
-    return known[name]  # type: ignore[no-any-return]
+    return known[name]  # type: ignore[no-any-return]  # the values are classes and functions

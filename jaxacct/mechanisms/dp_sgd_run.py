@@ -75,7 +75,7 @@ NOISE_RANGE = (0.1, 1e6)
 NEAR_WHOLE = 1e-9
 """How far 1/q may be from a whole number of slots, relatively; that many slots are then taken."""
 ROUNDING = 1e-15
-"""Relative room for the rounding of a quotient before it is rounded up: rounding adds no step."""
+"""A quotient may be this much too large, relatively, by rounding; rounding it up then adds no step."""
 
 
 @with_hints
@@ -92,7 +92,7 @@ def dp_sgd(
     cap: Any = None,
     group: int = 1,
 ) -> Repeated:
-    """DP-SGD: Gaussian steps on random batches, under adding or removing one record.
+    """DP-SGD: Gaussian steps on random batches.
 
     All numbers broadcast, one configuration per element: an array of noise multipliers is a batch of runs, not a
     schedule (for a schedule, compose the steps).  The batch rule says how batches are drawn:
@@ -163,7 +163,7 @@ def dp_sgd(
 
 
 def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: str = "") -> dict[str, Any]:
-    """The numbers of a run with `sampling_probability` and `steps` among them; InputError where they do not fit.
+    """Complete the numbers of a run by its `sampling_probability` and `steps`; InputError where they do not fit.
 
     unknown : the number that is solved for; it is not among them.  Where it is the sampling probability, and `epochs`
     are given, the steps stay open.
@@ -187,7 +187,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
         quotient = _quotient(size, batch)
         fields["sampling_probability"] = _plain(np.asarray(batch) / np.asarray(size))
         if rule.in_passes:
-            # how many epochs so many steps are depends on whether the loader drops a last batch that is smaller
+            # some loaders drop a smaller last batch: the same steps are then more epochs
             dropped = rule.of_one_size and "epochs" not in fields
             whole = np.floor(quotient * (1.0 + ROUNDING)) if dropped else np.ceil(quotient * (1.0 - ROUNDING))
             fields["slots"] = _plain(np.maximum(whole, 1.0))
@@ -212,7 +212,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
-    """Of the numbers of a described run those that `dp_sgd` needs for its batch rule, each said once."""
+    """The numbers that `dp_sgd` needs for a batch rule, taken from a described run; none says what another says."""
     needs = _needs(rule_of(sampling), group)
     rate = () if "batch_size" in needs else ("sampling_probability",)
     names = ["noise_multiplier", *rate, "steps" if "steps" in fields else "epochs", *needs]
@@ -220,7 +220,7 @@ def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) ->
 
 
 def usual_relation(sampling: str) -> str:
-    """The relation that is meant where none is said."""
+    """The relation used when the caller gives none."""
     return rule_of(sampling).relation
 
 
@@ -254,7 +254,9 @@ def rounds_of(steps: Any, slots: Any) -> float | np.ndarray:
 
 
 class Rule(NamedTuple):
-    """A batch rule: the run that it makes, the numbers it needs besides, and what is usual with it.
+    """A batch rule: how it makes a run, and which numbers it needs besides noise, rate and length.
+
+    relation : used when the caller gives none.
 
     in_passes : the steps are in rounds or epochs of `slots` batches, in which every record is once.
     of_one_size : every batch has the same whole number of records.
@@ -314,7 +316,7 @@ MEANING = {
     "dataset_size": "the number of records",
     "batch_size": "the number of draws of a step",
 }
-"""What a number says, for a refusal."""
+"""What a missing number means, for the message."""
 
 
 def _quotient(size: Any, batch: Any) -> np.ndarray:

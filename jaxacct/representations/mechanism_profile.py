@@ -439,7 +439,7 @@ class Profile:
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
-        """delta of some rows of the flat batch, as the searches of accounting/true_positive_rates.py ask for it."""
+        """The function that gives delta for some rows of the flat batch, one epsilon each."""
         single = batch_shape(self.mechanism) == ()
 
         def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:

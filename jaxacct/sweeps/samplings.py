@@ -35,7 +35,7 @@ def require(given: Mapping[str, Any]) -> None:
 
 
 def derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """The columns with the sampling probability and the steps of every row, where they follow from others."""
+    """The columns, completed by the sampling probability and the steps where these follow from other columns."""
     if not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns
     size = next(iter(columns.values())).size
@@ -51,7 +51,7 @@ def derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """(batch rule and group size, rows) for the rows that share them, and have steps, or lack them.
+    """Rows that share a batch rule, a group size, and whether they have steps: pairs (rule and size, rows).
 
     >>> inputs = {"steps": np.ones(3), "group": np.array([1.0, 2.0, 1.0])}
     >>> [(rule, rows.tolist()) for rule, rows in alike(inputs)]

@@ -29,7 +29,7 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 
 
 USUAL = "usual"
-"""The relation of a sweep whose rows have the usual ones of their batch rules, which differ."""
+"""Relation of a sweep whose batch rules have different usual relations: each row has that of its own rule."""
 
 
 class FailedRows(UserWarning):

@@ -325,7 +325,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     sides, place = (law.gauss_sigma, law.gauss_q), (windows.low, windows.high)
     at, furthest = c[..., None], t_max[..., None]
     steps = errors.step_errors(*sides, law.sign[..., None], *place, at, grids, parts, furthest)
-    # of the numerator and of the denominator
+    # error of a quotient whose numerator and denominator may both be off by this
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), errors.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(*sides, at, grids, parts, furthest, depth(points, count), *place)
