@@ -26,7 +26,7 @@ _ALL_BYTES = 2**28
 """Data up to this size are compared whole; of larger data, and of a Source, only some blocks of rows are."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
 _OWN_BYTES = 12
-"""A row or a run is evidence only if it compresses to at least this many bytes more than zeros: simpler ones agree by chance."""
+"""A row or a run is evidence only if it compresses to this many bytes more than zeros: simpler ones agree by chance."""
 _RUN_BITS, _LEAST_RUN = 96.0, 16
 """A run has at least this much entropy, by the frequencies of its rows, and at least this many rows."""
 _MOST_COLUMNS = 64
