@@ -20,7 +20,7 @@ import numpy as np
 import jaxacct as ja
 from jaxacct import representations, selection
 from jaxacct.accounting.account import _upper_ends, effort_of
-from jaxacct.accounting.replaced_record import epsilon_replaced
+from jaxacct.accounting.replacement_in_two_steps import epsilon_replaced
 from jaxacct.core.validation import InputError, options
 from jaxacct.mechanisms import Composed, Repeated
 from jaxacct.mechanisms.table import EXAMPLES

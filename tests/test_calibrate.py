@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.calibration import calibrated
+from jaxacct.calibration import dp_sgd_search
 from jaxacct.calibration.search import Start, least_private
 from jaxacct.core.bounds import STATUSES, Bounds
 from jaxacct.engines import contour
@@ -156,8 +156,8 @@ def test_what_is_not_known_never_counts(monkeypatch, upper, unknown):
         x = np.where(np.isfinite(x), x, 0.5 * np.sum(np.log(goal.limits)))
         return Start(x, np.full(rows.size, np.nan), np.arange(rows.size) % 2 == 0), contour.no_hint(rows.size)
 
-    monkeypatch.setattr(calibrated, "certified", certify)
-    monkeypatch.setattr(calibrated, "calibration_start", no_guess)
+    monkeypatch.setattr(dp_sgd_search, "certified", certify)
+    monkeypatch.setattr(dp_sgd_search, "calibration_start", no_guess)
     target = np.array([1e-300, 1e-10, 1.0, 1e10, 1e300])
     known = {"noise_multiplier": 1.0, "steps": 4, "sampling_probability": 0.5}
     known.pop(unknown)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.calibration.start import ORDER
+from jaxacct.calibration.starting_points import ORDER
 from jaxacct.engines import contour
 from jaxacct.kernels.split import calibration as split_calibration
 from jaxacct.kernels.split import contour as split_contour

@@ -18,7 +18,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import cli
-from jaxacct.calibration import start
+from jaxacct.calibration import starting_points
 from jaxacct.cli import warm
 from jaxacct.core import progress
 from jaxacct.engines import backend, cache_folder, compiling, contour, program_store, programs
@@ -390,11 +390,11 @@ def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
         asked.add((kernel, static["points"], static["count"]))
         return evaluate(kernel, arguments, size, chunk, **static)
 
-    for module in (contour, start):
+    for module in (contour, starting_points):
         monkeypatch.setattr(module, "evaluate", listed)
     for question in warm.questions():
         question()
-    rungs, solved = len(contour.LADDER), len(start.PLAIN)
+    rungs, solved = len(contour.LADDER), len(starting_points.PLAIN)
     lasting = sum(rung.split and rung.chunk > 1 for rung in contour.LADDER)
     # epsilon and delta; starts of calibrations; the split contour's, and the certificates that go on from these
     assert len(asked) == 2 * rungs + solved + 2 * lasting

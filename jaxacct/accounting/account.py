@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-import jaxacct.accounting.mixtures  # noqa: F401  # puts its engine in the list
+import jaxacct.accounting.gaussian_mixtures  # noqa: F401  # puts its engine in the list
 from jaxacct.accounting.directions import worse_direction
 from jaxacct.accounting.dispatch import engine_of_mechanism
-from jaxacct.accounting.replaced_record import Ask, delta_replaced, epsilon_replaced, smaller
+from jaxacct.accounting.replacement_in_two_steps import Ask, delta_replaced, epsilon_replaced, smaller
 from jaxacct.accounting.sampled_once import sampled_once
-from jaxacct.accounting.single_rounds import single_rounds
+from jaxacct.accounting.single_round import single_rounds
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.keywords import with_hints

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxacct.accounting.dispatch import Side, ask_engines, is_open, kinds_of, some_rows, upper_by_moments
-from jaxacct.accounting.two_pairs import (
+from jaxacct.accounting.pairs_above_and_below import (
     BETWEEN_PAIRS,
     OK_WIDTH,
     WIDE,

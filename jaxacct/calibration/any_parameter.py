@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.dispatch import engine_of_mechanism
-from jaxacct.calibration.calibrated import LEAST_RTOL, Calibration, result
+from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration, result
 from jaxacct.calibration.search import Found, Search, Start, certified_search, start_at
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints

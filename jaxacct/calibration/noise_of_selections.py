@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.calibration.calibrated import search_for
+from jaxacct.calibration.dp_sgd_search import search_for
 from jaxacct.calibration.search import Found, certified_search
-from jaxacct.calibration.start import Goal, calibration_start
+from jaxacct.calibration.starting_points import Goal, calibration_start
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, refuse_tracers
 from jaxacct.engines.backend import job

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.calibration.calibrated import (
+from jaxacct.calibration.dp_sgd_search import (
     MAX_STEPS,
     RATE_RANGE,
     Calibration,
@@ -24,7 +24,7 @@ from jaxacct.calibration.calibrated import (
 from jaxacct.calibration.risk_targets import RULES as RISKS
 from jaxacct.calibration.risk_targets import given_target
 from jaxacct.calibration.search import Start, certified_search
-from jaxacct.calibration.start import ORDER, calibration_start
+from jaxacct.calibration.starting_points import ORDER, calibration_start
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice

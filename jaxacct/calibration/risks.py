@@ -14,10 +14,17 @@ from scipy.special import ndtri
 
 from jaxacct.accounting.account import REVERSED
 from jaxacct.accounting.true_positive_rates import Place, posterior_of, rate_at
-from jaxacct.calibration.calibrated import INFEASIBLE, LEAST_RTOL, RULES, Calibration
-from jaxacct.calibration.risk_search import Target
+from jaxacct.calibration.dp_sgd_search import INFEASIBLE, LEAST_RTOL, RULES, Calibration
+from jaxacct.calibration.risk_delta_search import (
+    Unknown,
+    deltas_near,
+    less_private,
+    value_for,
+    value_for_mu,
+    value_for_rate,
+)
+from jaxacct.calibration.risk_noise import Target
 from jaxacct.calibration.risk_targets import RiskTarget, above, flat_values, rate_of
-from jaxacct.calibration.risk_values import Unknown, deltas_near, less_private, value_for, value_for_mu, value_for_rate
 from jaxacct.calibration.search import CLAIMED, Found
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF

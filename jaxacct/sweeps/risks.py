@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.calibration.calibrated import Calibration
+from jaxacct.calibration.dp_sgd_search import Calibration
 from jaxacct.calibration.risk_targets import BESIDE, RULES, TARGETS, given_target
 from jaxacct.core.bounds import Bounds
 from jaxacct.sweeps import samplings

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.calibration import noise_rate_steps
-from jaxacct.calibration.calibrated import LEAST_RTOL
+from jaxacct.calibration.dp_sgd_search import LEAST_RTOL
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting

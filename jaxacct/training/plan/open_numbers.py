@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-from jaxacct.calibration.calibrated import MAX_STEPS, RATE_RANGE
+from jaxacct.calibration.dp_sgd_search import MAX_STEPS, RATE_RANGE
 from jaxacct.calibration.search import least_private
 from jaxacct.core.bounds import explain
 from jaxacct.core.validation import InputError

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
 from jaxacct.calibration.search import least_private
-from jaxacct.calibration.start import gaussian_mu
+from jaxacct.calibration.starting_points import gaussian_mu
 from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat

@@ -18,10 +18,10 @@ from jaxacct.accounting.gaussian_mu import KNOWN_WIDTH, gaussian_fit, largest_mu
 from jaxacct.accounting.gaussian_mu import Goal as MuGoal
 from jaxacct.accounting.nearby_deltas import deltas_about, deltas_along
 from jaxacct.accounting.true_positive_rates import Deltas, Place, Rates, best_epsilon, rate_from_three, three_places
-from jaxacct.calibration.calibrated import search_for
-from jaxacct.calibration.risk_search import Target, by_contour, noise_for, noise_for_rate
+from jaxacct.calibration.dp_sgd_search import search_for
+from jaxacct.calibration.risk_noise import Target, by_contour, noise_for, noise_for_rate
 from jaxacct.calibration.search import AIM, Found, Start, beside, certified_search, least_apart
-from jaxacct.calibration.start import Goal, by_central_limit, gaussian_mu, room
+from jaxacct.calibration.starting_points import Goal, by_central_limit, gaussian_mu, room
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.contour import no_hint

@@ -1,6 +1,6 @@
 """One parameter of Poisson sampled DP-SGD solved for: noise multiplier, sampling probability or number of steps.
 
-Fast vectorised solves say where to begin (start.py); the certified search does the rest.
+Fast vectorised solves say where to begin (starting_points.py); the certified search does the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.calibration.search import CLAIMED, Found, Search, Start, certified_search
-from jaxacct.calibration.start import Goal, calibration_start
+from jaxacct.calibration.starting_points import Goal, calibration_start
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import plain_record

@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.directions import worse_direction
-from jaxacct.calibration.calibrated import INFEASIBLE, started
+from jaxacct.calibration.dp_sgd_search import INFEASIBLE, started
 from jaxacct.calibration.search import AIM, CLAIMED, Found, Search, Start, certified_search
-from jaxacct.calibration.start import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start, room
+from jaxacct.calibration.starting_points import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start, room
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.backend import evaluate
