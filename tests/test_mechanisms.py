@@ -184,9 +184,7 @@ def test_broadcasting_equals_one_configuration_at_a_time(data):
 
 def test_shapes_that_clash_are_named():
     message = refusal(dp_sgd, [1.0, 2.0], [0.1, 0.2, 0.3], 10)
-    assert message.startswith(
-        "mechanism.noise_multiplier of shape (2,) and sampling_probability of shape (3,) do not broadcast"
-    )
+    assert message.startswith("noise_multiplier of shape (2,) and sampling_probability of shape (3,) do not broadcast")
     assert "mechanisms[1].scale of shape (3,)" in refusal(compose, Gaussian([1.0, 2.0]), Laplace([1.0, 2.0, 3.0]))
 
 
