@@ -59,9 +59,9 @@ class Calibration:
         At that value; `epsilon.upper <= target_epsilon` wherever `ok`.  For a risk as target: the eps of the privacy
         profile from which the risk follows, all three ends the same; at this eps delta was evaluated.
     status : str or array of str
-        "ok" (the value meets the target, and a slightly less private one is shown to miss it or to gain nothing),
-        "not_binding" (every searched value meets the target; the value is the end of the search range), "loose" (the
-        value meets the target, but neither is shown), or
+        "ok" (the value meets the target, and either a slightly less private one is shown to miss it, or epsilon is
+        within rtol of it), "not_binding" (every searched value meets the target; the value is the end of the search
+        range), "loose" (the value meets the target, but neither is shown), or
         "infeasible_..." (`jaxacct.explain(status)` says what would help).
     ok : bool or array of bool
         Whether there is a value.
