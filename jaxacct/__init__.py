@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from jaxacct.core.bounds import Bounds, explain
     from jaxacct.core.validation import InputError
-    from jaxacct.engines.program_cache import CacheInfo, cache_info, clear_cache
+    from jaxacct.engines.programs import CacheInfo, cache_info, clear_cache
     from jaxacct.mechanisms import (
         ZCDP,
         AboveThreshold,
@@ -132,7 +132,7 @@ _HOMES = {
     "ApproximateDP": "mechanisms",
     "BallsInBins": "mechanisms",
     "Bounds": "core.bounds",
-    "CacheInfo": "engines.program_cache",
+    "CacheInfo": "engines.programs",
     "Calibration": "calibration.noise_rate_steps",
     "DiscreteGaussian": "mechanisms",
     "DiscreteLaplace": "mechanisms",
@@ -162,13 +162,13 @@ _HOMES = {
     "TruncatedPoissonSampled": "mechanisms",
     "Verification": "verification",
     "ZCDP": "mechanisms",
-    "cache_info": "engines.program_cache",
+    "cache_info": "engines.programs",
     "calibrate": "calibration.any_parameter",
     "calibrate_noise_multiplier": "calibration.noise_rate_steps",
     "calibrate_sampling_probability": "calibration.noise_rate_steps",
     "calibrate_steps": "calibration.noise_rate_steps",
     "cap_for": "mechanisms",
-    "clear_cache": "engines.program_cache",
+    "clear_cache": "engines.programs",
     "compose": "mechanisms",
     "delta": "accounting.account",
     "dp_sgd": "mechanisms",

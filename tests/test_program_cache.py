@@ -21,7 +21,7 @@ from jaxacct import cli
 from jaxacct.calibration import starting_points
 from jaxacct.cli import warm
 from jaxacct.core import progress
-from jaxacct.engines import backend, cache_folder, compiling, contour, program_store, programs
+from jaxacct.engines import backend, contour, programs
 
 pytestmark = pytest.mark.usefixtures("without_cache_of_jax")
 
@@ -92,8 +92,8 @@ def test_a_damaged_program_is_ignored_and_written_anew(folder, compilations, dam
         "changed": sound[:-1] + bytes([sound[-1] ^ 1]),
         "empty": b"",
         "foreign": b"something else altogether" * 10,
-        "sound digest of nonsense": cache_folder._digest(path.name, nonsense) + nonsense,
-        "renamed": cache_folder._digest("0" * 64 + ".program", renamed) + renamed,
+        "sound digest of nonsense": programs._digest(path.name, nonsense) + nonsense,
+        "renamed": programs._digest("0" * 64 + ".program", renamed) + renamed,
     }
     path.write_bytes(content[damage])
     assert answer() == [0.0, 1.5, 3.0]
@@ -107,7 +107,7 @@ def test_a_program_that_loads_but_does_not_run_is_compiled_anew(folder, compilat
     def run(*_):
         raise jax.errors.JaxRuntimeError("NOT_FOUND: Function add_concatenate_fusion not found (type id: 1)")
 
-    monkeypatch.setattr(program_store, "load", lambda *_: run)
+    monkeypatch.setattr(programs, "load", lambda *_: run)
     assert answer() == [0.0, 1.5, 3.0] and len(compilations) == len(kept(folder)) == 1
 
 
@@ -127,8 +127,8 @@ def test_what_came_from_the_cache_of_jax_is_kept_only_if_it_works(folder, tmp_pa
 @pytest.mark.parametrize("what", ["version", "environment", "setting", "label", "sources", "processor"])
 def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(tmp_path, monkeypatch, what):
     device = jax.devices()[0]
-    before = program_store.path_of(tmp_path, "x", device)
-    assert before == program_store.path_of(tmp_path, "x", device)
+    before = programs.path_of(tmp_path, "x", device)
+    assert before == programs.path_of(tmp_path, "x", device)
     label, setting = "x", contextlib.nullcontext()
     if what == "version":
         monkeypatch.setattr("jaxacct.__version__", "0.0.0")
@@ -139,18 +139,18 @@ def test_programs_of_other_sources_versions_and_machines_are_not_looked_at(tmp_p
     elif what == "label":
         label = "y"
     elif what == "sources":
-        monkeypatch.setattr(program_store, "_sources", lambda: "others")
+        monkeypatch.setattr(programs, "_sources", lambda: "others")
     else:
-        monkeypatch.setattr(program_store, "_machine", lambda: ("another",))
+        monkeypatch.setattr(programs, "_machine", lambda: ("another",))
     with setting:
-        assert program_store.path_of(tmp_path, label, device) != before
+        assert programs.path_of(tmp_path, label, device) != before
 
 
 def test_where_the_cache_of_jax_is_makes_no_difference(tmp_path, monkeypatch):
     device = jax.devices()[0]
-    before = program_store.path_of(tmp_path, "x", device)
+    before = programs.path_of(tmp_path, "x", device)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
-    assert program_store.path_of(tmp_path, "x", device) == before
+    assert programs.path_of(tmp_path, "x", device) == before
 
 
 def test_functions_of_other_packages_are_not_kept(folder):
@@ -173,7 +173,7 @@ def test_functions_of_other_packages_are_not_kept(folder):
 
 def test_another_users_program_is_ignored(folder, compilations, monkeypatch):
     answer()
-    monkeypatch.setattr(cache_folder, "_ours", lambda status: stat.S_ISDIR(status.st_mode))
+    monkeypatch.setattr(programs, "_ours", lambda status: stat.S_ISDIR(status.st_mode))
     assert answer() == [0.0, 1.5, 3.0] and len(compilations) == 2
 
 
@@ -209,7 +209,7 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(folder, compilations, mo
         raise PermissionError(13, "Permission denied")
 
     answer()
-    monkeypatch.setattr(cache_folder.tempfile, "mkstemp", refused)
+    monkeypatch.setattr(programs.tempfile, "mkstemp", refused)
     monkeypatch.setattr(os, "utime", refused)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert answer() == [0.0, 1.5, 3.0] and len(compilations) == 1
@@ -243,7 +243,7 @@ def test_what_was_unused_for_longest_goes_first(folder, monkeypatch):
         path = folder / f"{name}.program"
         path.write_bytes(bytes(100))
         os.utime(path, (1e9 - age, 1e9 - age))
-    cache_folder.trim(folder, 250)
+    programs.trim(folder, 250)
     assert [path.name for path in kept(folder)] == ["a.program", "b.program"]
 
 
@@ -254,19 +254,19 @@ def test_loading_a_program_counts_as_use(folder, monkeypatch):
     answer()
     young = [path for path in kept(folder) if path.stat().st_mtime > 2e9 or time.time() - path.stat().st_mtime < 600]
     assert len(young) == 1
-    monkeypatch.setattr(cache_folder, "LIMIT_BYTES", young[0].stat().st_size)
-    cache_folder.trim(folder)
+    monkeypatch.setattr(programs, "LIMIT_BYTES", young[0].stat().st_size)
+    programs.trim(folder)
     assert kept(folder) == young
 
 
 def test_the_folder_stays_below_its_limit(folder, monkeypatch):
-    monkeypatch.setattr(cache_folder, "LIMIT_BYTES", 10)
+    monkeypatch.setattr(programs, "LIMIT_BYTES", 10)
     assert answer() == [0.0, 1.5, 3.0] and not kept(folder)
 
 
 def test_what_a_process_left_unfinished_is_removed_in_time(folder):
     folder.mkdir(mode=0o700)
-    old, new = (folder / f"{cache_folder.TEMPORARY}{name}" for name in ("old", "new"))
+    old, new = (folder / f"{programs.TEMPORARY}{name}" for name in ("old", "new"))
     old.write_bytes(b"half"), new.write_bytes(b"half")
     os.utime(old, (1e9, 1e9))
     answer()
@@ -316,14 +316,14 @@ def test_a_program_loaded_by_several_threads_gives_the_bits_of_a_compiled_one(fo
 
 def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXACCT_CACHE_DIR", "")
-    assert cache_folder.directory() is None
+    assert programs.directory() is None
     monkeypatch.setenv("JAXACCT_CACHE_DIR", str(tmp_path / "mine"))
-    assert cache_folder.directory() == tmp_path / "mine"
+    assert programs.directory() == tmp_path / "mine"
     monkeypatch.delenv("JAXACCT_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder.directory() == tmp_path / "jaxacct"
+    assert programs.directory() == tmp_path / "jaxacct"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder.directory().parts[-2:] == (".cache", "jaxacct")
+    assert programs.directory().parts[-2:] == (".cache", "jaxacct")
 
 
 def test_an_empty_variable_turns_it_off(monkeypatch, tmp_path, compilations):
@@ -371,7 +371,7 @@ def test_nothing_is_made_before_something_is_compiled(tmp_path):
 def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, capsys):
     monkeypatch.setattr(warm, "questions", lambda: [lambda: ja.epsilon(ja.dp_sgd(1.0, 0.3, 1000), 1e-5)])
     monkeypatch.setattr(programs, "note_warm", lambda: None)
-    monkeypatch.setattr(compiling, "_once", threading.Lock())
+    monkeypatch.setattr(programs, "_once", threading.Lock())
     backend.program.cache_clear()
     assert cli.main(["warm", "--for", "sweep", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -427,16 +427,16 @@ def terminal(monkeypatch):
     system = types.SimpleNamespace(stderr=shown, modules=sys.modules)  # pytest puts its own in sys between two stages
     monkeypatch.setattr(progress, "sys", system)
     monkeypatch.setattr(progress, "_open", collections.deque(maxlen=1))
-    monkeypatch.setattr(compiling, "_once", threading.Lock())
-    monkeypatch.setattr(compiling, "compiling", compiling.Clock())
-    monkeypatch.setattr(compiling, "NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(programs, "_once", threading.Lock())
+    monkeypatch.setattr(programs, "compiling", programs.Clock())
+    monkeypatch.setattr(programs, "NOTICE_SECONDS", 0.01)
     monkeypatch.delenv("JAXACCT_QUIET", raising=False)
     return shown
 
 
 def wait_for(shown, words):
     """Compile until the words stand on the terminal."""
-    with compiling.announced():
+    with programs.announced():
         end = time.monotonic() + 30.0
         while words not in shown.getvalue() and time.monotonic() < end:
             time.sleep(0.01)
@@ -447,7 +447,7 @@ def test_the_line_appears_while_compiling_and_once(folder, terminal):
     said = wait_for(terminal, "\n")
     assert said.startswith("jaxacct: compiling kernels for this machine (once; kept in ") and str(folder) in said
     assert "jaxacct warm" in said and said.count("\n") == 1
-    with compiling.announced():
+    with programs.announced():
         time.sleep(0.1)
     assert terminal.getvalue() == said
 
@@ -464,19 +464,19 @@ def test_no_line(folder, monkeypatch, terminal, how):
     elif how == "pipe":
         progress.sys.stderr = io.StringIO()
     elif how == "soon done":
-        monkeypatch.setattr(compiling, "NOTICE_SECONDS", 600.0)
+        monkeypatch.setattr(programs, "NOTICE_SECONDS", 600.0)
     else:
-        compiling.say_nothing()
-    with compiling.announced():
+        programs.say_nothing()
+    with programs.announced():
         time.sleep(0.1)
     assert terminal.getvalue() == progress.sys.stderr.getvalue() == ""
 
 
 def test_many_short_compilations_add_up(folder, monkeypatch, terminal):
-    monkeypatch.setattr(compiling, "NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr(programs, "NOTICE_SECONDS", 0.05)
     end = time.monotonic() + 30.0
     while "\n" not in terminal.getvalue() and time.monotonic() < end:
-        with compiling.announced():
+        with programs.announced():
             time.sleep(0.02)
     assert "compiling" in terminal.getvalue()
 
@@ -489,7 +489,7 @@ def test_a_notebook_is_told_too(monkeypatch, folder, terminal):
         get_ipython = staticmethod(ZMQInteractiveShell)
 
     progress.sys.stderr = shown = io.StringIO()
-    assert not compiling._shown()
+    assert not programs._shown()
     monkeypatch.setitem(sys.modules, "IPython", IPython)
     assert "compiling" in wait_for(shown, "\n")
 
@@ -515,8 +515,8 @@ def test_seconds_of_compiling_do_not_count_for_the_rate(terminal, monkeypatch):
 
 def test_a_clock_counts_time_in_which_some_thread_works_once(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(compiling.time, "monotonic", lambda: now[0])
-    clock = compiling.Clock()
+    monkeypatch.setattr(programs.time, "monotonic", lambda: now[0])
+    clock = programs.Clock()
     with clock.running():
         now[0] = 1.0
         with clock.running():

@@ -17,7 +17,7 @@ from jaxacct.calibration import noise_rate_steps
 from jaxacct.cli import output
 from jaxacct.core.progress import Progress
 from jaxacct.core.validation import InputError
-from jaxacct.engines import backend, compiling, program_cache, programs
+from jaxacct.engines import backend, programs
 from jaxacct.mechanisms import dp_sgd
 
 __all__ = ["run"]
@@ -47,10 +47,10 @@ def run(options: argparse.Namespace) -> int:
     purpose = vars(options)["for"]  # a word of Python
     if purpose not in PURPOSES:
         raise InputError(f"--for = {purpose!r} must be one of {', '.join(PURPOSES)}")
-    before = program_cache.cache_info()
+    before = programs.cache_info()
     if before.reason:
         raise InputError(f"compiled programs are not kept: {before.reason}")
-    compiling.say_nothing()
+    programs.say_nothing()
     begin = time.monotonic()
     todo = [(name, question) for name in PURPOSES[purpose] for question in questions()]
     bar = Progress(len(todo), None, unit="questions")
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         bar.update(len(todo), f"  {_prepared()} programs")
     finally:
         bar.close()
-    info = program_cache.cache_info()
+    info = programs.cache_info()
     compiled, loaded, saved = (getattr(info, n) - getattr(before, n) for n in ("compiled", "loaded", "saved"))
     if saved < compiled:
         raise InputError(f"{info.folder}: {compiled - saved} of {compiled} programs could not be kept")
@@ -91,4 +91,4 @@ def questions() -> Iterator[Question]:
 
 
 def _prepared() -> int:
-    return compiling.compiling.count + compiling.loading.count
+    return programs.compiling.count + programs.loading.count

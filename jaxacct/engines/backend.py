@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.validation import InputError
-from jaxacct.engines import compiling, devices, programs
+from jaxacct.engines import devices, programs
 from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
 
@@ -205,7 +205,7 @@ class Compiled:
         key = (signature, device)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._ready:
-                with compiling.preparing.running():
+                with programs.preparing.running():
                     self._ready[key] = programs.prepare(
                         self._function, self._options, f"{self._label} {signature}", leaves, tree, device
                     )

@@ -18,9 +18,8 @@ import numpy as np
 
 from jaxacct.core import progress
 from jaxacct.core.validation import InputError
-from jaxacct.engines import compiling
 
-__all__ = ["double_precision", "fault", "local", "only_numpy", "platform"]
+__all__ = ["double_precision", "fault", "local", "only_numpy", "platform", "quiet"]
 
 CLOSE_UNITS = 4.0
 """Units of 2^-52, relative, by which an operation that is tried may differ from NumPy's: float64 has them, pairs of
@@ -70,6 +69,11 @@ def platform() -> str:
     return "cpu" if device is None else device.platform
 
 
+def quiet() -> bool:
+    """Whether $JAXACCT_QUIET asks for no lines on standard error."""
+    return os.environ.get("JAXACCT_QUIET", "0") not in ("", "0")
+
+
 def _default() -> jax.Device:
     """The device that JAX would take."""
     config: Any = jax.config
@@ -94,7 +98,7 @@ def _instead(default: jax.Device) -> jax.Device | None:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves it out
         host = None
-    if os.environ.get(compiling.QUIET, "0") in ("", "0"):
+    if not quiet():
         where = "the host's CPU" if host is not None else "NumPy alone (JAX_PLATFORMS leaves out the host's CPU)"
         progress.say(f"jaxacct: accounting runs on {where}, since {default.platform} has {fault(default)}")
     return host

@@ -1,20 +1,262 @@
-"""Programs compiled by XLA: loaded from the disk where `program_store.py` has them, else compiled and kept there."""
+"""Programs compiled by XLA: kept on the disk, loaded from there or compiled, counted, and shown to users.
+
+A kept program is native code that will be run.  So the folder and each file must belong to this user and be writable by
+nobody else.  A file's name is a hash of all that its program depends on, so that programs of other versions or machines
+are never looked at.  A program that is damaged or does not load counts as absent (README.md, "Compiled programs").
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
+import hashlib
+import os
+import platform
+import re
+import stat
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 
-from jaxacct.engines import cache_folder, compiling, devices, program_store
+import jaxacct
+from jaxacct.core import progress
+from jaxacct.engines import devices
+
+__all__ = ["CacheInfo", "Run", "cache_info", "clear_cache"]
 
 Run = Callable[..., Sequence[Any]]
+"""A program: flat arrays on one device in, the leaves of the answer out."""
+
+# The folder and its files
+
+VARIABLE = "JAXACCT_CACHE_DIR"
+"""Environment variable that names the folder; empty, it turns the keeping of programs off."""
+LIMIT_BYTES = 512 * 2**20
+"""Most bytes that the programs take together; beyond it those unused for longest go.  A program takes 1 to 6 MiB."""
+ENDING, WARM_ENDING = ".program", ".warm"
+"""Ends of the names of a kept program, and of the empty file that says that `jaxacct warm` has kept those of sweeps."""
+TEMPORARY = ".unfinished-"
+"""Beginning of the name of a program that is being written."""
+ABANDONED_SECONDS = 3600.0
+"""Age of an unfinished file whose process has surely ended: writing one takes a second."""
+DIGEST_BYTES = hashlib.sha256().digest_size
+"""Length of the digest at the beginning of a file."""
+
+
+class Unusable(Exception):
+    """Why programs are not kept, in one line."""
+
+
+class Missing(Unusable):
+    """The folder is not there yet."""
+
+
+def directory() -> Path | None:
+    """$JAXACCT_CACHE_DIR, or the folder jaxacct under $XDG_CACHE_HOME or ~/.cache; None if the first is empty."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "jaxacct"
+    except RuntimeError as error:
+        raise Unusable(f"no cache folder: {error}") from None
+
+
+def safe_folder(create: bool) -> Path:
+    """The folder, which is there and safe, or Unusable with the reason; `create` makes it, with mode 0700."""
+    path = directory()
+    if path is None:
+        raise Unusable(f"{VARIABLE} is empty")
+    try:
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+        status = path.stat()
+    except FileNotFoundError:
+        raise Missing(f"{path} is not there yet; the first program that is compiled makes it") from None
+    except OSError as error:
+        raise Unusable(f"{path}: {error.strerror or error}") from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise Unusable(f"{path} is not a folder")
+    if not _ours(status):
+        raise Unusable(f"{path} belongs to another user; name a folder of your own in {VARIABLE}")
+    if _others_write(status):
+        raise Unusable(f"{path} can be written by others; chmod 700 makes it safe")
+    return path
+
+
+def read(path: Path) -> bytes | None:
+    """What a file keeps, None where there is no such file, or it is damaged or not safe; it counts as used now."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if not _ours(status) or _others_write(status) or not stat.S_ISREG(status.st_mode):
+                return None
+            digest, payload = file.read(DIGEST_BYTES), file.read()
+    except OSError:
+        return None
+    if _digest(path.name, payload) != digest:
+        return None
+    with contextlib.suppress(OSError):  # a folder that may only be read
+        os.utime(path)
+    return payload
+
+
+def write(path: Path, payload: bytes) -> bool:
+    """Whether a file now keeps a payload: written beside its place and renamed, so that nobody reads half of it."""
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)  # with mode 0600
+        with os.fdopen(handle, "wb") as file:
+            file.write(_digest(path.name, payload))
+            file.write(payload)
+        os.replace(temporary, path)
+    except OSError:  # a full disk, or a folder that may only be read
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        return False
+    trim(path.parent)
+    return True
+
+
+def kept(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """The programs in the folder, unused for longest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"*{ENDING}"):
+            with contextlib.suppress(OSError):  # another process may have removed it
+                found.append((path, path.stat()))
+    return sorted(found, key=lambda each: (each[1].st_mtime, each[0].name))
+
+
+def trim(folder: Path, limit: int | None = None) -> None:
+    """Remove what was unused for longest until the programs fit, and what other processes have left unfinished."""
+    files = kept(folder)
+    excess = sum(status.st_size for _, status in files) - (LIMIT_BYTES if limit is None else limit)
+    for path, status in files:
+        if excess <= 0:
+            break
+        excess -= status.st_size * _removed(path)
+    _sweep_up(folder, ABANDONED_SECONDS)
+
+
+def _sweep_up(folder: Path, age: float) -> None:
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{TEMPORARY}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime >= age:
+                    path.unlink()
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _ours(status: os.stat_result) -> bool:
+    return not hasattr(os, "getuid") or status.st_uid == os.getuid()
+
+
+def _others_write(status: os.stat_result) -> bool:
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _digest(name: str, payload: bytes) -> bytes:
+    """Of the name too: a file that was renamed keeps another program than its name says."""
+    digest = hashlib.sha256(name.encode() + b"\n")
+    digest.update(payload)
+    return digest.digest()
+
+
+# What the name of a file depends on
+
+ROOMS = ("kernels", "engines", "mechanisms", "selection")
+"""Rooms whose code gets into compiled programs."""
+FOUNDATIONS = ("core/floats.py",)
+"""Modules of other rooms whose constants do."""
+STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
+"""Environment variables that decide what compilers make.  One too many costs a compilation, one missing soundness."""
+HARMLESS = re.compile(
+    r"cache|(^|_)log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard"
+)
+"""Settings of JAX that change what is printed, kept or refused, and not what is computed."""
+CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
+"""Lines of /proc/cpuinfo that decide which instructions a program may use."""
+CPUINFO_CHARACTERS = 16384
+"""How much of /proc/cpuinfo is read: more than the entry of one processor."""
+
+
+def path_of(folder: Path, label: str, device: Any) -> Path:
+    """The file of a program; the label says the kernel, the shapes and the compile options."""
+    settings = sorted((name, repr(value)) for name, value in jax.config.values.items() if not HARMLESS.search(name))
+    variables = [(name, value) for name, value in os.environ.items() if STEERING.match(name)]
+    steering = sorted((name, value) for name, value in variables if not HARMLESS.search(name.lower()))
+    where = (device.platform, device.device_kind, device.id, device.client.platform_version)
+    versions = (jaxacct.__version__, jax.__version__, jaxlib.__version__)
+    whole = repr((label, _sources(), versions, _machine(), where, settings, steering))
+    return folder / f"{hashlib.sha256(whole.encode()).hexdigest()}{ENDING}"
+
+
+@functools.cache
+def _sources() -> str:
+    root, digest = Path(jaxacct.__file__).parent, hashlib.sha256()
+    files = [root / name for name in FOUNDATIONS]
+    files += [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
+    for path in files:
+        digest.update(f"{path.relative_to(root)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _machine() -> tuple[str, ...]:
+    """The processor, and how many of them a program may divide its work among."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            first = file.read(CPUINFO_CHARACTERS).split("\n\n")[0].splitlines()
+        lines = [line for line in first if line.startswith(CPU_FIELDS)]
+    except OSError:
+        lines = []
+    if not lines:  # the instruction sets are not known: programs stay on this host
+        lines = [platform.processor(), platform.node()]
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (platform.machine(), platform.system(), str(threads), *lines)
+
+
+# Loading, keeping and compiling
+
+
+def load(folder: Path, label: str, device: Any) -> Run | None:
+    """The program kept under a label, as a function of flat arrays on one device; None where there is no sound one."""
+    payload = read(path_of(folder, label, device))
+    if payload is None:
+        return None
+    try:
+        from jaxlib import xla_client
+
+        loaded = device.client.deserialize_executable(payload, xla_client.DeviceList((device,)), None)
+    except Exception:  # XLA raises many kinds of error for a program that it cannot load, and a jaxlib may lack this
+        return None
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        placed = jax.device_put(list(arrays), device)
+        return [out[0] for out in loaded.execute_sharded(placed).disassemble_into_single_device_arrays()]
+
+    return run
 
 
 def prepare(
@@ -27,66 +269,76 @@ def prepare(
     """
     if device is None:
         device = jax.device_put(0.0).device  # the one that takes part unless something else is said
-    folder = _folder() if isinstance(device, jax.Device) and _own(tree) else None
+    folder = _folder(create=True) if isinstance(device, jax.Device) and _own(tree) else None
     if folder is not None:
-        with compiling.loading.running():
-            kept = program_store.load(folder, label, device)
-            works = kept is not None and _works(kept, leaves)
-        if kept is not None and works:
-            compiling.loading.add()
-            return kept
+        with loading.running():
+            program = load(folder, label, device)
+            works = program is not None and _works(program, leaves)
+        if program is not None and works:
+            loading.add()
+            return program
 
     def flat(*leaves: Any) -> list[Any]:
         return jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves)))
 
-    with compiling.announced():
+    with announced():
         compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), options)
-    _trim()
+    # glibc keeps what compiling has freed, some 100 MiB for each optimised program
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if give_back is not None:
+        give_back(0)
     if folder is not None:
-        with compiling.saving.running():
+        with saving.running():
             if _keep(folder, label, device, compiled, leaves):
-                compiling.saving.add()
+                saving.add()
     return compiled
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
     """Whether a program was kept.  XLA serialises one that came from JAX's own cache without its functions."""
-    if not program_store.save(folder, label, device, compiled):
+    try:
+        executable: Any = compiled.runtime_executable()
+        payload = executable.client.serialize_executable(executable)
+    except Exception:  # not every backend and version can
+        return False
+    path = path_of(folder, label, device)
+    if not write(path, payload):
         return False
     if jax.config.values["jax_compilation_cache_dir"] is None:
         return True
-    kept = program_store.load(folder, label, device)
-    works = kept is not None and _works(kept, leaves)
+    program = load(folder, label, device)
+    works = program is not None and _works(program, leaves)
     if not works:
-        with contextlib.suppress(OSError):
-            program_store.path_of(folder, label, device).unlink()
+        _removed(path)
     return works
 
 
-def _folder() -> Path | None:
+def _folder(create: bool) -> Path | None:
     """Where programs are kept; None where that is turned off or not safe, and for one of several processes."""
     if jax.process_count() > 1:  # kept programs are those of a single process
         return None
     try:
-        return cache_folder.safe_folder(create=True)
-    except cache_folder.Unusable:
+        return safe_folder(create)
+    except Unusable:
         return None
+
+
+def _warm_mark(folder: Path) -> Path:
+    """The file that says that the programs of sweeps are kept, of these versions and for this machine."""
+    return path_of(folder, "jaxacct warm", devices.local()[0]).with_suffix(WARM_ENDING)
 
 
 def note_warm() -> None:
     """Remember that the programs of sweeps are kept for this process's first device."""
-    folder = _folder()
+    folder = _folder(create=True)
     if folder is not None:
-        program_store.note_warm(folder, devices.local()[0])
+        write(_warm_mark(folder), b"")
 
 
 def are_kept() -> bool:
     """Whether `jaxacct warm` has kept the programs of sweeps."""
-    try:
-        folder = cache_folder.safe_folder(create=False)
-    except cache_folder.Unusable:
-        return False
-    return jax.process_count() == 1 and program_store.is_warm(folder, devices.local()[0])
+    folder = _folder(create=False)
+    return folder is not None and read(_warm_mark(folder)) is not None
 
 
 def _own(tree: Any) -> bool:
@@ -97,20 +349,13 @@ def _own(tree: Any) -> bool:
     return ours and all(_own(child) for child in tree.children())
 
 
-def _works(kept: Run, leaves: list[Any]) -> bool:
+def _works(program: Run, leaves: list[Any]) -> bool:
     """Whether a kept program runs: some load and fail when they are called."""
     try:
-        jax.block_until_ready(kept(*leaves))
+        jax.block_until_ready(program(*leaves))
     except Exception:  # whatever the runtime raises for it, compiling anew is the remedy
         return False
     return True
-
-
-def _trim() -> None:
-    """Give the system back what compiling has freed: glibc keeps it, some 100 MiB for each optimised program."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 @functools.cache
@@ -137,3 +382,209 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax
         if "No such compile option" not in str(error):
             raise
         return lowered.compile(compiler_options=known(**options or {}))  # another XLA, which has dropped some
+
+
+# What preparing programs has cost, and the line that says so
+
+NOTICE_SECONDS = 1.0
+"""Seconds of compiling after which a user is told what is taking so long."""
+
+
+class Clock:
+    """Seconds in which at least one thread was inside `running`, and how much of the work succeeded, in `count`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._begin, self._spent, self.count = 0, 0.0, 0.0, 0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with self._lock:
+            if self._inside == 0:
+                self._begin = time.monotonic()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0:
+                    self._spent += time.monotonic() - self._begin
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return self._spent + (time.monotonic() - self._begin if self._inside else 0.0)
+
+    def add(self) -> None:
+        """Count one more."""
+        with self._lock:
+            self.count += 1
+
+
+preparing, compiling, loading, saving = Clock(), Clock(), Clock(), Clock()
+"""All of it; tracing and compiling; loading kept programs and trying them; writing them."""
+_once = threading.Lock()
+"""Held for ever by the first who says the line, or who wants it not to be said."""
+
+
+def seconds() -> float:
+    """Seconds of this process in which programs were being prepared: a rate of answers leaves them out."""
+    return preparing.seconds
+
+
+@contextlib.contextmanager
+def announced() -> Iterator[None]:
+    """Compiling: counted, and a line says so as soon as this process has compiled for more than a second."""
+    timer = None
+    if not _once.locked() and _shown():
+        timer = threading.Timer(max(NOTICE_SECONDS - compiling.seconds, 0.0), _say)
+        timer.daemon = True
+        timer.start()
+    try:
+        with compiling.running():
+            yield
+        compiling.add()
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def say_nothing() -> None:
+    """For a command that shows by itself what it compiles."""
+    _once.acquire(blocking=False)
+
+
+def _say() -> None:
+    if not _once.acquire(blocking=False):
+        return
+    try:
+        where = f"once; kept in {safe_folder(create=True)}); `jaxacct warm` does it ahead"
+    except Unusable as reason:
+        where = f"in each process: {reason})"
+    progress.say(f"jaxacct: compiling kernels for this machine ({where}")
+
+
+def _shown() -> bool:
+    """On a terminal or in a notebook, unless the user wants it quiet."""
+    return not devices.quiet() and (progress.on_terminal() or progress.in_notebook())
+
+
+# What users see
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """Compiled programs on the disk and in this process.  `jaxacct.cache_info` makes one.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Where programs are kept; None where that is turned off or there is no such place.
+    used : bool
+        Whether programs are loaded from there.
+    reason : str
+        Why not, or why none are written there, in one line; else empty.
+    programs, bytes : int
+        How many programs there are, of all versions of jaxacct, and their size together.
+    limit_bytes : int
+        The size beyond which the programs unused for longest are removed.
+    loaded, compiled, saved : int
+        How many programs this process has loaded, compiled, and kept.
+    load_seconds, compile_seconds, save_seconds : float
+        The time in which it did; compiling includes tracing.
+
+    >>> import jaxacct as ja
+    >>> isinstance(ja.cache_info(), ja.CacheInfo)
+    True
+    """
+
+    folder: Path | None
+    used: bool
+    reason: str
+    programs: int
+    bytes: int
+    limit_bytes: int
+    loaded: int
+    compiled: int
+    saved: int
+    load_seconds: float
+    compile_seconds: float
+    save_seconds: float
+
+
+def cache_info() -> CacheInfo:
+    """Where compiled programs are kept, how large they are, and what this process has loaded and compiled.
+
+    XLA compiles a kernel once for each machine.  The program is then kept in the folder that ``$JAXACCT_CACHE_DIR``
+    names, else in ``jaxacct`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; where the variable is set and empty, programs
+    are not kept.  A folder is used only if it belongs to this user and nobody else may write to it.
+
+    Returns
+    -------
+    CacheInfo
+
+    >>> import jaxacct as ja
+    >>> info = ja.cache_info()
+    >>> info.limit_bytes // 2**20, info.used or bool(info.reason)
+    (512, True)
+    """
+    folder, reason = None, ""
+    try:
+        folder = directory()
+        safe_folder(create=False)
+        used = True
+        if folder is not None and not os.access(folder, os.W_OK):
+            reason = f"{folder} may only be read: programs are loaded, and no more are kept"
+    except Missing:
+        used = True
+    except Unusable as error:
+        used, reason = False, str(error)
+    files = kept(folder) if used and folder is not None else []
+    return CacheInfo(
+        folder=folder,
+        used=used,
+        reason=reason,
+        programs=len(files),
+        bytes=sum(status.st_size for _, status in files),
+        limit_bytes=LIMIT_BYTES,
+        loaded=loading.count,
+        compiled=compiling.count,
+        saved=saving.count,
+        load_seconds=loading.seconds,
+        compile_seconds=compiling.seconds,
+        save_seconds=saving.seconds,
+    )
+
+
+def clear_cache() -> int:
+    """Remove every program that is kept on the disk; those in this process stay.
+
+    The folder is left alone where it is not safe to use (`jaxacct.cache_info` says why).
+
+    Returns
+    -------
+    int
+        How many programs were removed.
+
+    >>> import os, tempfile
+    >>> import jaxacct as ja
+    >>> before = os.environ.get("JAXACCT_CACHE_DIR")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     os.environ["JAXACCT_CACHE_DIR"] = folder
+    ...     ja.clear_cache()
+    0
+    >>> if before is None:
+    ...     del os.environ["JAXACCT_CACHE_DIR"]
+    ... else:
+    ...     os.environ["JAXACCT_CACHE_DIR"] = before
+    """
+    try:
+        folder = safe_folder(create=False)
+    except Unusable:
+        return 0
+    count = sum(_removed(path) for path, _ in kept(folder))
+    for path in folder.glob(f"*{WARM_ENDING}"):
+        _removed(path)
+    _sweep_up(folder, 0.0)
+    return count

@@ -15,7 +15,7 @@ from jaxacct.core.files import Unwritable
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.progress import Progress
 from jaxacct.core.validation import InputError, check_flag
-from jaxacct.engines import compiling
+from jaxacct.engines import programs
 from jaxacct.engines.backend import fixed
 from jaxacct.sweeps import parts
 from jaxacct.sweeps.grid import Grid
@@ -265,7 +265,7 @@ class _Slice:
 def _run(slice_: _Slice, show: bool | None, journal: Journal | None) -> Table:
     work, total, done = slice_.work, slice_.rows.size, int(np.sum(slice_.done))
     alone = len(work.grid) == 1
-    progress = Progress(total, show, done, apart=compiling.seconds)
+    progress = Progress(total, show, done, apart=programs.seconds)
     progress.update(done)
     try:
         for rows in slice_.blocks():
