@@ -178,13 +178,13 @@ def test_programs_are_put_on_the_host_and_training_is_not():
     found, told = run(
         TWO_BACKENDS
         + """
-from jaxacct.engines import backend, lattice_backend
+from jaxacct.engines import backend
 def kernel(x, *, points):
     return (1j * x).real, jax.numpy.sqrt(x)
 with backend.job(1, "xla"):
     double = backend.evaluate(kernel, (np.arange(5.0) + 2.0**-40,), 5, 2, points=1)[1]
 with devices.double_precision():
-    other = lattice_backend._by_xla(lambda x: x + 1.0, np.ones(1))
+    other = backend._by_xla(lambda x: x + 1.0, np.ones(1))
 print(double.dtype, double.size, other.dtype, other.devices().pop().client is host.client)
 print(len(default.client.live_executables()))
 print(jax.jit(lambda x: x + 1.0)(np.ones(1)).devices().pop().client is default.client)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import jaxacct as ja
 from jaxacct.core.validation import InputError
-from jaxacct.engines import allocation, allocation_profile
-from jaxacct.engines.allocation_mechanism import OneRound
+from jaxacct.engines import allocation
+from jaxacct.engines.allocation import OneRound
 from jaxacct.kernels.allocation import bracket, cutoff, law, placement, theorems
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 
@@ -101,8 +101,8 @@ def test_both_directions_agree_at_zero():
 @pytest.mark.parametrize("eps", [0.1, 0.5])
 def test_call_and_put_of_one_threshold_differ_by_its_distance_from_the_mean(eps):
     """E(S - k)_+ - E(k - S)_+ = 1 - k, the two sides from contours on either side of 0."""
-    s, t, k = 0.5, 20.0, np.exp([eps, -eps])
-    call, put = (allocation_profile.payoff(sign, s, t, k) for sign in (1.0, -1.0))
+    s, t, k = np.full(2, 0.5), np.full(2, 20.0), np.exp([eps, -eps])
+    call, put = (bracket.brackets_at(sign, s, t, k, theorems.guess(sign, s, t, k)) for sign in (1.0, -1.0))
     assert np.all(call[0] - put[2] <= 1 - k + 1e-15) and np.all(call[2] - put[0] >= 1 - k - 1e-15)
 
 
@@ -167,35 +167,6 @@ def test_the_ends_of_epsilon_are_seen_in_delta(sigma, t, exponent, direction):
     there = allocation.delta(sigma, t, np.array([found.lower[0], found.upper[0]]), direction)
     assert there.lower[1] <= target
     assert found.lower[0] == 0.0 or there.upper[0] >= target
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_profile_holds_the_same_values_as_single_deltas(direction):
-    eps = np.linspace(0.0, 2.0, 41)
-    many = allocation_profile.profile(1.0, 100, eps, direction)
-    single = allocation.delta(1.0, 100, eps[::8], direction)
-    assert np.all(many.lower[::8] <= single.upper) and np.all(single.lower <= many.upper[::8])
-    assert np.all(many.upper - many.lower <= 1e-6 * many.upper) and np.all(np.diff(many.lower) <= 0)
-
-
-def test_tails_of_two_slots_against_quadrature():
-    sigma, k = 1.0, np.array([0.3, 0.8, 1.0, 1.5, 4.0])
-    found = allocation_profile.tails(sigma, 2, k)
-    with mpmath.workdps(20):
-        for i, at in enumerate(k):
-
-            def below(u, at=at, shift=0):
-                left = 2 * at - mpmath.exp(u - mpmath.mpf(1) / 2)
-                return mpmath.npdf(u - shift) * (mpmath.ncdf(mpmath.log(left) + mpmath.mpf(1) / 2) if left > 0 else 0)
-
-            kink = mpmath.log(2 * at) + mpmath.mpf(1) / 2
-            ends = [-9, kink - 3, kink - 1, kink - 0.2, kink]
-            q = float(mpmath.quad(below, ends))
-            p = float(mpmath.quad(lambda u, below=below: below(u, shift=1), ends))  # S is symmetric in the two slots
-            q, p = (q, p) if at < 1 else (1 - q, 1 - p)
-            assert found.q_lower[i] - 1e-12 <= q <= found.q_upper[i] + 1e-12
-            assert found.p_lower[i] - 1e-12 <= p <= found.p_upper[i] + 1e-12
-    assert np.all(found.q_upper - found.q_lower <= 1e-3 * found.q_upper)
 
 
 def test_the_mechanism_takes_the_larger_direction():

@@ -8,7 +8,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.core.progress import Progress
-from jaxacct.engines import allocation, blocks
+from jaxacct.engines import allocation, backend
 from jaxacct.kernels.allocation import bracket, profile, theorems, transform
 from jaxacct.kernels.allocation.bracket import put_below
 
@@ -69,7 +69,7 @@ def test_a_row_that_fails_leaves_the_others(monkeypatch):
 
 
 def test_blocks_go_to_threads_and_every_row_comes_back(monkeypatch):
-    monkeypatch.setattr(blocks, "_cores", lambda: 3)
+    monkeypatch.setattr(backend, "_cores", lambda: 3)
     seen = set()
 
     def solve(a, b, c):
@@ -77,12 +77,12 @@ def test_blocks_go_to_threads_and_every_row_comes_back(monkeypatch):
         return np.array([a, b, c])
 
     columns = [np.random.default_rng(i).random(700) for i in range(3)]
-    np.testing.assert_array_equal(blocks.in_blocks(solve, columns), columns)
+    np.testing.assert_array_equal(backend.in_blocks(solve, columns), columns)
     assert threading.get_ident() not in seen
 
 
 def test_an_interrupt_cancels_what_has_not_begun(monkeypatch):
-    monkeypatch.setattr(blocks, "_cores", lambda: 1)
+    monkeypatch.setattr(backend, "_cores", lambda: 1)
     begun, gate = [], threading.Event()
 
     def work(item):
@@ -93,7 +93,7 @@ def test_an_interrupt_cancels_what_has_not_begun(monkeypatch):
 
     threading.Timer(0.05, gate.set).start()
     with pytest.raises(KeyboardInterrupt):
-        list(blocks.on_cores(work, range(50), Progress(50, False)))
+        list(backend.on_cores(work, range(50), Progress(50, False)))
     assert len(begun) < 50
 
 

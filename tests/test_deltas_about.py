@@ -7,7 +7,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.accounting.nearby_deltas import deltas_about
-from jaxacct.engines import contour_about
+from jaxacct.engines import contour
 from jaxacct.mechanisms import components
 
 NOISE = np.array([1.0, 0.8, 2.0, 0.45, 1.0, 3.0])
@@ -45,7 +45,7 @@ def test_the_brackets_meet_those_of_the_lattice():
 def test_few_sampled_steps_share_a_contour_too():
     run, epsilon = ja.dp_sgd(np.array([1.0, 0.8]), np.array([0.05, 0.1]), np.array([40, 10])), np.linspace(6.8, 7.2, 7)
     at = epsilon * np.ones((2, 1))
-    found = contour_about.delta_about(components(run, "remove_one", "remove"), at, np.zeros((2, 7)), 1e-4, 1e-8)
+    found = contour.delta_about(components(run, "remove_one", "remove"), at, np.zeros((2, 7)), 1e-4, 1e-8)
     one = ja.delta(run, at.T, relation="remove_one")
     assert np.all(found.upper - found.lower <= 1e-4 * found.upper)
     assert np.all(found.lower <= one.upper.T) and np.all(found.upper >= one.lower.T)
@@ -66,8 +66,8 @@ def test_what_a_kernel_gets_wrong_claims_nothing(monkeypatch, wrong):
         log = np.full((size, 3), wrong)
         return [log, log, log, np.full((size, 3), True), np.full((size, 1, 2), 1.0)]
 
-    monkeypatch.setattr(contour_about, "evaluate", lies)
-    found = contour_about.delta_about(parts, EPSILON[:, :2].T, np.zeros((2, 3)), 1e-4, 1e-6)
+    monkeypatch.setattr(contour, "evaluate", lies)
+    found = contour.delta_about(parts, EPSILON[:, :2].T, np.zeros((2, 3)), 1e-4, 1e-6)
     assert np.all(found.lower == 0.0) and np.all(found.upper == 1.0) and np.all(found.estimate == 1.0)
 
 
@@ -78,7 +78,7 @@ def test_ends_of_two_rungs_that_contradict_each_other_are_not_used(monkeypatch):
         low, high = (np.full((size, 3), end) for end in next(logs))
         return [low, low, high, np.isfinite(low), np.full((size, 1, 2), 1.0)]
 
-    monkeypatch.setattr(contour_about, "evaluate", changes)
-    monkeypatch.setattr(contour_about.quick_bounds, "limits", lambda *_: (0.0, 1.0))
-    found = contour_about.delta_about(*asked())
+    monkeypatch.setattr(contour, "evaluate", changes)
+    monkeypatch.setattr(contour.quick_bounds, "limits", lambda *_: (0.0, 1.0))
+    found = contour.delta_about(*asked())
     assert np.all(found.lower == 0.0) and np.all(found.upper == 1.0)

@@ -13,7 +13,7 @@ from elementary_points import arguments_of, exactly
 import jaxacct as ja
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import backend
-from jaxacct.kernels import elementary_check, rounding, special, tilted_fft
+from jaxacct.kernels import elementary_check, lattice_laws, rounding, special
 from jaxacct.kernels.elementary_check import VALUES, units_of
 
 
@@ -85,7 +85,7 @@ def test_log_ndtr_is_as_near_as_it_says():
 @pytest.mark.parametrize("length", [2**12, 2**15])
 def test_numpys_transform_is_as_near_as_the_composition_assumes(length):
     """Every root of unity, by an impulse; and sums, against the same in extended precision where there is one."""
-    relative = tilted_fft.FFT_CONSTANT * ROUNDOFF * np.log2(length)
+    relative = lattice_laws.FFT_CONSTANT * ROUNDOFF * np.log2(length)
     found = np.fft.rfft(np.eye(1, length, 1)[0])
     with mpmath.workprec(100):
         for k in range(0, length // 2 + 1, 7):

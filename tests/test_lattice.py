@@ -12,14 +12,12 @@ from scipy import optimize, stats
 from scipy.special import gammaln, log_ndtr
 
 import jaxacct as ja
-from jaxacct.engines import lattice, lattice_plan, lattice_sides
-from jaxacct.engines.backend import job
-from jaxacct.engines.lattice_backend import runner
-from jaxacct.engines.lattice_part import Placed
-from jaxacct.kernels import lattice_cells
-from jaxacct.kernels.lattice_cells import Cells, gaussian_cells, gaussian_nodes
-from jaxacct.kernels.lattice_masses import cancelled, lower_masses, upper_masses
-from jaxacct.kernels.tilted_fft import compose as compose_lattices
+from jaxacct.engines import lattice
+from jaxacct.engines.backend import job, runner
+from jaxacct.engines.lattice_parts import Placed
+from jaxacct.kernels import lattice_laws
+from jaxacct.kernels.lattice_laws import Cells, cancelled, gaussian_cells, gaussian_nodes, lower_masses, upper_masses
+from jaxacct.kernels.lattice_laws import compose as compose_lattices
 from jaxacct.mechanisms import (
     ApproximateDP,
     Gaussian,
@@ -44,6 +42,11 @@ ROWS = [  # noise multiplier, sampling probability, steps, delta, epsilon remove
     (1.0, 0.01, 1000, 1e-30, 9.34189563, 3.52437641),
     (2.797, 0.000275, 22156, 0.00012, 0.0307883835, 0.0305968503),
 ]
+
+
+def delta(parts, index, epsilon, **options):
+    """One configuration at one eps."""
+    return lattice.deltas(parts, [index], np.array([epsilon]), **options)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +123,7 @@ def test_few_expected_hits_are_narrow(target, direction, backend):
     parts = components(dp_sgd(0.3, 1e-4, 10_000), RELATION, direction)
     b = lattice.epsilon(parts, 0, target, target)
     assert b.status == "ok"
-    back = lattice.delta(parts, 0, b.estimate, rtol=1e-3)
+    back = delta(parts, 0, b.estimate, rtol=1e-3)
     assert back.lower <= target * 1.01 and back.upper >= target * 0.99
 
 
@@ -133,7 +136,7 @@ def test_one_step_closed_form(kind, size, q, direction, backend):
     parts = components(step(kind, size, q), RELATION, direction)
     for eps in (0.0, 1e-3, 0.1, 0.45, 3.0):
         truth = one_step(kind, size, q, direction, eps)
-        b = lattice.delta(parts, 0, eps, memory_bytes=SMALL)
+        b = delta(parts, 0, eps, memory_bytes=SMALL)
         assert b.lower <= truth * (1 + 1e-12) + 1e-16 and b.upper >= truth * (1 - 1e-12) - 1e-16
         assert b.upper - b.lower <= 5e-2 * b.upper + 1e-16
         if truth > 1e-12:
@@ -145,7 +148,7 @@ def test_tail_of_one_step_to_1e_minus_30():
     parts = components(PoissonSampled(Gaussian(0.5), 1e-3), RELATION, "remove")
     for eps in (2.0, 10.0, 18.0):
         truth = one_step("g", 0.5, 1e-3, "remove", eps)
-        b = lattice.delta(parts, 0, eps)
+        b = delta(parts, 0, eps)
         assert b.lower <= truth * (1 + 1e-11) and b.upper >= truth * (1 - 1e-11)
         assert b.upper - b.lower <= 1e-4 * b.upper
     assert truth < 1e-30
@@ -170,7 +173,7 @@ def test_two_laws_and_finite_parts(first, second, direction, backend):
             mass = (mass[:, None] * weights).ravel()
     for eps in (0.0, 0.3, 1.5):
         truth = sum(m * one_step(*first, direction, eps - x) for x, m in zip(loss, mass, strict=True) if m > 0)
-        b = lattice.delta(parts, 0, eps, memory_bytes=2 * SMALL)
+        b = delta(parts, 0, eps, memory_bytes=2 * SMALL)
         assert b.lower <= truth * (1 + 1e-7) and b.upper >= truth * (1 - 1e-7)
         assert b.upper - b.lower <= 2e-2 * b.upper
 
@@ -184,7 +187,7 @@ def test_pure_dp_is_the_binomial(eps, n):
     loss = (2 * k - n) * eps
     for at in (0.0, 0.3 * eps * math.sqrt(n), 3 * eps * math.sqrt(n)):
         truth = float(np.sum(np.exp(log_mass) * np.maximum(-np.expm1(at - loss), 0.0)))
-        b = lattice.delta(parts, 0, at, rtol=1e-9, memory_bytes=SMALL)
+        b = delta(parts, 0, at, rtol=1e-9, memory_bytes=SMALL)
         assert b.lower <= truth * (1 + 1e-11) and b.upper >= truth * (1 - 1e-11)
         assert b.upper - b.lower <= 1e-8 * b.upper
 
@@ -197,7 +200,7 @@ def test_sampled_approximate_dp_composed(direction):
         loss = (loss[:, None] + parts.finite_loss[0, 0]).ravel()
         mass = (mass[:, None] * parts.finite_mass[0, 0]).ravel()
     truth = float(np.sum(mass * np.maximum(-np.expm1(0.1 - loss), 0.0)))
-    b = lattice.delta(parts, 0, 0.1, memory_bytes=2**27)
+    b = delta(parts, 0, 0.1, memory_bytes=2**27)
     assert b.lower <= truth * (1 + 1e-12) and b.upper >= truth * (1 - 1e-12)
     assert b.upper - b.lower <= 1e-2 * b.upper
 
@@ -205,7 +208,7 @@ def test_sampled_approximate_dp_composed(direction):
 def test_edges():
     bounded = components(repeat(RandomizedResponse(0.6), 3), RELATION, "remove")
     largest = 3 * math.log(1.5)
-    assert lattice.delta(bounded, 0, largest + 1e-9) == (0.0, 0.0, 0.0, "ok")
+    assert delta(bounded, 0, largest + 1e-9) == (0.0, 0.0, 0.0, "ok")
     tiny = lattice.epsilon(bounded, 0, 1e-12, 1e-12, memory_bytes=SMALL)
     assert tiny.lower <= tiny.upper <= largest * (1 + 1e-12)
     at_zero = one_step("g", 1.0, 0.1, "remove", 0.0)
@@ -334,16 +337,16 @@ def test_a_lattice_as_coarse_as_a_step_stays_sound(direction, low, high):
     for memory in (0, 2**26):
         answer = lattice.epsilon(parts, 0, d, d, rtol=1e-6, memory_bytes=memory)
         assert answer.lower <= high and low <= answer.upper
-        assert lattice.delta(parts, 0, high, rtol=1e-6, memory_bytes=memory).lower <= d
-        assert lattice.delta(parts, 0, low, rtol=1e-6, memory_bytes=memory).upper >= d
+        assert delta(parts, 0, high, rtol=1e-6, memory_bytes=memory).lower <= d
+        assert delta(parts, 0, low, rtol=1e-6, memory_bytes=memory).upper >= d
 
 
 def test_overstated_mass_compounds():
     placed = Placed(np.ones(1), 0.0, 1.0, 1e6, 0.0, 0.0, 5e-7)
     compounded = math.expm1(1e6 * math.log1p(5e-7))
-    assert compounded <= lattice_sides._extra([placed], False) <= compounded * (1.0 + 1e-9)
-    assert lattice_sides._extra([placed._replace(deficit=7e-7)], False) == math.inf
-    assert lattice_sides._extra([placed._replace(deficit=0.0)], False) < 1e-280
+    assert compounded <= lattice._extra([placed], False) <= compounded * (1.0 + 1e-9)
+    assert lattice._extra([placed._replace(deficit=7e-7)], False) == math.inf
+    assert lattice._extra([placed._replace(deficit=0.0)], False) < 1e-280
 
 
 MANY = [
@@ -364,7 +367,7 @@ def test_many_eps_share_compositions(mechanism, eps, monkeypatch):
         together = lattice.deltas(parts, range(eps.size), eps, rtol=1e-3)
         assert len(made) <= eps.size / 3
         for place in range(0, eps.size, 7):
-            alone = lattice.delta(parts, place, float(eps[place]), rtol=1e-3)
+            alone = delta(parts, place, float(eps[place]), rtol=1e-3)
             found = together[place]
             assert found.status == "ok"
             assert found.lower <= alone.upper
@@ -376,9 +379,7 @@ def test_rows_of_different_numbers_do_not_share_compositions():
     parts = components(repeat(several, 20), RELATION, "remove")
     eps = np.array([1.0, 1.0, 1.5, 1.5])
     for place, found in enumerate(lattice.deltas(parts, range(4), eps)):
-        alone = lattice.delta(
-            components(repeat(Laplace(5.0 + 5.0 * (place % 2)), 20), RELATION, "remove"), 0, eps[place]
-        )
+        alone = delta(components(repeat(Laplace(5.0 + 5.0 * (place % 2)), 20), RELATION, "remove"), 0, eps[place])
         assert max(found.lower, alone.lower) <= min(found.upper, alone.upper)
         assert found.upper - found.lower <= 1e-4 * found.upper
 
@@ -410,7 +411,7 @@ def test_a_step_fits_a_gap_or_is_the_one_asked_for(gap):
         def gaps(self):
             return [(gap, 1.0)]
 
-    step = lattice_plan.common_step(1.0, [Law()])
+    step = lattice.common_step(1.0, [Law()])
     assert 1.0 <= step <= 1.5 and (step == 1.0 or abs(gap / step - round(gap / step)) < 1e-9)
 
 
@@ -446,7 +447,10 @@ def test_few_hits_stop_where_the_width_asked_for_is_reached():
 
 def test_lengths_beyond_the_quick_ones_are_for_what_is_asked():
     laws = lattice.laws_of(components(dp_sgd(1.0, 0.01, 5), RELATION, "remove"), 0)
-    following = lambda length, width, wanted=(1e-5, 1e-4): lattice._next_length(length, width, wanted, laws, 2**30)
+
+    def following(length, width, wanted=(1e-5, 1e-4)):
+        return lattice._next_length(lattice.Case(laws, laws, *wanted, 2**30, None), [(length, width)])
+
     assert following(2**15, 2e-4) == following(2**15, 6e-3) == 2**18  # for a tenth of what was asked, and for that
     assert following(2**15, 9e-3) == 2**19 and following(2**18, 9e-5) == 0
     assert following(2**18, 0.05) == 0 and following(2**18, 0.05, (1e-3, 1e-2)) == 2**20  # given up; not where it helps
@@ -458,7 +462,7 @@ def test_narrow_panels_need_fewer_points(monkeypatch):
     for upper in (True, False):
         placed = law.place((math.log1p(-0.01), 7.0), 7.1 / 2**18, 2**18, upper, runner())
         with monkeypatch.context() as patched:
-            patched.setattr(lattice_cells, "LONG", 2**30)
+            patched.setattr(lattice_laws, "LONG", 2**30)
             exact = law.place((math.log1p(-0.01), 7.0), 7.1 / 2**18, 2**18, upper, runner())
         np.testing.assert_allclose(placed.mass, exact.mass, rtol=1e-6, atol=1e-20)
         assert abs(placed.mass.sum() - exact.mass.sum()) < 1e-13

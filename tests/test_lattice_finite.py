@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.engines import lattice_finite
-from jaxacct.engines.lattice_backend import runner
-from jaxacct.engines.lattice_finite import Finite
+from jaxacct.engines import lattice_parts
+from jaxacct.engines.backend import runner
+from jaxacct.engines.lattice_parts import Finite
 
 
 def profile(loss, mass, eps):
@@ -64,7 +64,7 @@ def test_lower_law_keeps_the_mean_ratio_where_the_ends_are_on_nodes():
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 64, 1001])
 def test_powers_of_two_atoms_are_binomial(steps):
     loss, mass = np.array([0.3, -0.2]), np.array([0.6, 0.39])
-    laws = lattice_finite.powers(lattice_finite.trimmed(loss, mass, steps, -math.inf), steps)
+    laws = lattice_parts.powers(lattice_parts.trimmed(loss, mass, steps, -math.inf), steps)
     assert sum(count * round(x.loss.size - 1) for x, count in laws) == steps  # k steps have k + 1 losses
     (law, count), rest = laws[0], laws[1:]
     size = law.loss.size - 1
@@ -82,10 +82,10 @@ def test_powers_of_two_atoms_are_binomial(steps):
 def test_powers_keep_the_moments_of_a_scattered_law():
     rng = np.random.default_rng(3)
     loss, mass = random_law(rng, "scattered")
-    atoms = lattice_finite.trimmed(loss, mass, 11.0, -40.0)
+    atoms = lattice_parts.trimmed(loss, mass, 11.0, -40.0)
     assert atoms.away <= 2 * math.exp(-40.0) and np.all(np.diff(atoms.loss) >= 0)
-    laws = lattice_finite.powers(atoms, 11.0)
-    assert laws[0][1] < 11.0 and max(x.loss.size for x, _ in laws) <= lattice_finite.MOST_PAIRS
+    laws = lattice_parts.powers(atoms, 11.0)
+    assert laws[0][1] < 11.0 and max(x.loss.size for x, _ in laws) <= lattice_parts.MOST_PAIRS
     for tilt in (-1.0, 0.0, 0.7):
         parts = sum(count * math.log(np.exp(tilt * x.loss) @ x.mass) for x, count in laws)
         assert parts == pytest.approx(11.0 * math.log(np.exp(tilt * loss) @ mass), abs=1e-11)
@@ -117,7 +117,7 @@ def test_two_atoms_and_laplace_by_conditioning():
 
 
 def test_an_atom_is_left_where_nearly_all_mass_is_at_infinity():
-    atoms = lattice_finite.trimmed(np.array([-3.0, -1.0, 0.0]), np.array([1e-16, 3e-16, 2e-16]), 1.0, -15.0)
+    atoms = lattice_parts.trimmed(np.array([-3.0, -1.0, 0.0]), np.array([1e-16, 3e-16, 2e-16]), 1.0, -15.0)
     assert atoms.loss.tolist() == [-1.0] and atoms.away >= 3e-16
     nearly_none = ja.FiniteOutput(np.array([1e-13, 1.0 - 1e-13]), np.array([1.0, 0.0]))
     assert ja.delta(nearly_none, 0.5, engine="lattice").ok

@@ -9,7 +9,7 @@ from scipy.stats import laplace, norm
 
 import jaxacct as ja
 from jaxacct import interop, selection
-from jaxacct.engines import renyi_bounds
+from jaxacct.engines import loss_moments
 from jaxacct.mechanisms import components
 from jaxacct.representations import rdp_epsilon
 
@@ -23,7 +23,7 @@ def test_moments_bound_far_losses_from_above(steps, epsilon):
     parts = components(ja.repeat(ja.Gaussian(1.0), steps), "add_or_remove_one", "remove")
     mu, eps = mp.sqrt(steps), mp.mpf(epsilon)
     exact = mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
-    assert renyi_bounds.least_delta(parts, np.array([epsilon]))[0] >= exact > 0
+    assert loss_moments.least_delta(parts, np.array([epsilon]))[0] >= exact > 0
 
 
 def renyi_epsilon_of_dp_sgd(sigma, q, steps, log_delta, orders=range(2, 400, 6)):

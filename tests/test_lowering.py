@@ -16,7 +16,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.engines import lattice_backend, programs
+from jaxacct.engines import backend, programs
 from jaxacct.kernels import contour, law
 from jaxacct.training import AdaptiveClip, Plan, Trainer
 from jaxacct.training.step.private_loss import PrivateLoss
@@ -60,10 +60,10 @@ def for_cuda(monkeypatch):
     def by_xla(kernel, *arguments, **static):
         if kernel.__name__ not in found:
             found[kernel.__name__] = lowered(partial(kernel, **static), arguments, "cuda")
-        return lattice_backend._by_numpy(kernel, *arguments, **static)
+        return backend._by_numpy(kernel, *arguments, **static)
 
     monkeypatch.setattr(programs, "prepare", prepare)
-    monkeypatch.setattr(lattice_backend, "_by_xla", by_xla)
+    monkeypatch.setattr(backend, "_by_xla", by_xla)
     return found
 
 

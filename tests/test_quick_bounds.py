@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.engines import closed_form, quick_bounds, simple_bounds, threshold_tests
+from jaxacct.engines import closed_form, quick_bounds, theorems
 from jaxacct.mechanisms import components
 
 RELATION = "add_or_remove_one"
@@ -54,8 +54,8 @@ def test_compositions_agree_with_the_thorough_theorems(direction):
     delta, slack = log_uniform(rng, 1e-300, 0.4), np.full(SIZE, 1e-15)
     lower, upper = quick_bounds.limits("epsilon", parts, delta, slack)
     with np.errstate(all="ignore"):
-        best = threshold_tests.best_epsilon(threshold_tests.tests_of(parts), delta)
-        least = simple_bounds.least_epsilon(parts, delta, slack)
+        best = theorems.best_epsilon(theorems.tests_of(parts), delta)
+        least = theorems.least_epsilon(parts, delta, slack)
     assert np.all(lower <= least) and np.all(best <= upper) and np.all(best <= least)
     assert np.all(lower <= upper) and np.all(least <= upper * (1 + 1e-9))
 

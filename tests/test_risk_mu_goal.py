@@ -10,7 +10,7 @@ import jaxacct as ja
 from jaxacct.accounting.nearby_deltas import deltas_along
 from jaxacct.accounting.true_positive_rates import Place
 from jaxacct.calibration import risk_delta_search
-from jaxacct.engines import contour_about
+from jaxacct.engines import contour
 from jaxacct.mechanisms import components
 
 noise = ja.calibrate_noise_multiplier
@@ -114,11 +114,11 @@ def test_what_the_kernel_gets_wrong_shows_nothing(monkeypatch, wrong):
         log = np.full(arguments[2].shape, wrong)
         return [log, log, log, np.full(log.shape, True), np.full((size, 1, 2), 1.0)]
 
-    monkeypatch.setattr(contour_about, "evaluate", lies)
+    monkeypatch.setattr(contour, "evaluate", lies)
     if wrong == -1e-9:  # far above what noise shows even without sampling, where eps is large
         run = ja.dp_sgd(np.array([100.0]), 0.5, 10)
         parts, epsilon = components(run, "remove_one", "remove"), np.linspace(0.5, 5.0, 9)[None]
-        ends = contour_about.delta_along(
+        ends = contour.delta_along(
             parts, epsilon[:, -1], epsilon, 0 * epsilon, 1e-4 + 0 * epsilon, epsilon > 0, 1e-6, np.zeros(1, int)
         )
         assert np.all(ends.lower == 0.0) and np.all(ends.upper == 1.0)

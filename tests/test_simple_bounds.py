@@ -9,7 +9,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.accounting.dispatch import kinds_of, limits_by_theorems
-from jaxacct.engines import closed_form, quick_bounds, simple_bounds, threshold_tests
+from jaxacct.engines import closed_form, quick_bounds, theorems
 from jaxacct.engines.protocol import Question
 from jaxacct.mechanisms import components
 
@@ -305,16 +305,16 @@ def test_limits_are_of_use():
 
 
 def test_nothing_is_drawn_from_what_is_nan():
-    tests = threshold_tests.Tests(np.array([[np.nan, -1.0]]), np.array([[-3.0, np.nan]]))
-    known = threshold_tests.Tests(*(np.where(np.isnan(x), -np.inf, x) for x in tests))
-    assert threshold_tests.best_epsilon(known, np.array([0.01]))[0] >= 0.0
+    tests = theorems.Tests(np.array([[np.nan, -1.0]]), np.array([[-3.0, np.nan]]))
+    known = theorems.Tests(*(np.where(np.isnan(x), -np.inf, x) for x in tests))
+    assert theorems.best_epsilon(known, np.array([0.01]))[0] >= 0.0
     for bad in (np.array([np.nan]), np.array([2.0])):
-        assert threshold_tests.best_epsilon(known, bad)[0] == 0.0
+        assert theorems.best_epsilon(known, bad)[0] == 0.0
 
 
 def test_total_variation_of_noise_at_the_end_of_the_range():
     parts = components(ja.repeat(ja.PoissonSampled(ja.Gaussian(1.7e308), 0.5), 2**50), RELATION, "remove")
-    assert simple_bounds.total_variation(parts)[0] >= 2**50 * 0.5 / (1.7e308 * math.sqrt(2 * math.pi))
+    assert theorems.total_variation(parts)[0] >= 2**50 * 0.5 / (1.7e308 * math.sqrt(2 * math.pi))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_basic_composition_where_hits_are_rare(sigma, q, steps, delta):
 def test_any_step_is_a_test(sigma, q, n, eps):
     """Its bound is at most the test's own gain, and next to that gain where hits are rare."""
     law = (np.array([x]) for x in (sigma, q, float(n), True, eps))
-    found = float(threshold_tests._any_step(*law)[0])
+    found = float(theorems._any_step(*law)[0])
     with mpmath.workdps(400):
         s, rate = 1 / mpmath.mpf(sigma), mpmath.mpf(q)
         u = mpmath.log1p(mpmath.expm1(mpmath.mpf(eps)) / rate) / s + s / 2

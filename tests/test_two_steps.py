@@ -11,7 +11,7 @@ from scipy import special
 
 import jaxacct as ja
 from jaxacct.accounting.dispatch import kinds_of
-from jaxacct.engines import closed_form, contour, two_steps, two_steps_bound
+from jaxacct.engines import closed_form, contour, two_steps
 from jaxacct.engines.contour import Answer
 from jaxacct.engines.two_steps import placed, surveyed
 from jaxacct.mechanisms import components
@@ -41,14 +41,14 @@ def epsilon_of(direction, law, delta):
 def steps_of(sigma, q, other_sigma, other_q, direction):
     """One row as the bounds take it."""
     columns = (np.array([[x]], float) for x in (sigma, q, other_sigma, other_q))
-    return two_steps_bound.Steps(*columns, np.array([[direction == "remove"]]))
+    return two_steps.Steps(*columns, np.array([[direction == "remove"]]))
 
 
 def bounded(steps, nodes, eps):
     """(lower, upper) of delta(eps) on cells between given nodes."""
     with np.errstate(all="ignore"):
-        made = two_steps_bound.cells(steps, np.atleast_2d(nodes))
-        return tuple(float(x[0]) for x in two_steps_bound.bounds(steps, made, np.array([eps])))
+        made = two_steps.cells(steps, np.atleast_2d(nodes))
+        return tuple(float(x[0]) for x in two_steps.bounds(steps, made, np.array([eps])))
 
 
 def tail(x):
@@ -282,7 +282,7 @@ def test_profile_at_any_eps_known_only_so_well(direction, sigma, q):
 def test_weights_of_a_cell(sigma, a, w, direction):
     q = 0.3
     steps = steps_of(sigma, q, 1.0, 0.1, direction)
-    made = two_steps_bound.cells(steps, np.array([[a, a + w]]))
+    made = two_steps.cells(steps, np.array([[a, a + w]]))
     assert made.sound.all()
     with mpmath.workdps(400):
         s, end = 1 / mpmath.mpf(sigma), mpmath.mpf(a + w)
@@ -316,9 +316,9 @@ def test_bounds_of_the_second_derivative(law, eps, direction):
     """m <= G'' <= M on cells, by the second difference of G; C/2 cancels."""
     steps = steps_of(*law, direction)
     nodes = np.linspace(-3.0, 4.0, 60)[None, :]
-    made = two_steps_bound.cells(steps, nodes)
+    made = two_steps.cells(steps, nodes)
     with np.errstate(all="ignore"):
-        least, most = (x[0] / np.exp(made.log_bend[0]) for x in two_steps_bound._bends(steps, made, np.array([[eps]])))
+        least, most = (x[0] / np.exp(made.log_bend[0]) for x in two_steps._bends(steps, made, np.array([[eps]])))
     with mpmath.workdps(60):
         s, q, grown = 1 / mpmath.mpf(law[0]), mpmath.mpf(law[1]), mpmath.exp(eps)
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.validation import InputError
 from jaxacct.engines import contour, quick_bounds
-from jaxacct.engines.allocation_mechanism import OneRound, SameBins
+from jaxacct.engines.allocation import OneRound, SameBins
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
 from jaxacct.mechanisms import Mechanism
@@ -161,28 +161,28 @@ def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) ->
 
 def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) by all theorems; the quick ones alone are those of `quick_bounds.limits`."""
-    from jaxacct.engines import simple_bounds, threshold_tests  # SciPy: only where a row needs it
+    from jaxacct.engines import theorems
 
     parts, target, slack = question.parts, question.target, question.slack
     with np.errstate(all="ignore"):
-        tests = threshold_tests.tests_of(parts)
+        tests = theorems.tests_of(parts)
         if quantity == "delta":
-            low, rare = threshold_tests.best_delta(tests, target), threshold_tests.rare_step_delta(parts, target)
-            return np.fmax(low, rare), simple_bounds.least_delta(parts, target)
+            low, rare = theorems.best_delta(tests, target), theorems.rare_step_delta(parts, target)
+            return np.fmax(low, rare), theorems.least_delta(parts, target)
         most = target * (1.0 + slack)
-        low, rare = threshold_tests.best_epsilon(tests, most), threshold_tests.rare_step_epsilon(parts, most)
-        return np.fmax(low, rare), simple_bounds.least_epsilon(parts, target, slack)
+        low, rare = theorems.best_epsilon(tests, most), theorems.rare_step_epsilon(parts, most)
+        return np.fmax(low, rare), theorems.least_epsilon(parts, target, slack)
 
 
 def upper_by_moments(quantity: str, question: Question) -> np.ndarray:
     """Upper ends of epsilon or delta by Rényi accounting."""
-    from jaxacct.engines import renyi_bounds  # only where a row needs it
+    from jaxacct.engines import loss_moments  # only where a row needs it
 
     with np.errstate(all="ignore"):
         if quantity == "delta":
-            return renyi_bounds.least_delta(question.parts, question.target)
+            return loss_moments.least_delta(question.parts, question.target)
         least = question.target * (1.0 - question.slack) * (1.0 - 4.0 * ROUNDOFF)
-        return renyi_bounds.least_epsilon(question.parts, np.maximum(least, SMALLEST_POSITIVE))
+        return loss_moments.least_epsilon(question.parts, np.maximum(least, SMALLEST_POSITIVE))
 
 
 def some_rows(question: Question, rows: np.ndarray) -> Question:

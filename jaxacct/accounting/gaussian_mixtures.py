@@ -17,7 +17,7 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.progress import Progress
 from jaxacct.core.validation import GIBIBYTE, broadcast_shape
 from jaxacct.engines.contour import TOLERANCE, Answer
-from jaxacct.engines.mixture_parts import suits
+from jaxacct.engines.mixture import suits
 from jaxacct.engines.protocol import Effort, MechanismEngine, register
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import Combinator, take_rows

@@ -8,8 +8,7 @@ from jaxacct.accounting.account import delta_without_attacks
 from jaxacct.accounting.dispatch import kinds_of
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.engines.contour import reach
-from jaxacct.engines.contour_about import delta_about, delta_along
+from jaxacct.engines.contour import delta_about, delta_along, reach
 from jaxacct.mechanisms import Components, Mechanism, components, directions
 from jaxacct.mechanisms.base import take_rows
 

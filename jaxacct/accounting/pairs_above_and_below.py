@@ -13,7 +13,7 @@ from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress
 from jaxacct.core.validation import InputError
 from jaxacct.engines import quick_bounds
-from jaxacct.engines.blocks import on_cores
+from jaxacct.engines.backend import on_cores
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import Answer, Effort
 from jaxacct.mechanisms import Components, Mechanism, allocation_rounds
@@ -91,7 +91,7 @@ def epsilon_of_pairs(
 
     ceiling : the upper end of the other direction; less than that is not asked for.
     """
-    from jaxacct.engines import lattice_pairs
+    from jaxacct.engines import lattice
 
     wrong = above.infinity_units * ROUNDOFF * above.delta_infinity
     least = (target - above.delta_infinity - wrong) * (1.0 - 4.0 * ROUNDOFF)
@@ -100,14 +100,14 @@ def epsilon_of_pairs(
     )
     ends = np.full((3, target.size), np.nan)
 
-    def asked(row: int) -> lattice_pairs.LatticeAnswer:
+    def asked(row: int) -> lattice.LatticeAnswer:
         try:
             with np.errstate(all="ignore"), double_precision():
-                return lattice_pairs.epsilon(
+                return lattice.epsilon_of_pairs(
                     above, below, row, (least[row], most[row]), ceiling[row], effort.rtol, effort.memory_bytes
                 )
         except FAILURES:
-            return lattice_pairs.NOTHING
+            return lattice.NOTHING
 
     rows = np.flatnonzero(least > SMALLEST_POSITIVE).tolist()
     bar = Progress(len(rows), None if len(rows) >= ROWS_WITH_PROGRESS else False)
@@ -125,12 +125,12 @@ def epsilon_of_pairs(
 
 def delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort: Effort) -> Answer:
     """Delta at epsilons, with the mass at infinity; NaN at all three ends of a row that has no answer."""
-    from jaxacct.engines import lattice_pairs
+    from jaxacct.engines import lattice
 
     ends = np.full((3, eps.size), np.nan)
     try:
         with np.errstate(all="ignore"), double_precision():
-            found = lattice_pairs.deltas(above, below, np.arange(eps.size), eps, effort.rtol, effort.memory_bytes)
+            found = lattice.deltas_of_pairs(above, below, range(eps.size), eps, effort.rtol, effort.memory_bytes)
     except FAILURES:
         return Answer(*ends)
     zero = np.zeros(eps.size)

@@ -1,27 +1,42 @@
-"""One round of random allocation: certified delta, epsilon and tails (jaxacct/kernels/allocation/README.md).
+"""One round of random allocation: brackets of delta and epsilon (jaxacct/kernels/allocation/README.md).
 
 Remove is (P, Q), add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I); S = dP/dQ.
-delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+.
-
-Epsilon is found by Newton steps; the contour is placed anew for each.
+delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+.  Epsilon is found by Newton steps; the
+contour is placed anew for each.  Balls in bins are one round with less noise, which is rounded both ways.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import InputError, UnboundedLossError, broadcast_shape
 from jaxacct.engines import closed_form
-from jaxacct.engines.blocks import in_blocks
+from jaxacct.engines.backend import in_blocks
 from jaxacct.engines.contour import Answer
+from jaxacct.engines.protocol import MechanismEngine
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import Contour, bracket_near, brackets_at, contours_at, estimate_near, put_below
 from jaxacct.kernels.allocation.placement import TOLERANCE
+from jaxacct.mechanisms.balls_in_bins import BallsInBins
+from jaxacct.mechanisms.base import DIRECTIONS, batch_shape
+from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.random_allocation import RandomAllocation
 
-__all__ = ["delta", "delta_of_both", "epsilon", "epsilon_of_both", "excess", "guess", "search"]
+__all__ = ["OneRound", "SameBins", "delta", "delta_of_both", "epsilon", "epsilon_of_both", "excess", "guess", "search"]
 
+_DIRECTIONS_OF = {
+    "add_or_remove_one": DIRECTIONS,
+    "zero_out": DIRECTIONS,
+    "remove_one": ("remove",),
+    "add_one": ("add",),
+}
+"""The directions whose larger answer each relation takes."""
+NO_RELATIVE_ACCURACY = 1e-300
+"""Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
 ROUNDS = 14
 """Most placements of the contour."""
 NEWTON = 5
@@ -56,8 +71,8 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str)
     slots : whole numbers from 1 to 2**53.
     """
     sign = SIGNS[direction]
-    found = in_blocks(lambda *rows: _delta_block(sign, *rows), _flat(sigma, slots, eps))
-    return found._replace(upper=np.minimum(found.upper, 1.0))
+    low, mid, high = in_blocks(lambda *rows: _delta_block(sign, *rows), _flat(sigma, slots, eps))
+    return Answer(low, mid, np.minimum(high, 1.0))
 
 
 def delta_of_both(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray) -> Answer:
@@ -73,8 +88,8 @@ def delta_of_both(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray) -> Answ
             worst[:, rows] = np.maximum(worst[:, rows], _delta_block(-1.0, sigma[rows], t[rows], eps[rows]))
         return worst
 
-    found = in_blocks(both, _flat(sigma, slots, eps))
-    return found._replace(upper=np.minimum(found.upper, 1.0))
+    low, mid, high = in_blocks(both, _flat(sigma, slots, eps))
+    return Answer(low, mid, np.minimum(high, 1.0))
 
 
 def epsilon(
@@ -95,7 +110,7 @@ def epsilon(
     def one(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, begin: np.ndarray) -> np.ndarray:
         return _epsilon_block(sign, sigma, slots, delta, rtol=rtol, begin=begin)
 
-    return in_blocks(one, _flat(sigma, slots, delta, begin))
+    return Answer(*in_blocks(one, _flat(sigma, slots, delta, begin)))
 
 
 def epsilon_of_both(
@@ -111,7 +126,7 @@ def epsilon_of_both(
         first = _epsilon_block(1.0, sigma, slots, delta, rtol=rtol, begin=begin)
         return np.maximum(first, _epsilon_block(-1.0, sigma, slots, delta, first[0], rtol=rtol))
 
-    return in_blocks(both, _flat(sigma, slots, delta, begin))
+    return Answer(*in_blocks(both, _flat(sigma, slots, delta, begin)))
 
 
 def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndarray, direction: str) -> np.ndarray:
@@ -427,3 +442,115 @@ def _ends(
         if np.all(np.isfinite(above) | (eps <= floor)) and np.all((below > 0.0) | (low == 0.0)):
             break
     return below, above
+
+
+class OneRound(MechanismEngine):
+    """One round of random allocation of a Gaussian, one slot a record."""
+
+    name = "allocation"
+    by_rows = True
+
+    def supports(self, mechanism: Any) -> bool:
+        return (
+            isinstance(mechanism, RandomAllocation)
+            and type(mechanism.mechanism) is Gaussian
+            and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
+            and not mechanism.symmetric()  # plain releases, under any relation
+        )
+
+    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return self._epsilon(mechanism, delta, relation, rtol, None)
+
+    def epsilon_near(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray) -> Bounds:
+        return self._epsilon(mechanism, delta, relation, rtol, near)
+
+    def _epsilon(
+        self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray | None
+    ) -> Bounds:
+        if np.any(np.asarray(delta) == 0.0):
+            raise UnboundedLossError(np.asarray(delta) == 0.0)
+        return _bracket_of("epsilon", mechanism, delta, relation, rtol, near)
+
+    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
+        return _bracket_of("delta", mechanism, epsilon, relation, rtol)
+
+    def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
+        from jaxacct.engines import allocation
+
+        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(delta))
+        columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta
+        return allocation.guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
+
+    def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
+        from jaxacct.engines import allocation
+
+        if relation not in _DIRECTIONS_OF:
+            return None
+        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(epsilon), np.shape(delta))
+        sigma, slots, asked, eps = (
+            np.broadcast_to(x, shape).reshape(-1)
+            for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon)
+        )
+        # removing a record was the larger direction in every case seen
+        return allocation.excess(sigma, slots, asked, eps, _DIRECTIONS_OF[relation][0]).reshape(shape)
+
+
+def _bracket_of(
+    quantity: str, mechanism: Any, given: np.ndarray, relation: str, rtol: float, near: np.ndarray | None = None
+) -> Bounds:
+    from jaxacct.engines import allocation  # SciPy: only where it is needed
+
+    if relation not in _DIRECTIONS_OF:
+        raise InputError(
+            f"relation = {relation!r} gives no pair for random allocation; ask ja.epsilon or ja.delta: they bound it"
+        )
+    mine = batch_shape(mechanism)
+    shape = broadcast_shape({"the mechanism": mine, "delta" if quantity == "epsilon" else "epsilon": np.shape(given)})
+    sigma, slots, target = (
+        np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
+        for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, given)
+    )
+    ways = _DIRECTIONS_OF[relation]
+    if quantity == "epsilon":
+        begin = None if near is None else np.broadcast_to(near, shape).reshape(-1)
+        worst = (
+            allocation.epsilon_of_both(sigma, slots, target, rtol, begin)
+            if len(ways) == 2
+            else allocation.epsilon(sigma, slots, target, ways[0], rtol, begin)
+        )
+    else:
+        worst = (
+            allocation.delta_of_both(sigma, slots, target)
+            if len(ways) == 2
+            else allocation.delta(sigma, slots, target, ways[0])
+        )
+    narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
+        worst.upper <= NO_RELATIVE_ACCURACY
+    )
+    status = np.where(narrow, "ok", "width").astype("<U16")
+    status[worst.upper == 0.0] = "zero"
+    lower, estimate, upper = (end.reshape(shape) for end in worst)
+    return Bounds(lower, estimate, upper, "certified", status.reshape(shape), OneRound.name)
+
+
+class SameBins(MechanismEngine):
+    """Balls in bins by themselves; composed with other mechanisms they have two pairs, as any random allocation."""
+
+    name = "same_bins"
+
+    def supports(self, mechanism: Any) -> bool:
+        return isinstance(mechanism, BallsInBins) and not mechanism.symmetric()
+
+    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
+        less, more = (mechanism.one_round(below) for below in (False, True))
+        return _joined(*(OneRound().epsilon(one, delta, relation, rtol) for one in (less, more)))
+
+    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
+        less, more = (mechanism.one_round(below) for below in (False, True))
+        return _joined(*(OneRound().delta(one, epsilon, relation, rtol) for one in (less, more)))
+
+
+def _joined(above: Bounds, below: Bounds) -> Bounds:
+    """The upper end with slightly less noise, the lower end with slightly more."""
+    low, high = np.minimum(below.lower, above.upper), above.upper
+    return Bounds(low, np.clip(above.estimate, low, high), high, above.kind, above.status, above.engine)

@@ -19,19 +19,36 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextvars import copy_context
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
 
+from jaxacct.core.progress import Progress
 from jaxacct.core.validation import InputError
 from jaxacct.engines import devices, programs
 from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
 
-__all__ = ["NUMPY_MOST", "Compiled", "evaluate", "fixed", "in_chunks", "job", "on_numpy", "program", "suiting"]
+__all__ = [
+    "BLOCK",
+    "NUMPY_MOST",
+    "Compiled",
+    "Runner",
+    "evaluate",
+    "fixed",
+    "in_blocks",
+    "in_chunks",
+    "job",
+    "on_cores",
+    "on_numpy",
+    "program",
+    "runner",
+    "suiting",
+]
 
 NUMPY_MOST = 40_000
 """Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
@@ -210,3 +227,115 @@ class Compiled:
                         self._function, self._options, f"{self._label} {signature}", leaves, tree, device
                     )
         return self._ready[key](*leaves)
+
+
+# The lattice's kernels: of one configuration at a time, without chunks
+
+
+class Runner(Protocol):
+    """Calls a kernel."""
+
+    def __call__(self, kernel: Callable[..., Any], *arguments: Any, **static: int) -> Any:
+        """The kernel at the arguments; arguments by name are sizes of arrays."""
+
+
+def runner() -> Runner:
+    """What calls the lattice's kernels: NumPy on a CPU however large the job, unless the user asked for XLA."""
+    return _by_numpy if on_numpy(1, apart=True) else _by_xla
+
+
+def _by_numpy(kernel: Callable[..., Any], *arguments: Any, **static: int) -> Any:
+    with np.errstate(all="ignore"):  # kernels evaluate both sides of every choice
+        return kernel(*arguments, **static)
+
+
+def _by_xla(kernel: Callable[..., Any], *arguments: Any, **static: int) -> Any:
+    return _compiled(kernel, tuple(static))(*arguments, **static)
+
+
+@functools.cache
+def _compiled(kernel: Callable[..., Any], static: tuple[str, ...]) -> Callable[..., Any]:
+    return jax.jit(kernel, static_argnames=static)
+
+
+# Engines that run on NumPy alone: blocks of configurations on the cores, with a progress bar
+
+BLOCK = 256
+"""Most configurations evaluated together."""
+LEAST = 64
+"""Fewest, where there are more than that many."""
+MOST_THREADS = 8
+"""Threads at most.  NumPy lets go of the interpreter inside its loops; where arrays are short, threads mostly wait."""
+ROWS_WITH_PROGRESS = 300
+"""Configurations from which on a progress bar shows."""
+FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
+"""What a block may raise; it is then done row by row, and a row that fails has no answer but the largest bracket."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Solve = Callable[..., np.ndarray]
+"""(sigma, slots, given, ...) of some rows -> (3, rows): lower, estimate, upper."""
+
+
+def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
+    """(3, rows) that `solve` finds for sigma, slots, a third number and more; like rows are done together."""
+    sigma, slots, given = columns[:3]
+    found = np.empty((3, sigma.size))
+    order = np.lexsort((given, sigma, slots))
+    threads = int(np.clip(sigma.size // BLOCK, 1, min(_cores(), MOST_THREADS)))
+    size = int(np.clip(-(-sigma.size // (2 * threads)), LEAST, BLOCK)) if threads > 1 else BLOCK
+    blocks = [order[first : first + size] for first in range(0, sigma.size, size)]
+
+    def solved(rows: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):  # of this thread
+            return _solved(solve, [column[rows] for column in columns])
+
+    bar = Progress(sigma.size, None if sigma.size >= ROWS_WITH_PROGRESS else False)
+    for at, ends in on_cores(solved, blocks, bar, [rows.size for rows in blocks], threads):
+        found[:, blocks[at]] = ends
+    return found
+
+
+def on_cores(
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    bar: Progress,
+    sizes: Sequence[int] | None = None,
+    threads: int = MOST_THREADS,
+) -> Iterator[tuple[int, Result]]:
+    """(place, what `work` returns) of every item, in any order; the bar is moved on by the items' sizes, or by 1 each.
+
+    Where there is one item, or one of `threads`, all is done in the caller's own thread.  An interrupt cancels what has
+    not begun.
+    """
+    done, most = 0, min(_cores(), threads, len(items))
+    pool = ThreadPoolExecutor(most) if most > 1 else None
+    try:
+        if pool is None:
+            found: Iterable[tuple[int, Result]] = ((at, work(item)) for at, item in enumerate(items))
+        else:
+            jobs = {pool.submit(copy_context().run, work, item): at for at, item in enumerate(items)}
+            found = ((jobs[job], job.result()) for job in as_completed(jobs))
+        for at, result in found:
+            yield at, result
+            done += 1 if sizes is None else sizes[at]
+            bar.update(done)
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+        bar.close()
+
+
+def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
+    try:
+        return solve(*columns)
+    except FAILURES:
+        if columns[0].size == 1:
+            return np.array([[0.0], [0.0], [np.inf]])
+        return np.concatenate([_solved(solve, [x[[i]] for x in columns]) for i in range(columns[0].size)], axis=1)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

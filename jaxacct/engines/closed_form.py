@@ -18,7 +18,7 @@ the right side of the target; two inequalities stand in for it where mu is so la
 from __future__ import annotations
 
 import numpy as np
-from scipy import special
+import scipy
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import contour
@@ -49,20 +49,20 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     right, small = a > 0, mu < SMALL_MU
     far = np.where(right | small, a, 1.0)
-    mills_a = np.sqrt(np.pi / 2) * special.erfcx(far / np.sqrt(2))
-    mills_b = np.sqrt(np.pi / 2) * special.erfcx(np.maximum(b, 0.0) / np.sqrt(2))
+    mills_a = np.sqrt(np.pi / 2) * scipy.special.erfcx(far / np.sqrt(2))
+    mills_b = np.sqrt(np.pi / 2) * scipy.special.erfcx(np.maximum(b, 0.0) / np.sqrt(2))
     gap, rounding = mills_a - mills_b, mills_a + mills_b
     if small.any():
         some, x = mu[small], a[small] + 0.5 * mu[small]
         at = x[:, None] + some[:, None] * _NODES
-        k = 1.0 - at * np.sqrt(np.pi / 2) * special.erfcx(at / np.sqrt(2))
+        k = 1.0 - at * np.sqrt(np.pi / 2) * scipy.special.erfcx(at / np.sqrt(2))
         gap[small] = some * (np.maximum(k, 0.0) @ _WEIGHTS)
         # K > 1/(x^2 + 3) is known to a few units of 1 + x^2 K
         rounding[small] = gap[small] * (8.0 + np.square(np.abs(x) + some))
     gap = np.maximum(gap, LEAST_GAP)
     log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)
-    second = np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0))
-    near_value = np.maximum(special.ndtr(-a) - second, LEAST_GAP)
+    second = np.exp(np.minimum(epsilon + scipy.special.log_ndtr(-b), 0.0))
+    near_value = np.maximum(scipy.special.ndtr(-a) - second, LEAST_GAP)
     by_gap = right | small
     value = np.where(by_gap, log_far, np.log(near_value))
     slope = np.where(by_gap, mills_b / gap, second / near_value)
@@ -103,7 +103,7 @@ def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> 
     z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
     upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * ROUNDOFF)
     share = np.exp(np.minimum(log_delta + slack, 0.0)) / -np.expm1(-1.0)
-    quantile = -special.ndtri(np.minimum(share * (1.0 + 1e-12), 1.0))
+    quantile = -scipy.special.ndtri(np.minimum(share * (1.0 + 1e-12), 1.0))
     quantile = np.where(share < 1.0, quantile, -np.inf)
     lower = (0.5 * mu**2 + mu * (quantile - 1e-9 * (1.0 + np.abs(quantile))) - 1.0) * (1.0 - 16.0 * ROUNDOFF)
     lower = np.where(lower > 0.0, np.minimum(lower, LARGEST_FLOAT), 0.0)

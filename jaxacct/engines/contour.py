@@ -2,6 +2,7 @@
 
 Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb, in the end to the
 split contour, which answers where few hits are expected.  What no rung certifies is left to the lattice engine.
+Several deltas of one composition that are near each other may share a contour (`delta_about`, `delta_along`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import evaluate
 from jaxacct.kernels import contour
 from jaxacct.kernels.law import LossLaw
@@ -20,6 +22,8 @@ from jaxacct.kernels.split import contour as split_contour
 from jaxacct.kernels.split.contour import Start
 from jaxacct.kernels.split.placement import Placement, no_placements
 from jaxacct.mechanisms.loss_components import Components
+
+__all__ = ["delta_about", "delta_along"]
 
 
 class Rung(NamedTuple):
@@ -35,19 +39,16 @@ class Rung(NamedTuple):
 
 TOLERANCE = 1e-8
 """Size of images and cut-off terms relative to delta, unless a call says otherwise."""
-
 LEAST_DELTA = 1e-305
 """The least upper end of delta that is not 0."""
 LOWEST_LOG_DELTA = -700.0
 """Logarithm of delta below which a lower end is 0: exp loses digits there."""
-
 PLAIN_TRUST = 5.0
 """Trust in an estimate by a plain rung: it starts the split contour if the saddle point is within this factor."""
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor for the rounding of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
 """Placements of the split contour for delta: its windows depend on delta only loosely."""
-
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
@@ -60,12 +61,10 @@ LADDER = (
 
 Points and nodes grow about threefold from rung to rung, as does the time; a chunk shrinks accordingly.
 """
-
 LEAST_SPLIT_SIGMA = 0.06
 """Noise multiplier below which no split rung has been seen to certify; their programs would be compiled for nothing."""
 LEAST_SPLIT_RATE = 1e-13
 """Sampling probability below which none has: losses that small are lost beside 1."""
-
 PLAIN = (
     *LADDER[:3],
     Rung(1536, 512, 3, 2),
@@ -73,6 +72,12 @@ PLAIN = (
     Rung(4096, 2048, 3, 1),
 )
 """For compositions with Laplace or finite parts, which are not split."""
+
+
+FIRST_SPLIT = sum(not rung.split for rung in LADDER)
+"""Place of the first split rung of the ladder."""
+MOST_RUNGS = 5
+"""Rungs for many eps: on finer ones a contour takes as long as the ladder does for each eps."""
 
 
 class Answer(NamedTuple):
@@ -305,3 +310,125 @@ def _total_variation(parts: Components, known: Reach) -> np.ndarray:
     each = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
     most = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * each, 0.0), axis=1)
     return np.where(known.splits & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf)
+
+
+def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
+    """Brackets of the finite part of delta, 0 and 1 where nothing is known; every array (B, K).
+
+    epsilon : at least 0; those of a row should be within about a deviation of the loss.
+    floor : an upper end at most this is not refined.
+    width : relative width at which a bracket is narrow enough.
+    tolerance : size of images and cut-off terms relative to delta.
+    """
+    middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
+    both = np.ones(epsilon.shape, bool)
+    rung, widths = np.zeros(middle.size, int), np.full(epsilon.shape, width)
+    return _climb_together(contour.delta_about, parts, middle, epsilon, floor, widths, both, tolerance, rung)
+
+
+def delta_along(
+    parts: Components,
+    place: np.ndarray,
+    epsilon: np.ndarray,
+    floor: np.ndarray,
+    width: np.ndarray,
+    both: np.ndarray,
+    tolerance: float,
+    rung: np.ndarray,
+) -> Answer:
+    """The same for many eps of a row, rising, which may be several deviations of the loss from that of the contour.
+
+    Far from the contour the images leave no lower end.
+
+    place : (B,), the eps for which the contour is placed.  width : (B, K).
+    both : (B, K), whether the lower end is wanted; else the upper end need only be near the estimate.
+    rung : (B,), on which each row begins; it is changed to the last one that was used.
+    """
+    return _climb_together(contour.delta_along, parts, place, epsilon, floor, width, both, tolerance, rung)
+
+
+def _climb_together(
+    kernel: Callable[..., Any],
+    parts: Components,
+    middle: np.ndarray,
+    epsilon: np.ndarray,
+    floor: np.ndarray,
+    width: np.ndarray,
+    both: np.ndarray,
+    tolerance: float,
+    last: np.ndarray,
+) -> Answer:
+    along = kernel is contour.delta_along
+    rungs = PLAIN[:MOST_RUNGS] if along else LADDER
+    splits = may_split(parts)
+    answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
+    answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0
+    due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), last)
+    for step, rung in enumerate(rungs):
+        rows = np.flatnonzero(due == step)
+        if not rows.size:
+            continue
+        last[rows] = step
+        log_tol = np.full(rows.size, np.log(max(tolerance, rung.tolerance)))
+        static, unknown = {"points": rung.points, "count": rung.nodes}, np.zeros(rows.size)
+        more: tuple[Any, ...] = (log_tol,)
+        if rung.split:
+            ask, more = split_contour.delta_about, (split_contour.Start(unknown, unknown), log_tol)
+            static["rounds"] = DELTA_ROUNDS
+        else:
+            ask = kernel
+        arguments = (law(parts, rows), middle[rows], epsilon[rows], *more)
+        found = evaluate(ask, arguments, rows.size, rung.chunk, **static)
+        low, high = _from_logs(found[0], found[2], found[3] & (np.isfinite(found[0]) | ~both[rows]))
+        low, high = (_all_agreed if along else _agreed)(parts.take(rows), epsilon[rows], low, high)
+        middle_of = np.exp(np.minimum(found[1], 0.0))
+        better = high - low < answer.upper[rows] - answer.lower[rows]
+        answer.estimate[rows] = np.where(better, middle_of, answer.estimate[rows])
+        low, high = np.maximum(low, answer.lower[rows]), np.minimum(high, answer.upper[rows])
+        agree = low <= high
+        answer.lower[rows], answer.upper[rows] = np.where(agree, low, 0.0), np.where(agree, high, 1.0)
+        below = np.where(both[rows], low, middle_of)
+        done = agree & ((high - below <= width[rows] * high) | (high <= floor[rows]))
+        needs = found[4].reshape(rows.size, 2)
+        next_one = np.maximum(rung_for(needs, rungs), step + 1)
+        if along:  # where the rung has all that is needed, and where none has, no other one would do better
+            enough = np.all(needs <= (rung.points, rung.nodes), axis=1)
+            beyond = np.any(needs > (rungs[-1].points, rungs[-1].nodes), axis=1)
+            next_one = np.where(enough | beyond, len(rungs), next_one)
+        else:
+            next_one = np.minimum(next_one, max(FIRST_SPLIT, step + 1))
+            next_one = np.where((next_one >= FIRST_SPLIT) & ~splits[rows], len(rungs), next_one)
+        due[rows] = np.where(np.all(done, axis=1), len(rungs), next_one)
+    middle_of = np.where(np.isnan(answer.estimate), answer.upper, answer.estimate)
+    return answer._replace(estimate=np.clip(middle_of, answer.lower, answer.upper))
+
+
+def _from_logs(low: np.ndarray, high: np.ndarray, ok: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of delta from those of its logarithm; 0 and 1 where there are none."""
+    known = ok & np.isfinite(high) & (low < np.inf)
+    lower = np.where(known & (low > LOWEST_LOG_DELTA), np.exp(np.minimum(low, 0.0)), 0.0)
+    upper = np.where(known, np.maximum(np.exp(np.minimum(high, 0.0)), LEAST_DELTA), 1.0)
+    return lower, upper
+
+
+def _agreed(parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ends where no quick theorem contradicts them, else 0 and 1."""
+    each = parts.take(np.repeat(np.arange(len(epsilon)), epsilon.shape[1]))
+    holds = _holds(each, *(x.reshape(-1) for x in (epsilon, low, high))).reshape(low.shape)
+    return np.where(holds, low, 0.0), np.where(holds, high, 1.0)
+
+
+def _all_agreed(
+    parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of rows where no quick theorem contradicts the first, the middle or the last eps, else 0 and 1."""
+    holds = np.ones(epsilon.shape[0], bool)
+    for column in (0, epsilon.shape[1] // 2, -1):
+        holds &= _holds(parts, epsilon[:, column], low[:, column], high[:, column])
+    return np.where(holds[:, None], low, 0.0), np.where(holds[:, None], high, 1.0)
+
+
+def _holds(parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Whether no quick theorem contradicts the ends."""
+    least, most = quick_bounds.limits("delta", parts, epsilon, np.zeros(epsilon.size))
+    return (low <= most) & (high >= least)

@@ -1,10 +1,9 @@
-"""The lattice engine: certified brackets of epsilon and delta for one configuration of any composition.
+"""The lattice engine: brackets of epsilon and delta from laws on a lattice, composed by FFT (README.md).
 
-A plan (tilt, window, range) is made on a sketch of the laws; then each lattice length in turn gives a
-dominating and a dominated composition (`kernels.lattice_masses`, `kernels.tilted_fft`) and with them a bracket,
-until it is narrow enough or the memory limit is reached.  Brackets of several lengths are intersected.
-
-What is charged to the bracket besides the discretisation is in `lattice_sides.py`.
+A plan (tilt, window, range) is made on a sketch of the laws.  Each lattice length in turn gives a composition that
+dominates and one that is dominated, and with them a bracket, until it is narrow enough or the memory limit is reached.
+Brackets of several lengths are intersected.  A mechanism may be known between two pairs: then the dominating
+composition is made from the one, the dominated from the other.
 """
 
 from __future__ import annotations
@@ -15,27 +14,21 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.engines.lattice_backend import Runner, runner
-from jaxacct.engines.lattice_finite import MOST_PAIRS, Finite
-from jaxacct.engines.lattice_gaussian import PlainGaussian, SampledGaussian
-from jaxacct.engines.lattice_laplace import Laplace
-from jaxacct.engines.lattice_part import LatticePart
-from jaxacct.engines.lattice_plan import plan_for, share_of, unresolved
-from jaxacct.engines.lattice_sides import Side, crossing, evaluate, sides_of
+from jaxacct.engines.backend import Runner, runner
+from jaxacct.engines.lattice_parts import (
+    MOST_PAIRS,
+    ApproximateLaw,
+    Finite,
+    Laplace,
+    LatticePart,
+    Placed,
+    PlainGaussian,
+    SampledGaussian,
+)
+from jaxacct.kernels.lattice_laws import Composition, compose, payoff
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = [
-    "ATTEMPTS",
-    "LatticeAnswer",
-    "delta",
-    "deltas",
-    "epsilon",
-    "fitting",
-    "highest_loss",
-    "laws_of",
-    "pieces_of",
-    "read",
-]
+__all__ = ["NOTHING", "LatticeAnswer", "deltas", "deltas_of_pairs", "epsilon", "epsilon_of_pairs"]
 
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 """Lengths of lattices; the width of a bracket falls as length^-2, its time grows a little faster than the length."""
@@ -51,10 +44,32 @@ ESTIMATE = 2.0 / 3.0
 """Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
 ATTEMPTS = 3
 """Plans for one length at most: where the solution is far from the eps of a plan, another is made for the solution."""
-ARRAYS = 40
-"""float64 arrays of the lattice's length that are alive at once (measured)."""
-ARRAYS_PER_LAW = 12
-"""The same for each law (measured)."""
+ARRAYS, ARRAYS_PER_LAW = 40, 12
+"""float64 arrays of the lattice's length that are alive at once (measured), and those that each law adds."""
+PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
+"""Lengths of lattices for two pairs; each that is tried is LONGER places behind the one before."""
+LONGER = 2
+FIRST_ADDS = 1e-4
+"""What discretisation may add to epsilon at the first length for two pairs, relatively, by a formula."""
+ENOUGH = 4e-4
+"""Relative width of a bracket of epsilon between two pairs at which no longer lattice is tried."""
+MOST_PAIRS_OF_ROUNDS = 2**14
+"""Pairs of atoms that are added up for fewer steps of two pairs: rounds have hundreds of atoms, fine enough."""
+SHARE_OF_LATTICE = 0.1
+"""What discretisation may add to a bracket between two pairs, over its width, before a longer lattice is taken."""
+UNDERFLOW = 1e-300
+"""More than all that underflow takes from a payoff: 2.3e-308 from f and from each T f, at most 2^22 of them.
+
+Times e^700, at which the scale of delta is capped, it is above 1, so that the cap is an upper bound too.
+"""
+LARGEST_EXPONENT = 700.0
+"""Cap of exponents: e^700 is near the end of float64's range."""
+LOST_MASS = 1e-290
+"""More P-mass than underflow takes from one law on the lattice, or moves on it."""
+LARGEST_LOG_GROWTH = 0.69
+"""log of the P-mass of a lower composition above which no lower bound is drawn from it; below log 2."""
+CROSSING_STEPS = 60
+"""Steps of Newton's method and bisections at most; the ends are evaluated wherever they lead."""
 
 
 class LatticeAnswer(NamedTuple):
@@ -69,11 +84,42 @@ class LatticeAnswer(NamedTuple):
     status: str
 
 
+NOTHING = LatticeAnswer(-np.inf, np.nan, np.inf, "width")
+
+
+class Case(NamedTuple):
+    """One configuration, and how narrow its bracket should be."""
+
+    above: list[LatticePart]
+    """The laws of the pair that dominates."""
+    below: list[LatticePart]
+    """The laws of the pair that is dominated: the same list where there is one pair."""
+    rtol: float
+    enough: float
+    """A larger relative width that is enough."""
+    memory_bytes: int
+    run: Runner
+
+    def two(self) -> bool:
+        """Whether the bracket is one between two pairs."""
+        return self.above is not self.below
+
+    def pieces(self, cut: float) -> Case:
+        """The same compositions for the lattice; what is left out of them has mass e^cut."""
+        most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
+
+        def of(laws: list[LatticePart]) -> list[LatticePart]:
+            return [piece for law in laws for piece in (law.pieces(cut, most) if isinstance(law, Finite) else [law])]
+
+        above = of(self.above)
+        return self._replace(above=above, below=of(self.below) if self.two() else above)
+
+
 def epsilon(
     parts: Components,
     index: int,
-    delta_fin_lower: float,
-    delta_fin_upper: float,
+    delta_lower: float,
+    delta_upper: float,
     *,
     rtol: float = 1e-4,
     enough: float = 0.0,
@@ -84,7 +130,7 @@ def epsilon(
     Parameters
     ----------
     parts : Components of one direction.
-    delta_fin_lower, delta_fin_upper : ends of what is known of d > 0, the target for the finite part of the
+    delta_lower, delta_upper : ends of what is known of d > 0, the target for the finite part of the
         loss.  The answer's `upper` holds for the first, its `lower` for the second.
     rtol : wanted (upper - lower)/upper.
     enough : a larger one; lattices longer than QUICK are made only to reach it.
@@ -92,50 +138,63 @@ def epsilon(
 
     Call inside `with devices.double_precision():`.
     """
-    laws, run = laws_of(parts, index), runner()
-    if not laws or delta_fin_lower >= 1.0:
+    laws = laws_of(parts, index)
+    if not laws or delta_lower >= 1.0:
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-    low, high = 0.0, highest_loss(laws)
-    log_delta, share = float(np.log(delta_fin_lower)), share_of(rtol)
-    plan = plan_for(laws, None, log_delta, share)
-    pieces = pieces_of(laws, plan.cut)
-    wanted = rtol, max(enough, rtol)
-    length = _next_length(0, np.inf, wanted, pieces, memory_bytes)
-    if unresolved(laws, plan, _longest(pieces, memory_bytes)):
-        length = 0
+    return _epsilon(Case(laws, laws, rtol, max(enough, rtol), memory_bytes, runner()), (delta_lower, delta_upper))
+
+
+def epsilon_of_pairs(
+    above: Components,
+    below: Components,
+    index: int,
+    targets: tuple[float, float],
+    ceiling: float,
+    rtol: float,
+    memory_bytes: int,
+) -> LatticeAnswer:
+    """The same between two pairs.
+
+    targets : d > 0 less the mass at infinity, rounded down for the pair above and rounded up for the pair below.
+    ceiling : where eps is shown to be at most this, and it is above 0, that is the answer.
+    """
+    laws, others = laws_of(above, index), laws_of(below, index)
+    if not laws or not others or not 0.0 < targets[0] < 1.0:
+        return NOTHING
+    return _epsilon(Case(laws, others, rtol, max(rtol, ENOUGH), memory_bytes, runner()), targets, ceiling)
+
+
+def _epsilon(case: Case, targets: tuple[float, float], ceiling: float = np.inf) -> LatticeAnswer:
+    low, high = 0.0, highest_loss(case.above)
+    log_delta, share = float(np.log(targets[0])), share_of(case.rtol)
+    plan = plan_for(case.above, None, log_delta, share)
+    pieces = case.pieces(plan.cut)
+    if unresolved(case.above, plan, fitting(pieces)[-1]):
+        return NOTHING if case.two() else _answer(low, high, case.rtol)
+    tried: list[tuple[int, float]] = []
+    first = _first(plan, case.above) if case.two() else 0
+    length = _next_length(pieces, tried, first)
+    if 0.0 < ceiling < np.inf and evaluate(_upper_side(pieces, plan, length), ceiling)[0] <= targets[0]:
+        return _answer(0.0, ceiling, case.rtol)
     while length:
         for attempt in range(ATTEMPTS):
-            down, up = sides_of(pieces, plan, length, run)
-            tolerance = 0.02 * rtol * max(plan.centre, 1e-12)
-            low = max(low, crossing(down, delta_fin_upper, plan.centre, tolerance)[0])
-            high = min(high, crossing(up, delta_fin_lower, plan.centre, tolerance)[1])
+            down, up = sides_of(pieces, plan, length)
+            tolerance = 0.02 * case.rtol * max(plan.centre, 1e-12)
+            low = max(low, crossing(down, targets[1], plan.centre, tolerance)[0])
+            guess = max(low, tolerance) if case.two() else plan.centre
+            high = min(high, crossing(up, targets[0], guess, tolerance)[1])
             middle = 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            known = high - low < SAYS_NOTHING * high  # otherwise the middle is no estimate of epsilon
+            # else the middle is no estimate of epsilon; between two pairs it is one however wide the bracket is
+            known = case.two() or high - low < SAYS_NOTHING * high
             if near or not known or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
-            plan = plan_for(laws, middle, log_delta, share)
+            plan = plan_for(case.above, middle, log_delta, share)
         if high == 0.0:
-            return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-        width = (high - low) / high if np.isfinite(high) else np.inf
-        length = _next_length(length, width, wanted, pieces, memory_bytes)
-    return _answer(low, high, rtol)
-
-
-def delta(
-    parts: Components,
-    index: int,
-    epsilon: float,
-    *,
-    rtol: float = 1e-4,
-    enough: float = 0.0,
-    memory_bytes: int = 2**30,
-) -> LatticeAnswer:
-    """Bracket of delta_fin(epsilon) = E_P[(1 - e^{epsilon - L})_+ ; L finite] for configuration `index`.
-
-    Arguments as in `epsilon`; the width is relative here too.
-    """
-    return deltas(parts, [index], np.array([epsilon]), rtol=rtol, enough=enough, memory_bytes=memory_bytes)[0]
+            break
+        tried.append((length, (high - low) / high if np.isfinite(high) else np.inf))
+        length = _next_length(pieces, tried, first)
+    return _answer(low, high, case.rtol)
 
 
 def deltas(
@@ -147,30 +206,46 @@ def deltas(
     enough: float = 0.0,
     memory_bytes: int = 2**30,
 ) -> list[LatticeAnswer]:
-    """`delta` of configuration `rows[i]` at `epsilon[i]`, for each i.
+    """Brackets of delta_fin(eps) = E_P[(1 - e^{eps - L})_+ ; L finite] of configuration `rows[i]` at `epsilon[i]`.
 
-    Rows of the same numbers are one configuration, whose compositions are shared.
+    Rows of the same numbers are one configuration, whose compositions are shared.  The other arguments are those of
+    `epsilon`; the width is relative here too.
     """
-    alike: dict[tuple[bytes, ...], list[int]] = {}
-    for place, row in enumerate(rows):
-        alike.setdefault(tuple(x[row].tobytes() for x in parts), []).append(place)
     answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok")] * len(rows)
     run = runner()
-    for places in alike.values():
+    for places in _alike(rows, epsilon, parts):
         laws = laws_of(parts, rows[places[0]])
         highest = highest_loss(laws) if laws else -np.inf
-        places = sorted((place for place in places if epsilon[place] < highest), key=lambda place: epsilon[place])
-        brackets = _along(
-            laws, [float(epsilon[place]) for place in places], (rtol, max(enough, rtol)), memory_bytes, run
-        )
-        for place, (low, high) in zip(places, brackets, strict=True):
-            answers[place] = _answer(low, high, rtol)
+        below = [place for place in places if epsilon[place] < highest]
+        case = Case(laws, laws, rtol, max(enough, rtol), memory_bytes, run)
+        for place, ends in zip(below, _along(case, [float(epsilon[place]) for place in below]), strict=True):
+            answers[place] = _answer(*ends, rtol)
     return answers
 
 
-def _along(
-    laws: list[LatticePart], epsilon: list[float], wanted: tuple[float, float], memory_bytes: int, run: Runner
-) -> list[tuple[float, float]]:
+def deltas_of_pairs(
+    above: Components, below: Components, rows: Sequence[int], epsilon: np.ndarray, rtol: float, memory_bytes: int
+) -> list[LatticeAnswer]:
+    """The same between two pairs."""
+    answers = [NOTHING] * len(rows)
+    run = runner()
+    for places in _alike(rows, epsilon, above, below):
+        case = Case(laws_of(above, rows[places[0]]), laws_of(below, rows[places[0]]), rtol, rtol, memory_bytes, run)
+        if case.above and case.below:
+            for place, ends in zip(places, _along(case, [float(epsilon[place]) for place in places]), strict=True):
+                answers[place] = _answer(*ends, rtol)
+    return answers
+
+
+def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list[list[int]]:
+    """The places of `rows` in groups of the same numbers, ascending in eps."""
+    groups: dict[tuple[bytes, ...], list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(tuple(x[row].tobytes() for parts in pairs for x in parts), []).append(place)
+    return [sorted(places, key=lambda place: epsilon[place]) for places in groups.values()]
+
+
+def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
     """(lower, upper) of delta at ascending eps.
 
     A composition made for one eps brackets delta at others too, and as narrowly where they are near.  So one is made
@@ -183,12 +258,12 @@ def _along(
         if not now:
             continue
         middle = now[len(now) // 2]
-        low, high, sides = _composed_for(laws, epsilon[middle], wanted, memory_bytes, run)
+        low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
-        # epsilons farther out have wider brackets still
-        farther = max(wanted[1], NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
+        # epsilons farther out have wider brackets still; those between two pairs are wide everywhere
+        farther = max(case.enough, NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
         before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
-        for side, enough in ((before, wanted[1]), (after, farther)):
+        for side, enough in ((before, farther if case.two() else case.enough), (after, farther)):
             for done, place in enumerate(side):
                 low, high = read(sides, epsilon[place])
                 if not high - low <= enough * high:
@@ -198,34 +273,103 @@ def _along(
     return found
 
 
-def _composed_for(
-    laws: list[LatticePart], epsilon: float, wanted: tuple[float, float], memory_bytes: int, run: Runner
-) -> tuple[float, float, tuple[Side, Side]]:
+def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side, Side]]:
     """(lower, upper) of delta at one eps, and the last compositions that gave it."""
-    share = share_of(wanted[0])
-    log_delta = plan_for(laws, epsilon, 0.0, share).cut - share
-    low, high = 0.0, 1.0
-    pieces = laws
-    length = _next_length(0, np.inf, wanted, laws, memory_bytes)
-    while length:
+    share = share_of(case.rtol)
+    log_delta = plan_for(case.above, epsilon, 0.0, share).cut - share
+    low, high, pieces = 0.0, 1.0, case
+    tried: list[tuple[int, float]] = []
+    while length := _next_length(pieces, tried):
         for _ in range(ATTEMPTS):
-            plan = plan_for(laws, epsilon, log_delta, share)
-            pieces = pieces_of(laws, plan.cut)
-            sides = sides_of(pieces, plan, length, run)
+            plan = plan_for(case.above, epsilon, log_delta, share)
+            pieces = case.pieces(plan.cut)
+            sides = sides_of(pieces, plan, length)
             here = read(sides, epsilon)
             low, high = max(low, here[0]), min(high, here[1])
             found = float(np.log(max(0.5 * (low + high), 1e-290)))
             if found > log_delta - 0.5:
                 break
             log_delta = found
-        length = _next_length(length, (high - low) / high, wanted, pieces, memory_bytes)
+        tried.append((length, (high - low) / high))
     return low, high, sides
 
 
-def read(sides: tuple[Side, Side], epsilon: float) -> tuple[float, float]:
-    """(lower, upper) of delta at an eps, from compositions for this or another."""
-    down, up = sides
-    return max(0.0, -float(np.expm1(epsilon)), evaluate(down, epsilon)[0]), min(1.0, evaluate(up, epsilon)[0])
+def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
+    if not low <= high:
+        return LatticeAnswer(-np.inf, np.nan, np.inf, "contradiction")
+    if high == 0.0:
+        return LatticeAnswer(0.0, 0.0, 0.0, "zero")
+    middle = low + ESTIMATE * (high - low) if np.isfinite(high) else high
+    status = "ok" if np.isfinite(high) and high - low <= rtol * high else "width"
+    return LatticeAnswer(float(low), float(middle), float(high), status)
+
+
+def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> int:
+    """The next lattice length, 0 to stop; `tried` : the lengths so far with the relative widths that they gave.
+
+    first : the place of the first length for two pairs.
+    """
+    known = fitting(case)
+    if case.two():
+        lengths = known[min(first, len(known) - 1) :: LONGER]
+        if not tried:
+            return lengths[0]
+        return 0 if len(tried) >= len(lengths) or _resolved(tried, case.enough) else lengths[len(tried)]
+    first_length = known[min(1, len(known) - 1)]
+    if not tried:
+        return first_length
+    (length, width), rtol, enough = tried[-1], case.rtol, case.enough
+    longer = [n for n in known if n > length]
+    if width <= rtol or not longer:
+        return 0
+    if not width < SAYS_NOTHING:  # one longer lattice; if that says nothing either, no length does
+        return longer[0] if length == first_length else 0
+    end = lambda n: width * (length / n) ** 2
+    quick = [n for n in longer if n <= QUICK]
+    if quick and (2.0 * end(quick[-1]) <= rtol or end(quick[-1]) <= enough):
+        return next((n for n in quick if 2.0 * end(n) <= rtol), quick[-1])
+    if width <= enough:
+        return 0
+    if end(longer[-1]) > max(NARROW, enough):
+        return quick[-1] if quick else 0
+    return next((n for n in longer if n > QUICK and 2.0 * end(n) <= enough), longer[-1])
+
+
+def fitting(case: Case) -> list[int]:
+    """The lengths of lattices for which the memory suffices, the shortest in any case."""
+    lengths, size = PAIR_LENGTHS if case.two() else LENGTHS, ARRAYS + ARRAYS_PER_LAW * len(case.above)
+    return [n for n in lengths if 8 * n * size <= case.memory_bytes] or [lengths[0]]
+
+
+def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
+    """Place of the first length to be tried for two pairs.
+
+    Above, a loss goes to two nodes h apart, so that E e^{theta L} grows by a share theta (theta + 1) h^2/12 on average
+    in each of n steps, and epsilon by n (theta + 1) h^2/12.  Below it loses about twice as much.
+    """
+    steps = sum(law.count for law in laws)
+    for place, length in enumerate(PAIR_LENGTHS):
+        step = (plan.top - plan.bottom) / length
+        if 0.25 * steps * (plan.theta + 1.0) * step * step <= FIRST_ADDS * plan.centre:
+            return place
+    return len(PAIR_LENGTHS) - 1
+
+
+def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
+    """Whether what discretisation adds to the last bracket between two pairs is small, by the one before.
+
+    Relative widths end at 1, so that what falls is the logarithm of upper over lower end.
+    """
+    length, width = tried[-1]
+    if width <= rtol:
+        return True
+    if len(tried) < 2 or not np.isfinite(tried[-2][1]):
+        return False
+    if width >= 1.0:
+        return True  # no lower end at either length
+    before, now = (-np.log1p(-min(width, 1.0 - 1e-12)) for _, width in tried[-2:])
+    fall = (length / tried[-2][0]) ** 2
+    return bool((before - now) / (fall - 1.0) <= max(rtol, SHARE_OF_LATTICE * now))
 
 
 def laws_of(parts: Components, index: int) -> list[LatticePart]:
@@ -249,63 +393,314 @@ def laws_of(parts: Components, index: int) -> list[LatticePart]:
     return laws
 
 
-def pieces_of(laws: list[LatticePart], cut: float, most_pairs: int = MOST_PAIRS) -> list[LatticePart]:
-    """The same composition for the lattice; what is left out of it has mass e^cut.
-
-    most_pairs : of atoms of a finite law that are added up for fewer steps.
-    """
-    return [piece for law in laws for piece in (law.pieces(cut, most_pairs) if isinstance(law, Finite) else [law])]
-
-
 def highest_loss(laws: list[LatticePart]) -> float:
     """A loss that the composition cannot exceed, inf where there is none; at least 0."""
     size = sum(law.count * abs(law.highest()) for law in laws)
     return max(sum(law.count * law.highest() for law in laws) + 256.0 * ROUNDOFF * size, 0.0)
 
 
-def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
-    if not low <= high:
-        return LatticeAnswer(-np.inf, np.nan, np.inf, "contradiction")
-    middle = low + ESTIMATE * (high - low) if np.isfinite(high) else high
-    status = "ok" if np.isfinite(high) and high - low <= rtol * high else "width"
-    return LatticeAnswer(float(low), float(middle), float(high), status)
+# Plans: nothing certified depends on them
 
 
-def _next_length(
-    length: int, width: float, wanted: tuple[float, float], laws: list[LatticePart], memory_bytes: int
-) -> int:
-    """The next lattice length, 0 to stop: the relative width of a bracket falls as length^-2.
+class LatticePlan(NamedTuple):
+    """What a bracket on the lattice is made with; nothing certified depends on it."""
 
-    wanted : the width that is aimed at, and a larger one that is enough. A lattice longer than QUICK is made only for
-    the second, and only if the longest would reach the second or NARROW.
+    theta: float  # the tilt
+    centre: float  # expected eps
+    cut: float  # log of the mass of high losses that may be left out
+    share: float  # log of the tilted mass of low losses that may be left out
+    bottom: float  # lower end of the window in the composed loss
+    top: float  # upper end
+    above: float  # added to the tilt for the Chernoff bound of what lies above the window
+    below: float  # subtracted from it for what lies below
 
-    A bracket that says nothing at the first length gets one longer one.  If that says nothing either, no length does.
-    A length N needs about ARRAYS + ARRAYS_PER_LAW R float64 arrays of N elements for R laws.
+
+def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, float, float]:
+    """K(theta) = log E[e^{theta L}] of the composition, its mean and its variance under the tilt."""
+    total, mean, variance = 0.0, 0.0, 0.0
+    for loss, log_mass, count in sketches:
+        exponent = log_mass + theta * loss
+        top = exponent.max()
+        weight = np.exp(exponent - top)
+        size = weight.sum()
+        centre = float(weight @ loss) / size
+        total += count * (top + np.log(size))
+        mean += count * centre
+        variance += count * float(weight @ np.square(loss - centre)) / size
+    return float(total), float(mean), float(variance)
+
+
+def _log_m(sketches: list[ApproximateLaw], theta: float) -> float:
+    """K(theta) alone."""
+    total = 0.0
+    for loss, log_mass, count in sketches:
+        exponent = log_mass + theta * loss
+        top = exponent.max()
+        total += count * (top + np.log(np.exp(exponent - top).sum()))
+    return float(total)
+
+
+def share_of(rtol: float) -> float:
+    """log of the share of delta that truncated mass may carry."""
+    return float(np.log(rtol)) - 4.0
+
+
+def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
+    """Tilt and window for a given eps, or for the eps at which delta is given; eps is taken as at least 0.
+
+    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1), under the law without the
+    losses so high that they do not matter at `log_delta`: with them a heavy tail would draw the saddle to
+    itself.  `log_delta` 0 is unknown, and then nothing is left out.
     """
-    known = fitting(laws, memory_bytes)
-    first, (rtol, enough) = known[min(1, len(known) - 1)], wanted
-    if length == 0:
-        return first
-    longer = [n for n in known if n > length]
-    if width <= rtol or not longer:
-        return 0
-    if not width < SAYS_NOTHING:
-        return longer[0] if length == first else 0
-    end = lambda n: width * (length / n) ** 2
-    quick = [n for n in longer if n <= QUICK]
-    if quick and (2.0 * end(quick[-1]) <= rtol or end(quick[-1]) <= enough):
-        return next((n for n in quick if 2.0 * end(n) <= rtol), quick[-1])
-    if width <= enough:
-        return 0
-    if end(longer[-1]) > max(NARROW, enough):
-        return quick[-1] if quick else 0
-    return next((n for n in longer if n > QUICK and 2.0 * end(n) <= enough), longer[-1])
+    untruncated = -1e4 if log_delta == 0.0 else log_delta + share
+    sketches = [law.sketch(untruncated) for law in laws]
+
+    def state(theta: float) -> tuple[float, float, float]:
+        k, mean, variance = _cumulants(sketches, theta)
+        at = mean - 1.0 / theta - 1.0 / (1.0 + theta)
+        curvature = variance + theta**-2.0 + (1.0 + theta) ** -2.0
+        return k, at, k - theta * at - np.log(theta * (theta + 1.0)) - 0.5 * np.log(2 * np.pi * curvature)
+
+    # tilts are of the order of one over the spread of the loss
+    spread = max(1.0, float(np.sqrt(_cumulants(sketches, 0.0)[2])))
+    low, high = np.log(1e-3 / spread), np.log(1e6)
+    for _ in range(26):
+        theta = float(np.exp(0.5 * (low + high)))
+        _, at, value = state(theta)
+        past = at >= eps if eps is not None else (value <= log_delta and at >= 0.0)
+        low, high = (low, np.log(theta)) if past else (np.log(theta), high)
+    theta = float(np.exp(high))
+    k, at, _ = state(theta)
+    centre = max(at, 0.0) if eps is None else max(eps, 0.0)
+    if log_delta == 0.0:
+        log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
+    # delta over e^{K - theta eps}: small where the tilted law has two modes, as with few hits
+    left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
+    grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
+    up = np.array([(_log_m(sketches, theta + t) - k - left_out) / t for t in grid])
+    down = np.array([(k - _log_m(sketches, theta - t) + left_out) / t for t in grid])
+    top, bottom = float(np.min(up)), float(np.max(down))
+    return LatticePlan(
+        theta,
+        centre,
+        float(log_delta + share),
+        share,
+        min(bottom, centre),
+        max(top, centre),
+        float(grid[np.argmin(up)]),
+        float(grid[np.argmax(down)]),
+    )
 
 
-def fitting(laws: list[LatticePart], memory_bytes: int, lengths: Sequence[int] = LENGTHS) -> list[int]:
-    """The lengths of lattices for which the memory suffices, the shortest in any case."""
-    return [n for n in lengths if 8 * n * (ARRAYS + ARRAYS_PER_LAW * len(laws)) <= memory_bytes] or [lengths[0]]
+def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
+    """Whether the longest lattice is so coarse that rounding every step's loss up to a node exceeds eps itself."""
+    step = (plan.top - plan.bottom) / length
+    moved = 0.0
+    for law in laws:
+        sketch = law.sketch(plan.cut)
+        _, _, variance = _cumulants([sketch._replace(repeats=1.0)], 0.0)
+        if variance < (step / 30.0) ** 2:
+            share = np.exp(sketch.log_mass) @ -np.expm1(sketch.loss.min() - sketch.loss)
+            moved += sketch.repeats * step * float(share)
+    return moved > max(plan.centre, step)
 
 
-def _longest(laws: list[LatticePart], memory_bytes: int) -> int:
-    return fitting(laws, memory_bytes)[-1]
+def common_step(step: float, laws: list[LatticePart]) -> float:
+    """The step in [step, 1.5 step] for which the laws' own gaps are closest to whole numbers of steps."""
+    gaps = [pair for law in laws for pair in law.gaps() if pair[0] >= step]
+    if not gaps:
+        return step
+    distance, weight = (np.array(x) for x in zip(*gaps, strict=True))
+    lead = distance[np.argmax(weight * distance)]
+    most, fewest = max(np.floor(lead / step), 1.0), max(np.ceil(lead / (1.5 * step)), 1.0)
+    if fewest > most:  # no part of the lead is that long
+        return step
+    steps = lead / np.arange(most, fewest - 1.0, -1.0)[:20000]
+    cost = np.zeros(steps.size)
+    for d, w in zip(distance, weight, strict=True):
+        cost += w * steps * np.abs(d / steps - np.rint(d / steps))
+    return float(steps[np.argmin(cost + 1e-12 * weight.sum() * steps)])
+
+
+def peak(theta: float) -> float:
+    """sup over d of e^{-theta d}(1 - e^{-d})."""
+    return float(np.exp(theta * np.log(theta / (1.0 + theta)) - np.log1p(theta)))
+
+
+# Compositions on a lattice, rounded down or up
+
+
+class Side(NamedTuple):
+    """A composition, rounded one way, with all that is needed to evaluate delta from it."""
+
+    composed: Composition
+    theta: float  # the tilt
+    log_moment: float  # K(theta)
+    log_size: float  # magnitudes of its terms, for their rounding
+    start: float  # loss of the first element
+    step: float  # between nodes
+    span: float  # length of the lattice in loss
+    shift: float  # how far losses may be off
+    above: float  # bound of the tilted mass that wraps around from above the lattice
+    below: float  # and from below it
+    extra: float  # what mass at infinity adds to delta (upper), or overstated mass takes from it (lower)
+    upper: bool  # whether it is rounded up
+    run: Runner  # where the kernels run
+
+
+def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
+    """The dominated and the dominating composition on lattices of one length."""
+    extents = [[law.extent(plan.theta, plan.cut, plan.share) for law in laws] for laws in (case.below, case.above)]
+    down, up = _steps(case.above, extents, plan, length)
+    return _side(case.below, extents[0], plan, length, down, False, case.run), _side(
+        case.above, extents[1], plan, length, up, True, case.run
+    )
+
+
+def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
+    """The dominating composition alone."""
+    extents = [law.extent(plan.theta, plan.cut, plan.share) for law in case.above]
+    return _side(case.above, extents, plan, length, _steps(case.above, [extents], plan, length)[1], True, case.run)
+
+
+def _steps(
+    laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
+) -> tuple[float, float]:
+    """The steps of the dominated and of the dominating composition, for which all extents find room."""
+    margin = 1.0 + 8.0 / length
+    widest = max(1.01 * (high - low) for each in extents for low, high in each)
+    span = max(plan.top - plan.bottom, widest) * margin
+    span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # a law of one atom has no extent
+    step = common_step(span / (length - 4), laws)
+    # a law that adjusts the step for itself, in every repetition: the one with the most to lose
+    main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
+    return main.step(step, False), main.step(step, True)
+
+
+def _side(
+    laws: list[LatticePart],
+    extents: list[tuple[float, float]],
+    plan: LatticePlan,
+    length: int,
+    step: float,
+    upper: bool,
+    run: Runner,
+) -> Side:
+    placed = [law.place(extent, step, length, upper, run) for law, extent in zip(laws, extents, strict=True)]
+    tilts = np.array([plan.theta, plan.theta + plan.above, plan.theta - plan.below])
+    direction, count, origin = (
+        np.array([getattr(x, name) for x in placed]) for name in ("direction", "repeats", "origin")
+    )
+    coefficient = direction[:, None] * tilts
+    base = float(np.sum(count * direction * origin))
+    centred = 0.5 * (plan.top + plan.bottom) - 0.5 * length * step
+    roll = int(np.floor((centred - base) / step))
+    mass = np.stack([x.mass for x in placed])
+    composed = run(compose, mass, coefficient, direction, count, step, roll % length, upper)
+    logs = count[:, None] * (coefficient * origin[:, None] + np.asarray(composed.log_moments))
+    k, k_above, k_below = logs.sum(axis=0)
+    sizes = np.abs(coefficient[:, 0] * origin) + np.abs(np.asarray(composed.log_moments)[:, 0])
+    start, span = base + roll * step, length * step
+    # moments are sums in any order: n times as many units as there are nodes, over all parts
+    growth = float(
+        np.exp(min(1e-9 + ROUNDOFF * (8.0 * np.abs(logs).sum() + 2.0 * length * count.sum()), LARGEST_EXPONENT))
+    )
+    above = growth * np.exp(min(k_above - k - plan.above * (start + span), 0.0))
+    below = growth * np.exp(min(k_below - k + plan.below * start, 0.0))
+    rounding = 8.0 * ROUNDOFF * (2.0 * abs(base) + span + abs(start))
+    return Side(
+        composed=composed,
+        theta=plan.theta,
+        log_moment=float(k),
+        log_size=float(np.sum(count * sizes)),
+        start=start,
+        step=step,
+        span=span,
+        shift=float(np.sum(count * [x.shift for x in placed])) + rounding,
+        above=float(above),
+        below=float(below),
+        extra=_extra(placed, upper),
+        upper=upper,
+        run=run,
+    )
+
+
+def _extra(placed: list[Placed], upper: bool) -> float:
+    """What mass at infinity adds to an upper delta, or overstated mass takes from a lower one.
+
+    Lower: H_g = E_P[(1 - g e^{-L})_+] of a step is at most d (`deficit`) above that of the true step, for
+    every g >= 0, so at g = 0 its P-mass is at most 1 + d.  (p r - g q s)_+ = r (p - g (s/r) q)_+ shows that
+    putting one such step for a true one, in a composition whose other steps have P-mass R, adds at most R d
+    to delta.  Steps put in one after the other thus add d (1 + (1 + d) + ... + (1 + d)^{n-1}), over all parts
+    prod (1 + d_i)^{n_i} - 1: more than sum n_i d_i, and nothing is known (inf) where it is near 1.
+    """
+    if upper:
+        survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
+        return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))
+    growth = float(sum(x.repeats * np.log1p(x.deficit + LOST_MASS) for x in placed))
+    return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < LARGEST_LOG_GROWTH else float("inf")
+
+
+def evaluate(side: Side, eps: float) -> tuple[float, float]:
+    """delta(eps) rounded outward, and the derivative of log delta."""
+    theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
+    eps = eps - outward if side.upper else eps + outward
+    mass, start = side.composed.mass, side.start
+    if isinstance(mass, np.ndarray):  # no shapes to compile for: losses below eps pay nothing
+        before = (eps - start) / side.step - 2.0
+        first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
+        mass, start = mass[first:], start + first * side.step
+    sums = side.run(payoff, mass, start - eps, side.step, theta)
+    value, slope, norm, magnitude = (float(x) for x in sums)
+    length, end = side.composed.mass.shape[0], side.start + side.span - eps
+    rounding = ROUNDOFF * (length + 32.0 + 8.0 * theta * side.span) * magnitude
+    wrong = float(side.composed.error) * norm * (1.0 + 1e-9) + rounding + UNDERFLOW
+    log_scale = side.log_moment - theta * eps
+    relative = outward + 8.0 * ROUNDOFF * (side.log_size + theta * abs(eps) + 8.0)
+    scale = np.exp(min(log_scale + (relative if side.upper else -relative), LARGEST_EXPONENT))
+    if side.upper:
+        beyond = np.log1p(1.0 / theta)
+        worst = peak(theta) if end < beyond else np.exp(-theta * end)
+        wrong += side.above * worst + (side.below * peak(theta) if side.start > eps else 0.0)
+        result = scale * (value + wrong) * (1.0 + 1e-14) + side.extra
+    else:
+        wrong += (side.above + side.below) * peak(theta)
+        result = scale * (value - wrong) * (1.0 - 1e-14) - side.extra
+    if not np.isfinite(result):  # nothing is known, and nothing may follow from a comparison
+        result = 1.0 if side.upper else 0.0
+    return float(result), -slope / value if value > 0 else -theta
+
+
+def crossing(side: Side, target: float, guess: float, tolerance: float) -> tuple[float, float]:
+    """(a, b) with delta(a) > target >= delta(b), evaluated at both but for a = 0, which needs no proof.
+
+    Newton on log delta, kept inside the bracket; b is 0 if already delta(0) <= target, inf if none was found.  An upper
+    delta of 1 and a lower one of 0 are no bounds; they move neither end to the wrong side.
+    """
+    if side.upper and evaluate(side, 0.0)[0] <= target:
+        return 0.0, 0.0
+    low, high, at = 0.0, np.inf, max(guess, tolerance)
+    width = tolerance
+    for _ in range(CROSSING_STEPS):
+        value, slope = evaluate(side, at)
+        if value > target:
+            low = at
+        else:
+            high = at
+        if high - low <= 2.0 * tolerance:
+            break
+        newton = at + np.log(value / target) / -slope if value > 0 and slope < 0 else np.nan
+        if abs(newton - at) <= tolerance:
+            at = at + width if value > target else at - width
+            width *= 2.0
+        else:
+            at = newton
+        if not low < at < high:
+            at = 0.5 * (low + high) if np.isfinite(high) else 2.0 * low + tolerance
+    return low, high
+
+
+def read(sides: tuple[Side, Side], epsilon: float) -> tuple[float, float]:
+    """(lower, upper) of delta at an eps, from compositions for this or another."""
+    down, up = sides
+    return max(0.0, -float(np.expm1(epsilon)), evaluate(down, epsilon)[0]), min(1.0, evaluate(up, epsilon)[0])

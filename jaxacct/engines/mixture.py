@@ -11,23 +11,33 @@ costs the order of d^2.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from jaxacct.core.floats import SMALLEST_POSITIVE
-from jaxacct.engines.mixture_parts import flat
 from jaxacct.kernels.mixture_contour import delta_bracket, epsilon_bracket
 from jaxacct.kernels.mixture_law import BranchLaw
 from jaxacct.kernels.mixture_nodes import Nodes, chernoff, nodes_for_delta, nodes_for_epsilon
 from jaxacct.kernels.mixture_placement import Part, saddle
 from jaxacct.kernels.special import logsumexp
-from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms import Composed, Gaussian, Mechanism, Repeated, batch_shape
 from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import GaussianPart
 
-__all__ = ["UNKNOWN", "Ends", "Known", "Row", "attained", "one_delta", "one_epsilon", "rows_of_branches"]
+__all__ = [
+    "UNKNOWN",
+    "Ends",
+    "Known",
+    "Row",
+    "attained",
+    "one_delta",
+    "one_epsilon",
+    "rows_of_branches",
+    "suits",
+]
 
 ROUNDING, ROUNDING_OF_SQUARES = 1e-12, 4e-15
 """Relative error allowed for the two terms of a branch, and what squares in their exponents add to it."""
@@ -368,9 +378,27 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
             break
     else:
         return 1.0, 1.0  # not the best end, of which only a lower bound would be known
-    of_q = float(log_ndtr(-law.sign * u))
-    of_p = float(logsumexp(log_weight + log_ndtr(law.sign * (shift - u))))
+    of_q = float(scipy.special.log_ndtr(-law.sign * u))
+    of_p = float(logsumexp(log_weight + scipy.special.log_ndtr(law.sign * (shift - u))))
     first, second = (of_p, of_q + epsilon) if law.sign > 0 else (of_q, of_p + epsilon)
     gain, cost = float(np.exp(first)), float(np.exp(min(second, 700.0)))
     doubt = ROUNDING + ROUNDING_OF_SQUARES * (u * u + float(np.square(shift[-1])) + abs(epsilon))
     return max(gain - cost, 0.0), doubt * (gain + cost)
+
+
+def suits(mechanism: Mechanism) -> bool:
+    """Whether it is made of mixtures of Gaussians, of which at least one is not answered by its parts."""
+    leaves = [leaf for _, leaf in flat(mechanism)]
+    of_mixtures = [leaf for leaf in leaves if isinstance(leaf, OfGaussianMixtures)]
+    if not all(isinstance(leaf, Gaussian | OfGaussianMixtures) for leaf in leaves):
+        return False
+    return all(leaf.of_gaussians() for leaf in of_mixtures) and any(not leaf.ordinary() for leaf in of_mixtures)
+
+
+def flat(mechanism: Any, count: np.ndarray | float = 1.0) -> list[tuple[np.ndarray, Any]]:
+    """The single steps that are composed, each with its count."""
+    if isinstance(mechanism, Repeated):
+        return flat(mechanism.mechanism, exact_product(np.asarray(mechanism.steps), np.asarray(count)))
+    if isinstance(mechanism, Composed):
+        return [item for inner in mechanism.mechanisms for item in flat(inner, count)]
+    return [(np.asarray(count, np.float64), mechanism)]

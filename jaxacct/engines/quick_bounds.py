@@ -1,23 +1,4 @@
-"""The cheapest of the theorems that answers are held against, in microseconds a row and without SciPy.
-
-From above, as in `simple_bounds`: all Gaussians as if none were sampled, on top of the largest losses of bounded
-parts, by `delta_mu(eps) <= e^{-a^2/2}/2`, a = eps/mu - mu/2 > 0.
-
-From below, as in `threshold_tests`, one part by itself and crude tails (`Phi(-x) <= e^{-x^2/2}/2`, a hit counted with
-less than its chance under P and more than it under Q):
-
-* plain Gaussians: the sum of the outputs;
-* sampled Gaussians: the sum of the outputs, and the number of outputs beyond one deviation below a hit;
-* Laplace and finite parts: one step's largest losses.
-
-The tails of the binomial law, which `threshold_masses` and `simple_bounds` use as well, are bounded in logarithms, from
-above and from below, for any number of trials up to 2^53.  With `kl(x, p) = x log(x/p) + (1-x) log((1-x)/(1-p))`:
-
-* `Pr[N >= k] <= e^{-n kl(k/n, p)}` for k >= np, and `Pr[N < k] <= e^{-n kl((k-1)/n, p)}` for k - 1 <= np (Chernoff);
-* the term at 0 < k < n is `sqrt(n/(2 pi k (n-k))) e^{-n kl(k/n, p)}` times a factor between
-  `e^{-1/(12k) - 1/(12(n-k))}` and 1 (Robbins 1955), and those above it fall at least by
-  `r = (n-k) p/((k+1)(1-p))` from one to the next.
-"""
+"""The cheapest theorems that answers are held against, without SciPy, and tails of the binomial law (README.md)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
@@ -146,7 +146,7 @@ def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, heig
     ends = np.array([0, -1])
     log_tails = _log_tails(law, power, u[ends], log_mix[ends], log_f[ends])
     tails = float(np.exp(min(np.logaddexp(*log_tails) - log_m, 700.0)))
-    unit = float(np.exp(np.logaddexp(log_ndtr(u[0]), log_ndtr(-u[-1])) - log_m))
+    unit = float(np.exp(np.logaddexp(scipy.special.log_ndtr(u[0]), scipy.special.log_ndtr(-u[-1])) - log_m))
     strip = _strip(law, power, t, u, step, height, log_m, log_mix, posterior)
     unit += 2.0 / np.expm1(min(2.0 * np.pi**2 / step**2, 700.0)) * np.exp(-log_m) if top < 20.0 else 0.0
     from_step = 1.01 * (2.0 * tails + 2.0 * unit + strip) if shift.size else np.inf
@@ -161,8 +161,12 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
         gap = high - power * float(law.shift[-1])
         if gap < 0.0:
             return np.inf, np.inf
-        return power * float(log_mix[0]) + float(log_ndtr(low)), float(log_f[1]) - float(np.log(max(gap, 0.79)))
-    return _left_of_add(law, -power, low, float(log_mix[0]))[0], power * float(log_mix[1]) + float(log_ndtr(-high))
+        return power * float(log_mix[0]) + float(scipy.special.log_ndtr(low)), float(log_f[1]) - float(
+            np.log(max(gap, 0.79))
+        )
+    return _left_of_add(law, -power, low, float(log_mix[0]))[0], power * float(log_mix[1]) + float(
+        scipy.special.log_ndtr(-high)
+    )
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
@@ -170,8 +174,12 @@ def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])
-    tangent = -c * log_mix + c * mean * low + 0.5 * (c * mean) ** 2 + float(log_ndtr(low + c * mean))
-    by_least = -c * float(np.log(law.weight[0])) + 0.5 * (c * c + c) * least**2 + float(log_ndtr(low + c * least))
+    tangent = -c * log_mix + c * mean * low + 0.5 * (c * mean) ** 2 + float(scipy.special.log_ndtr(low + c * mean))
+    by_least = (
+        -c * float(np.log(law.weight[0]))
+        + 0.5 * (c * c + c) * least**2
+        + float(scipy.special.log_ndtr(low + c * least))
+    )
     return tangent + 1e-9 * (1.0 + abs(c * mean * low) * 1e-3), by_least
 
 

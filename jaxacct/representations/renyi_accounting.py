@@ -24,7 +24,7 @@ from jaxacct.core.validation import (
     check,
     refuse_tracers,
 )
-from jaxacct.engines import renyi_bounds
+from jaxacct.engines import loss_moments
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import register
 from jaxacct.representations import renyi_conversions
@@ -148,7 +148,7 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
     eps, chosen = np.zeros(flat.shape), _orders_less_one(orders)
     for parts in each:
         left = flat - parts.delta_infinity * (1.0 + 1e-14)
-        side = renyi_bounds.least_epsilon(parts, np.where(left > 0, left, 1.0), chosen)
+        side = loss_moments.least_epsilon(parts, np.where(left > 0, left, 1.0), chosen)
         eps = np.maximum(eps, np.where(left > 0, side, np.inf))
     status = np.where(np.isinf(eps), "mass_at_infinity", np.where(eps == 0, "zero", "ok"))
     eps, status = eps.reshape(shape), status.reshape(shape)
@@ -188,7 +188,7 @@ def rdp_delta(mechanism: Mechanism, epsilon: Any, *, orders: Any = None, relatio
     shape, each, flat = sides(mechanism, epsilon, "epsilon", relation)
     delta, chosen = np.zeros(flat.shape), _orders_less_one(orders)
     for parts in each:
-        finite = renyi_bounds.least_delta(parts, flat, chosen)
+        finite = loss_moments.least_delta(parts, flat, chosen)
         delta = np.maximum(delta, np.minimum(finite + parts.delta_infinity, 1.0) * (1.0 + 1e-15))
     delta = np.minimum(delta, 1.0).reshape(shape)
     return Bounds(np.zeros(shape), delta, delta, "bound", engine="renyi")

@@ -14,7 +14,7 @@ import numpy as np
 from jaxacct.accounting.account import delta, epsilon
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import backend, contour
-from jaxacct.engines.contour_about import delta_about
+from jaxacct.engines.contour import delta_about
 from jaxacct.kernels.worst_mesh import CELLS, Inner, Outer
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element

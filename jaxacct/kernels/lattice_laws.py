@@ -1,16 +1,6 @@
-"""Hat masses of a privacy loss on a uniform lattice: the quadrature that puts a law on the nodes.
+"""Laws on a uniform lattice: hat masses of cells, masses that dominate or are dominated, and their composition by FFT.
 
-Nodes lie at the losses l_k = o + k h, and cell k between nodes k and k + 1.  With the likelihood ratio alpha = e^l,
-dP = alpha dQ, the *hat masses* of a cell keep its P-mass and its Q-mass:
-
-    low_k = int_cell (alpha_{k+1}/alpha - 1) dP/(e^h - 1)  at node k,
-    high_k = int_cell (1 - alpha_k/alpha) dP/(1 - e^-h)    at node k + 1,
-
-both integrals of positive functions, so that each comes with a *relative* error `eta`.  All masses are P-masses:
-a Q-mass e^-l times as large would underflow where the loss is large.  What laws are made of them is in
-lattice_masses.py.
-
-One law at a time: no batch axes.
+Proofs: jaxacct/engines/README.md, "The lattice engine".  One law at a time: no batch axes.
 """
 
 from __future__ import annotations
@@ -22,10 +12,21 @@ import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array, Namespace, namespace
+from jaxacct.kernels.arrays import Array, Namespace, iterate, namespace
 from jaxacct.kernels.special import log1p
 
-__all__ = ["Cells", "gaussian_cells", "gaussian_nodes", "laplace_cells", "plain_gaussian_nodes"]
+__all__ = [
+    "Cells",
+    "Composition",
+    "Payoff",
+    "cancelled",
+    "compose",
+    "gaussian_cells",
+    "gaussian_nodes",
+    "lower_masses",
+    "payoff",
+    "upper_masses",
+]
 
 LOWEST_QUANTILE = -37.5
 """Standard normal quantile below which mass (4.7e-308) is dropped; the caller adds it back absolutely."""
@@ -43,6 +44,110 @@ LOG_NOTHING = -34.0
 """Log of the share of a panel's mass on its right node below which only the left node gets a quadrature."""
 LARGEST_ETA = 0.1
 """Relative error of a panel from which on it counts as a whole."""
+SWEEPS = 32
+"""Most times that negative jumps are spread on their neighbours; what is left after them is cancelled."""
+FFT_CONSTANT = 8.0
+"""Units of rounding of a transform over log2 of its length: Higham's constant is 7."""
+ROUNDED_UP = 1.001
+"""Factor for the rounding of an error bound's own arithmetic."""
+
+
+class Composition(NamedTuple):
+    """Tilted cyclic composition (N,), a bound of the 2-norm of its error, and log M_i at the three tilts."""
+
+    mass: Array
+    error: Array
+    log_moments: Array
+
+
+class Payoff(NamedTuple):
+    """sum T f, minus its derivative's Q-part sum T e^{-(theta+1)d} 1[d > 0], |f|_2, and sum |T| f."""
+
+    value: Array
+    slope: Array
+    norm: Array
+    magnitude: Array
+
+
+def compose(
+    mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, upper: Array
+) -> Composition:
+    """Compose R lattice laws.
+
+    Parameters
+    ----------
+    mass : (R, N) non-negative masses at index k;  tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt itself
+        and two more at which only the moment is wanted (for Chernoff bounds).
+    direction : (R,) s_i;  count : (R,) n_i >= 1;  step : h;  roll : index j0 of the first element returned.
+    upper : rounds the masses up (True) or down, by the rounding of the tilt.
+
+    Returns
+    -------
+    Composition : mass[i] is the tilted mass at cyclic index roll + i.
+    """
+    xp = namespace(mass, tilt, direction, count, step, roll, upper)
+    laws, length = mass.shape
+    place, full = step * xp.arange(length), mass
+    if xp is np:  # laws of few atoms leave most nodes empty; one that is NaN is kept, and says so in the end
+        there = np.flatnonzero((mass != 0).any(axis=0) | (np.arange(length) == 0))
+        place, mass = place[there], mass[:, there]
+    log_mass = xp.log(mass)
+
+    def moment(c: Array) -> Array:
+        return _log_sum_exp(xp, log_mass + c[:, None] * place)
+
+    log_moments = xp.stack([moment(tilt[:, i]) for i in range(tilt.shape[1])], axis=1)
+    tilted = tilt[:, :1] * place
+    exponent = log_mass + tilted - log_moments[:, :1]
+    size = xp.where(mass > 0, xp.abs(log_mass) + xp.abs(tilted), 0.0)
+    slack = ROUNDOFF * (8.0 + 4.0 * (size + xp.abs(log_moments[:, :1])))
+    weight = xp.where(mass > 0, xp.exp(exponent) * (1.0 + xp.where(upper, slack, -slack)), 0.0)
+    if xp is np:
+        some, weight = weight, np.zeros_like(full)
+        weight[:, there] = some
+
+    first = weight[:, :1]
+    rest = xp.concatenate([xp.zeros_like(first), weight[:, 1:]], axis=1)
+    relative = FFT_CONSTANT * ROUNDOFF * np.log2(length)
+    phi = xp.fft.rfft(rest, axis=1) + first
+    modulus = xp.abs(phi)
+    wrong = relative * xp.sum(rest, axis=1, keepdims=True) + 2.0 * ROUNDOFF * modulus
+    log_modulus, log_bound = xp.log(modulus), xp.log(modulus + wrong)
+    times = count[:, None]
+    angle = xp.sum(direction[:, None] * times * xp.angle(phi), axis=0)
+    power = xp.exp(xp.sum(times * log_modulus, axis=0))
+    largest = xp.exp(xp.sum(times * log_bound, axis=0))
+    polar = ROUNDOFF * (22.0 + 3.2 * laws + (4.0 + laws) * xp.abs(log_bound))
+    factor = xp.sum(times * (wrong / (modulus + wrong) + polar), axis=0)
+    error = largest * (factor + ROUNDOFF * 12.0)
+    spectrum = power * (xp.cos(angle) + 1j * xp.sin(angle))
+    composed = xp.roll(xp.fft.irfft(spectrum, n=length), -roll)
+
+    twice = xp.where(xp.arange(largest.size) % (largest.size - 1) == 0, 1.0, 2.0)  # but for the first and the last
+    norm = xp.sqrt(xp.sum(twice * largest * largest) / length)
+    total = xp.sqrt(xp.sum(twice * error * error) / length) + relative * norm
+    return Composition(composed, ROUNDED_UP * total, log_moments)
+
+
+def _log_sum_exp(xp: Namespace, x: Array) -> Array:
+    """log of the sum of e^x along the last axis; -inf where every x is."""
+    top = xp.max(x, axis=-1, keepdims=True)
+    top = xp.where(top > -xp.inf, top, 0.0)
+    return top[..., 0] + xp.log(xp.sum(xp.exp(x - top), axis=-1))
+
+
+def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
+    """Sums of T against the tilted payoff f; element i of `mass` lies at X - eps = start + i step."""
+    xp = namespace(mass, start, step, theta)
+    d = start + step * xp.arange(mass.shape[0])
+    above = d > 0
+    d = xp.where(above, d, 0.0)
+    decay = xp.exp(-theta * d)
+    f = xp.where(above, -decay * xp.expm1(-d), 0.0)
+    slope = xp.where(above, decay * xp.exp(-d), 0.0)
+    largest = xp.maximum(xp.max(f), 1e-300)
+    norm = largest * xp.sqrt(xp.sum(xp.square(f / largest)))  # the squares of f itself may underflow
+    return Payoff(xp.sum(mass * f), xp.sum(mass * slope), norm, xp.sum(xp.abs(mass) * f))
 
 
 class Cells(NamedTuple):
@@ -295,3 +400,137 @@ def laplace_cells(
     fine = used & (eta < LARGEST_ETA) & xp.isfinite(low) & xp.isfinite(high)
     low, high, eta = (xp.where(fine, x, 0.0) for x in (low, high, eta))
     return Cells(low, high, eta, xp.zeros(nodes))
+
+
+def upper_masses(cells: Cells, atoms: Array) -> Array:
+    """Connect-the-dots masses on the nodes in ascending order of the loss, rounded up: a dominating law; (N,)."""
+    grown = 1.0 + 1.5 * cells.eta + 8.0 * ROUNDOFF
+    return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * ROUNDOFF) + atoms
+
+
+def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
+    """Signed masses on the nodes of a law that is dominated by the given one, second order in the step.
+
+    At the two ends the profile may not be lowered (no mass can be merged onto an extreme point).  At the lower end all
+    mass of the first cell moves to its node of lower loss.  At the upper end g_{last-1} >= b_{last-1} (alpha_last -
+    alpha_{last-1}), which puts the chord below the tangent there.  With P-masses at the nodes and M_k =
+    e^h g_k/(e^h - 1), P-relative, the jump of the slope of -g is (1 + e^-h) M_k - e^-h M_{k+1} - M_{k-1}.
+
+    Parameters
+    ----------
+    cells : hat masses of the open cells;  atoms : (N,) masses exactly on nodes;  step : h;
+    first, last : indices of the first and the last node in use.
+
+    Returns
+    -------
+    (N,) masses, few of them negative; `cancelled` takes those away.
+    """
+    xp = namespace(*cells, atoms, step, first, last)
+    index = xp.arange(atoms.shape[0])
+    open_cell = (index >= first) & (index < last)
+    low, high, eta, whole = (xp.where(open_cell, x, 0.0) for x in cells)
+    crossing = (index == first) | (last < first + 2)
+    low, high = low + xp.where(crossing, high, 0.0), xp.where(crossing, 0.0, high)
+    back = xp.exp(-step)
+    # low high/(low + high e^-h), at most high; neither product nor quotient may underflow or overflow
+    larger = low >= high
+    ratio = xp.where(larger, high, low) / xp.where(low + high > 0, xp.maximum(low, high), 1.0)
+    denominator = xp.where(larger, 1.0 + ratio * back, ratio + back)
+    spread = xp.where(larger, high, low) / xp.where(denominator > 0, denominator, 1.0)
+    spread = xp.where(denominator > 0, xp.minimum(spread, high), high) * (1.0 + 4.0 * eta + 16.0 * ROUNDOFF)
+    lowered = xp.maximum(_from_left(spread), spread)
+    final = last - 1
+    lowered = xp.where(index == final, xp.maximum(lowered, high * (1.0 + 2.0 * eta)), lowered)
+    lowered = xp.where((index <= first) | (index >= last), 0.0, lowered)
+    kept = low * (1.0 - eta) + _from_left(high * (1.0 - eta)) + whole + atoms
+    given = (1.0 + back) * lowered
+    taken = back * _from_right(lowered) + _from_left(lowered)
+    jump = kept + given - taken - 16.0 * ROUNDOFF * (kept + given + taken)
+    jump = xp.where((index >= first) & (index <= last), jump, 0.0)
+    return _convex_minorant(jump, back, first, last)
+
+
+def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
+    """(masses without negative ones, P-mass that was missing): each debt is paid by the next masses of higher loss.
+
+    That lowers every payoff that rises with the loss.  What no mass of higher loss can pay is returned; it overstates
+    a payoff of at most 1 by as much.
+    """
+    if not np.any(jump < 0.0):
+        return jump, 0.0
+    mass = _above_zero(jump.copy(), step)
+    missing = 0.0
+    above = np.flatnonzero(mass > 0.0)
+    for k in np.flatnonzero(mass < 0.0)[::-1]:  # those of highest loss first
+        debt, mass[k] = -mass[k] * (1.0 + 4.0 * ROUNDOFF), 0.0
+        place = first = int(np.searchsorted(above, k))
+        while debt > 0.0 and place < above.size:
+            j = above[place]
+            if mass[j] > debt:
+                mass[j] = (mass[j] - debt) * (1.0 - 4.0 * ROUNDOFF)
+                debt = 0.0
+            else:
+                debt = max(debt - mass[j], 0.0) * (1.0 + 4.0 * ROUNDOFF)
+                mass[j] = 0.0
+                place += 1
+        if place > first:
+            above = np.delete(above, slice(first, place))
+        missing += debt
+    return mass, missing * (1.0 + 1e-9)
+
+
+def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
+    """The measure of max(c, 0), c being the payoff of the given one, where c is negative at its upper end.
+
+    With c_k = E[(1 - e^{l_k - L})_+] and k the last node with c_k > 0, c is set to 0 from node k on: the chord from
+    c_{k-1} to 0 lies below that to c_k.  The mass of node k becomes c_{k-1}/(1 - e^-h).
+    """
+    some = np.flatnonzero(mass)
+    if some.size == 0 or mass[some[-1]] > 0.0:
+        return mass
+    back, total, discounted, size = np.exp(-step), 0.0, 0.0, 0.0
+    for k in range(int(some[-1]) - 1, 0, -1):
+        total, discounted = total + mass[k + 1], back * (discounted + mass[k + 1])
+        size += abs(mass[k + 1])
+        here = total - discounted
+        slack = 64.0 * ROUNDOFF * (some[-1] - k + 2.0) * (size + abs(mass[k]))
+        if here > slack:  # else c_k may not be above 0, and the chord to 0 not below the profile
+            before = (total + mass[k]) - back * (discounted + mass[k])
+            whole = -np.expm1(-step)
+            mass[k + 1 :] = 0.0
+            mass[k] = max(before - slack, 0.0) / whole * (1.0 - 8.0 * ROUNDOFF)
+            mass[k - 1] -= (here + slack) * back / whole * (1.0 + 8.0 * ROUNDOFF)
+            return mass
+    return np.zeros_like(mass)
+
+
+def _from_left(x: Array) -> Array:
+    xp = namespace(x)
+    return xp.concatenate([xp.zeros(1), x[:-1]])
+
+
+def _from_right(x: Array) -> Array:
+    xp = namespace(x)
+    return xp.concatenate([x[1:], xp.zeros(1)])
+
+
+def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Array:
+    """Spread negative slope jumps on the two neighbours, keeping both masses, a capped number of times."""
+    xp = namespace(jump, back, first, last)
+    index = xp.arange(jump.shape[0])
+    inner = (index > first) & (index < last)
+
+    def negative(x: Array) -> Array:
+        return xp.where(inner & (x < 0), x, 0.0)
+
+    def going(state: tuple[Array, Array]) -> Array:
+        return (state[0] < SWEEPS) & xp.any(negative(state[1]) < 0)
+
+    def sweep(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        done, x = state
+        debt = negative(x)
+        share = _from_right(debt) * (back / (1.0 + back)) + _from_left(debt) / (1.0 + back)
+        rest = x - debt
+        return done + 1, rest + share - 8.0 * ROUNDOFF * (xp.abs(rest) - share) * (share < 0)
+
+    return iterate(xp, going, sweep, (xp.zeros((), int), jump))[1]

@@ -1,0 +1,665 @@
+"""The parts of a composition as the lattice engine sees them: sketched for planning, placed on nodes for the bracket.
+
+A sketch only steers choices of tilt, window and range.  Gaussian and Laplace parts are placed on the ratio coordinate l
+= log mix, finite laws by their atoms (README.md, "The lattice engine").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.engines.backend import Runner
+from jaxacct.kernels import lattice_laws
+from jaxacct.kernels import lattice_laws as kernel
+from jaxacct.kernels.certificate import FINITE_LOSS_ERROR
+from jaxacct.kernels.lattice_laws import Cells
+
+__all__ = [
+    "MOST_PAIRS",
+    "ApproximateLaw",
+    "Finite",
+    "Laplace",
+    "LatticePart",
+    "Placed",
+    "PlainGaussian",
+    "SampledGaussian",
+    "placed_from",
+    "powers",
+    "trimmed",
+]
+
+MOST_PAIRS = 2**17
+"""Most pairs of atoms that are added up; sorting them takes some ten milliseconds."""
+CUT_SHARE = 1e-6
+"""What is cut off, over what may be left out: little, as a few more deviations cost little."""
+UNDERFLOW = 1e-307
+"""More than a product of masses loses below float64's range."""
+LOSS_UNITS = 128.0
+"""Units of rounding that a loss may be off by: 16 of the finite classes, `16 + 4 (1 + 1.45 |log q|)` of others
+that are sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
+MOST_GAPS = 64
+"""How many distances of a finite law steer the choice of the step: those of the heaviest atoms."""
+SUM_ROUNDING = 1e-8
+"""How far below 1 the sum of up to 2^22 masses may come out by rounding alone, 4e-10, with room to spare."""
+
+
+@dataclass(frozen=True)
+class PlainGaussian:
+    """Loss N(s^2/2, s^2): every Gaussian that is not sampled, composed."""
+
+    deviation: float
+    sign: float
+    count: float = 1.0
+
+    def sketch(self, cut: float) -> ApproximateLaw:
+        z = np.linspace(-38.0, 38.0 + self.deviation, 4001)
+        log_mass = -0.5 * z * z + np.log((z[1] - z[0]) / np.sqrt(2 * np.pi))
+        return ApproximateLaw(self.deviation * (z + 0.5 * self.deviation), log_mass, 1.0)
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        s, z = self.deviation, np.linspace(-37.0, 37.0 + 0.5 * theta * self.deviation, 4001)
+        moved = log_ndtr(z) + theta * s * z - 0.5 * (theta * s) ** 2
+        low = float(z[max(int(np.searchsorted(moved, share)) - 1, 0)])
+        high = float(z[min(int(np.searchsorted(-log_ndtr(-z), -cut)) + 1, z.size - 1)])
+        # base quantile: z + s under Q for remove, -z under P for add
+        low, high = (low + s, high + s) if self.sign > 0 else (-high, -low)
+        return s * low - 0.5 * s * s, s * high - 0.5 * s * s
+
+    def highest(self) -> float:
+        return np.inf
+
+    def gaps(self) -> list[tuple[float, float]]:
+        return []
+
+    def step(self, step: float, upper: bool) -> float:
+        return step
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
+        s, origin = self.deviation, max(extent[0], -37.0 * self.deviation - 0.5 * self.deviation**2)
+        last = last_node(extent, origin, step, nodes)
+        u = run(kernel.plain_gaussian_nodes, s, origin, step, nodes=nodes)
+        remove = self.sign > 0
+        lift = (origin + step * np.arange(nodes)) * remove
+        cells = run(kernel.gaussian_cells, u, last, s, lift, float(remove), upper)
+        low, high, moved = float(u[0]), float(u[last]), s * remove
+        infinity, pairs = 0.0, []
+        if upper and remove:
+            infinity, pairs = _above(high, moved), [(0, _above(-low, -moved))]
+        elif upper:
+            infinity, pairs = _above(-low, 0.0), [(last, _above(high, 0.0))]
+        shift = 8.0 * ROUNDOFF * (abs(origin) + last * step + s * s + s)
+        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
+
+
+def _above(u: float, mean: float) -> float:
+    """The mass of N(mean, 1) above u, rounded up."""
+    x = mean - u
+    x += 8.0 * ROUNDOFF * (abs(mean) + abs(u))
+    return min(float(ndtr(x)) * (1.0 + 1e-12 * (1.0 + x * x)) + 1e-307, 1.0)
+
+
+@dataclass(frozen=True)
+class SampledGaussian:
+    """Poisson-sampled Gaussian, 0 < q < 1, composed `count` times."""
+
+    sigma: float
+    q: float
+    count: float
+    sign: float
+
+    def _rise(self, u: np.ndarray | float) -> np.ndarray:
+        """log mix - log(1 - q) at the standard quantile u."""
+        y = np.asarray(u) / self.sigma - 0.5 / self.sigma**2
+        return np.logaddexp(0.0, y + np.log(self.q) - np.log1p(-self.q))
+
+    def _mean_rise(self, u: float) -> float:
+        """log of the mean ratio below u, less log(1 - q)."""
+        log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
+        return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
+
+    def sketch(self, cut: float) -> ApproximateLaw:
+        top, mode = (self._top(cut), 1.0 / self.sigma) if self.sign > 0 else (38.0, 0.0)
+        count = int(min(2e5, max(2000.0, 4 * (min(top, 1e5) + 38.0) / min(1.0, self.sigma))))
+        u = np.linspace(-38.0, top, count)
+        if mode > 2.0 * 38.0:  # two modes, and nothing between them
+            u = np.append(np.linspace(-38.0, 38.0, count), np.linspace(mode - 38.0, max(top, mode), count))
+        weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))
+        ratio = np.log1p(-self.q) + self._rise(u)
+        if self.sign < 0:
+            return ApproximateLaw(-ratio, weight - 0.5 * u * u, self.count)
+        unhit, hit = np.log1p(-self.q) - 0.5 * u * u, np.log(self.q) - 0.5 * (u - mode) ** 2
+        return ApproximateLaw(ratio, weight + np.logaddexp(unhit, hit), self.count)
+
+    def _top(self, cut: float) -> float:
+        """Standard quantile above which the P-mass for remove, times the count, is at most e^cut."""
+        mode = 1.0 / self.sigma
+        u = np.linspace(0.0, 38.0 + mode, 4001)
+        if mode > 2.0 * 38.0:
+            u = np.append(np.linspace(0.0, 38.0, 2001), np.linspace(mode - 38.0, mode + 38.0, 2001))
+        unhit, hit = log_ndtr(-u), log_ndtr(mode - u)
+        log_tail = np.logaddexp(np.log1p(-self.q) + unhit, np.log(self.q) + hit)
+        small = log_tail + np.log(self.count) <= cut
+        return float(u[np.argmax(small)] if small.any() else u[-1])
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        low = float(np.log1p(-self.q))
+        if self.sign > 0:
+            return low, low + float(self._rise(self._top(cut)))
+        u = np.linspace(0.0, 38.0, 4001)
+        ratio = low + self._rise(u)
+        small = log_ndtr(-u) + np.log(self.count) - theta * np.maximum(ratio, 0.0) <= share
+        return low, float(ratio[np.argmax(small)] if small.any() else ratio[-1])
+
+    def highest(self) -> float:
+        return np.inf if self.sign > 0 else -float(np.log1p(-self.q))
+
+    def gaps(self) -> list[tuple[float, float]]:
+        return []
+
+    def step(self, step: float, upper: bool) -> float:
+        return step
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
+        rise, kept = (0.0, False) if upper else self._contracted(step)
+        origin = float(np.log1p(-self.q)) + rise
+        last = last_node(extent, origin, step, nodes)
+        u = run(kernel.gaussian_nodes, self.sigma, self.q, rise, step, nodes=nodes)
+        remove, mode = self.sign > 0, 1.0 / self.sigma
+        lift = (origin + step * np.arange(nodes)) * remove
+        cells = run(kernel.gaussian_cells, u, last, mode, lift, self.q * remove, upper)
+        pairs: list[tuple[int, float]] = []
+        infinity, inexact, high = 0.0, 0.0, float(u[last])
+        if upper and remove:
+            infinity = (1.0 - self.q) * _above(high, 0.0) + self.q * _above(high, mode)
+        elif upper:
+            pairs = [(last, _above(high, 0.0))]
+        else:
+            cells = cells.without_first()
+            bottom, inexact = self._below(float(u[1]), rise) if kept else (0.0, 0.0)
+            pairs = [(0, bottom * float(np.exp(origin * remove)))]
+        shift = self._shift(rise, last * step) + inexact
+        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
+
+    def _contracted(self, step: float) -> tuple[float, bool]:
+        """Rise of a node 0 at the mean ratio of all below node 1 = node 0 + step; whether that mass is kept.
+
+        All mass below node 1 is replaced by its conditional mean (a post-processing), because no mass could
+        be merged onto the infimum itself.
+        """
+        low, high = -37.0, 38.0 + 1.0 / self.sigma
+
+        def excess(u: float) -> float:
+            return float(self._rise(u)) - self._mean_rise(u) - step
+
+        if excess(low) > 0:
+            return max(float(self._rise(low)) - step, 0.0), False
+        if excess(high) < 0:
+            return -float(np.log1p(-self.q)), True
+        return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
+
+    def _below(self, edge: float, rise: float) -> tuple[float, float]:
+        """The mass below node 1, which is at the standard quantile `edge`, and the error of its mean ratio."""
+        mass = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
+        return mass, abs(self._mean_rise(edge) - rise)
+
+    def _shift(self, rise: float, span: float) -> float:
+        """Error of the stored node positions: p_k |error of y_k|, p_k = q e^{y_k}/mix_k."""
+        odds = self.q / (1.0 - self.q)
+        heavy = -np.expm1(-(rise + span))
+        far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
+        top = max(span + rise + far, 0.0)
+        return float(8.0 * ROUNDOFF * (heavy * (top + far) + min(odds, np.log1p(odds) + 0.4)) + 2e-12 * rise)
+
+
+class ApproximateLaw(NamedTuple):
+    """An approximation of one part's law."""
+
+    loss: np.ndarray
+    log_mass: np.ndarray  # under P
+    repeats: float  # how often it is composed
+
+
+class Placed(NamedTuple):
+    """One part on the lattice, rounded up or down: P-mass k sits at the loss `direction (origin + k h)`."""
+
+    mass: np.ndarray  # (N,)
+    origin: float
+    direction: float  # +1 or -1
+    repeats: float  # how often it is composed
+    shift: float  # bound of the error of the losses
+    infinity: float  # P-mass moved to +infinity (upper law)
+    deficit: float  # bounds P-mass by which losses are overstated (lower law); its P-mass is at most 1 + deficit
+
+
+class LatticePart(Protocol):
+    """What the engine asks of a part."""
+
+    @property
+    def count(self) -> float:
+        """How often it is composed."""
+
+    @property
+    def sign(self) -> float:
+        """+1 remove, -1 add."""
+
+    def sketch(self, cut: float) -> ApproximateLaw:
+        """Approximate loss law under P without the highest losses, of mass e^cut in the composition."""
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        """Range of the ratio coordinate to put on the lattice.
+
+        What lies beyond has mass at most e^cut (the highest losses) and tilted mass at most e^share (the
+        lowest), in the composition.
+        """
+
+    def highest(self) -> float:
+        """The largest loss, inf where there is none."""
+
+    def gaps(self) -> list[tuple[float, float]]:
+        """Distances that should be multiples of the step, with weights."""
+
+    def step(self, step: float, upper: bool) -> float:
+        """The step nearest to `step` that puts this law's own atoms on nodes."""
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
+        """The law on the lattice."""
+
+
+def last_node(extent: tuple[float, float], origin: float, step: float, nodes: int) -> int:
+    """Index of the last node needed to reach the extent's upper end."""
+    return int(np.clip(np.ceil((extent[1] - origin) / step - 1e-9), 1, nodes - 2))
+
+
+def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> np.ndarray:
+    """Masses on nodes, rounded outward by `1e-14` relative (inward for a lower law)."""
+    atoms = np.zeros(nodes)
+    for k, mass in pairs:
+        atoms[k] += mass * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
+    return atoms
+
+
+def placed_from(
+    law: LatticePart,
+    cells: Cells,
+    pairs: list[tuple[int, float]],
+    origin: float,
+    step: float,
+    last: int,
+    upper: bool,
+    shift: float,
+    infinity: float,
+    run: Runner,
+) -> Placed:
+    """Masses from cells and from atoms on nodes, for the laws that live on the ratio coordinate.
+
+    For remove the loss ascends with the coordinate.  For add it descends: the masses are made in ascending order of
+    the loss, node k as node N - 1 - k, and turned round again.  The laws are probabilities.  Above, what their masses
+    do not sum up to is at infinity; below, a sum above 1 is no bound.
+    """
+    atoms = atoms_on(cells.low.shape[0], pairs, upper)
+    turned = law.sign < 0
+    first, end = 0, atoms.shape[0] - 1
+    if turned:
+        cells, atoms = cells.reversed(), atoms[::-1]
+        first, last = end - last, end
+    if upper:
+        mass, missing = np.asarray(run(lattice_laws.upper_masses, cells, atoms)), 0.0
+    else:
+        mass, missing = lattice_laws.cancelled(
+            np.asarray(run(lattice_laws.lower_masses, cells, atoms, step, first, last)), step
+        )
+    total = float(np.sum(mass))
+    if upper:
+        lost = 1.0 - total - infinity
+        if not lost <= SUM_ROUNDING:
+            infinity = infinity + lost * (1.0 + 1e-9) if np.isfinite(lost) else 1.0
+    elif not total <= 1.0 + SUM_ROUNDING:
+        missing = float("inf")
+    return Placed(mass[::-1] if turned else mass, origin, law.sign, law.count, shift, infinity, missing)
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Laplace noise of scale b and sensitivity 1, Poisson sampled at 0 < q <= 1, composed `count` times."""
+
+    scale: float
+    q: float
+    count: float
+    sign: float
+
+    def _ratio(self, v: np.ndarray | float) -> np.ndarray:
+        """log(1 - q + q e^v)."""
+        v = np.asarray(v, np.float64)
+        small = np.log1p(self.q * np.expm1(np.minimum(v, 1.0)))
+        if self.q == 1.0:
+            return v
+        return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
+
+    def _log_mean(self, v: float) -> float:
+        """log of P/Q below base loss v: P = e^{(v - 1/b)/2}/2, Q = 1 - e^{-(v + 1/b)/2}/2."""
+        edge = 1.0 / self.scale
+        return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
+
+    def sketch(self, cut: float) -> ApproximateLaw:
+        edge = 1.0 / self.scale
+        v = np.linspace(-edge, edge, 4001)
+        middle = 0.5 * (v[1:] + v[:-1])
+        inside = np.log(0.25 * (v[1] - v[0])) - 0.5 * (edge + middle)
+        at = np.concatenate([[-edge], middle, [edge]])
+        base = np.concatenate([[np.log(0.5)], inside, [np.log(0.5) - edge]])
+        ratio = self._ratio(at)
+        return ApproximateLaw(self.sign * ratio, base + (ratio if self.sign > 0 else 0.0), self.count)
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        return float(self._ratio(-1.0 / self.scale)), float(self._ratio(1.0 / self.scale))
+
+    def highest(self) -> float:
+        return float(max(self.sign * x for x in self.extent(0.0, 0.0, 0.0)))
+
+    def gaps(self) -> list[tuple[float, float]]:
+        low, high = self.extent(0.0, 0.0, 0.0)
+        return [(high - low, self.count)]
+
+    def step(self, step: float, upper: bool) -> float:
+        low, high = self.extent(0.0, 0.0, 0.0)
+        cells = max(np.floor((high - low) / step), 1.0)
+        if upper or cells < 3:
+            return step
+        for _ in range(60):
+            step = (high - self._contracted(step)[0]) / cells
+        return float(step)
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
+        edge, (low, top) = 1.0 / self.scale, self.extent(0.0, 0.0, 0.0)
+        origin, first, bottom, inexact = (low, -edge, 0.5, 0.0) if upper else self._contracted(step)
+        steps = (top - origin) / step
+        snap = 32.0 * ROUNDOFF * (abs(top) + abs(origin) + top - origin)
+        on_node = abs(steps - round(steps)) * step <= snap
+        last = int(np.clip(round(steps) if on_node else np.ceil(steps), 1, nodes - 2))
+        zero = np.zeros(nodes)
+        if not upper and bottom == 1.0:
+            nothing = kernel.Cells(zero, zero, zero, zero)
+            return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0, run)
+        remove = self.sign > 0
+        # log of what turns the base's masses into P-masses, at the lowest ratio and at the highest
+        lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
+        described = self.scale, first, origin, self.q, step, last, remove
+        cells = run(kernel.laplace_cells, *described, nodes=nodes)
+        if not upper:
+            cells = cells.without_first()
+        pairs, atom = [(0, bottom * float(np.exp(lift_low)))], 0.5 * float(np.exp(lift_high - edge))
+        outward = 8.0 * ROUNDOFF * (abs(lift_high) + edge + 1.0)
+        atom *= 1.0 + outward if upper else max(1.0 - outward, 0.0)
+        if on_node:
+            pairs.append((last, atom))
+        else:
+            inside = float(np.clip(top - origin - (last - 1) * step, 0.0, step))
+            cells = self._with(cells, last - 1, atom, inside, step)
+        heavy = min(self.q * np.exp(edge - top), 1.0)
+        shift = 8.0 * ROUNDOFF * heavy * (4 * edge + abs(np.log(self.q)) + 4.0) + snap + inexact
+        return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
+
+    def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
+        """The cells with an atom at a distance `inside` into one of them, split between its ends as all else is."""
+        down = np.exp(-inside) if self.sign > 0 else 1.0
+        up = 1.0 if self.sign > 0 else np.exp(inside - step)
+        low = atom * down * np.expm1(inside - step) / np.expm1(-step)
+        high = atom * up * np.expm1(-inside) / np.expm1(-step)
+        return cells.with_atom(cell, low, high, 1e-9)
+
+    def _contracted(self, step: float) -> tuple[float, float, float, float]:
+        """Origin, base loss and mass of the mean of all below node 1, and its error (see SampledGaussian)."""
+        edge = 1.0 / self.scale
+
+        def excess(v: float) -> float:
+            return float(self._ratio(v) - self._ratio(self._log_mean(v))) - step
+
+        if excess(edge) <= 0:
+            return 0.0, 0.0, 1.0, 0.0
+        v = float(brentq(excess, -edge, edge, xtol=1e-15, rtol=1e-15))
+        mean = self._log_mean(v)
+        origin = float(self._ratio(mean))
+        v = min(mean + float(np.log1p(np.exp(origin - mean) / self.q * np.expm1(step))), edge)
+        mass = (1.0 - 0.5 * np.exp(-0.5 * (edge + v))) * (1.0 - 1e-14 * (1.0 + edge))
+        inexact = abs(float(self._ratio(self._log_mean(v))) - origin)
+        return origin, mean, float(mass), inexact
+
+
+@dataclass(frozen=True)
+class Finite:
+    """A finite loss law in the direction asked for, composed `count` times."""
+
+    loss: np.ndarray
+    mass: np.ndarray
+    count: float
+    sign: float
+    away: float = 0.0
+    """P-mass of losses left out: at infinity above, not there below."""
+    blur: float = 0.0
+    """How far each loss may be off."""
+    wrong: np.ndarray | None = None
+    """How far each mass may be off, as one that came from exp(x) unless told."""
+
+    def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
+        """The same composition with fewer steps, but for losses of mass e^cut."""
+        laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
+        return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
+
+    def sketch(self, cut: float) -> ApproximateLaw:
+        return ApproximateLaw(self.loss, np.log(self.mass), self.count)
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        return float(self.loss.min()), float(self.loss.max())
+
+    def highest(self) -> float:
+        return float(self.loss.max())
+
+    def gaps(self) -> list[tuple[float, float]]:
+        far = self.loss - self.loss.min()
+        heaviest = np.argsort(self.mass * far)[-MOST_GAPS:]
+        return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
+
+    def step(self, step: float, upper: bool) -> float:
+        return step
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
+        sign = 1.0 if upper else -1.0
+        place = sign * self.loss
+        origin = float(place.min())
+        far = (place - origin) / step
+        shift = (
+            ROUNDOFF * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step))
+            + FINITE_LOSS_ERROR
+            + self.blur
+        )
+        nearest = np.rint(far)
+        exact = np.abs(far - nearest) * step <= shift
+        cell = np.where(exact, nearest, np.floor(far)).astype(np.int64)
+        inside = np.where(exact, 0.0, far - cell) * step
+        wrong = inexact(self.mass) if self.wrong is None else self.wrong
+        given = np.maximum(self.mass + sign * wrong, 0.0)
+        mass = np.zeros(nodes)
+        if upper:
+            # of a loss inside a cell: e^-loss is kept on average
+            right = np.expm1(-inside) / np.expm1(-step)
+            left = np.exp(-inside) * np.expm1(inside - step) / np.expm1(-step)
+            np.add.at(mass, cell, given * left)
+            np.add.at(mass, cell + 1, given * right)
+        else:
+            for index, amount in _contracted(cell, inside, given, step):
+                np.add.at(mass, index, amount)
+        mass *= 1.0 + sign * ROUNDOFF * self.loss.size
+        away = self.away if upper else 0.0
+        return Placed(mass, origin, sign, self.count, 2.0 * float(shift), away, 0.0)
+
+
+def _contracted(
+    cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(nodes, masses) of laws on the nodes whose sum is dominated by the atoms at l = cell * step + inside."""
+    order = np.lexsort((inside, cell))
+    cell, inside, mass = cell[order], inside[order], mass[order]
+    start, stop = _payers(cell, mass, step)
+    moved = cell + (inside > 0.0)  # to the next lower loss
+    first, last = moved[start], moved[stop]
+    kept = (first < moved) & (moved < last)
+    if not inside[kept].any():
+        return [(moved, mass)]
+    b = mass[kept] * np.expm1(inside[kept]) / np.expm1(step)
+    a = mass[kept] * np.expm1(inside[kept] - step) / np.expm1(-step)
+    index = np.unique(np.concatenate([[first, last], cell[kept], cell[kept][inside[kept] > 0.0] + 1]))
+    here, after = np.searchsorted(index, cell[kept]), np.searchsorted(index, cell[kept] + 1)
+    partial = inside[kept] > 0.0
+    have_a, have_b, exact = np.zeros(index.size), np.zeros(index.size), np.zeros(index.size)
+    np.add.at(have_a, here[partial], a[partial])
+    np.add.at(have_b, here[partial], b[partial])
+    np.add.at(exact, here[~partial], mass[kept][~partial])
+    exact[0], exact[-1] = mass[moved == first].sum(), mass[moved == last].sum()
+    total = exact + have_a
+    np.add.at(total, after[partial], b[partial])
+    jumps = _jumps(index, total, have_a, have_b, step)
+    found = _without_debts(index, jumps, step)
+    if found is None:
+        return [(moved, mass)]
+    rest = (moved < first) | (moved > last)
+    return [(moved[rest], mass[rest]), found]
+
+
+def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
+    """The first and the last atom with the mass to pay for a corner of c next to it."""
+    gap = np.maximum(np.diff(cell), 1) * step
+    from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
+    with np.errstate(over="ignore"):
+        from_left = step * np.append(0.0, mass[:-1] / np.expm1(gap))
+    return int(np.argmax(mass >= from_right)), mass.size - 1 - int(np.argmax((mass >= from_left)[::-1]))
+
+
+def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
+    """Masses at the nodes less the corners of c; a_j and b_j are the hat masses of the cell that begins at node j."""
+    growth = np.expm1(step)
+    # g_j = c/alpha at the node: c >= E at both ends of a cell, but 0 at either end of the law, where the slope must do
+    excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
+    g = excess.copy()
+    g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
+    g[1] = max(g[1], a[0] * growth * np.exp(-step))
+    g[-2] = max(g[-2], b[-2] * growth)
+    g[0] = g[-1] = 0.0
+    g *= 1.0 + 32.0 * ROUNDOFF
+    distance = np.diff(index) * step
+    fall, rise = g[:-1] * np.exp(-distance) / -np.expm1(-distance), g[1:] / -np.expm1(-distance)
+    slope = rise - fall
+    size = rise + fall
+    corner = np.append(slope, 0.0) - np.append(0.0, slope)
+    return total - corner - 32.0 * ROUNDOFF * (total + np.append(size, 0.0) + np.append(0.0, size))
+
+
+def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
+    """The nodes that are left once those with negative mass have been taken out.
+
+    The debt of the node of lowest loss is paid by the one before it, which has a higher loss and so lowers every
+    payoff more; that of the node of highest loss cannot be paid (None).
+    """
+    nodes: list[int] = []
+    masses: list[float] = []
+    coming, owed = index.tolist(), jumps.tolist()
+    indebted = [*np.flatnonzero(jumps < 0.0).tolist(), len(coming)]
+    place = debtor = 0  # in `coming`, and in `indebted` of the first debt that is not behind it
+    again: list[tuple[int, float]] = []  # a node that is looked at once more
+    while again or place < len(coming):
+        while indebted[debtor] < place:
+            debtor += 1
+        if not again and owed[place] >= 0.0:  # all nodes up to the next debt
+            end = max(indebted[debtor], place + 1)
+            nodes += coming[place:end]
+            masses += owed[place:end]
+            place = end
+            continue
+        if again:
+            node, mass = again.pop()
+        else:
+            node, mass = coming[place], owed[place]
+            place += 1
+        if mass >= 0.0:
+            nodes.append(node)
+            masses.append(mass)
+            continue
+        if not nodes:
+            return None
+        debt, to_left = mass * (1.0 + 16.0 * ROUNDOFF), 1.0
+        if place < len(coming):
+            following, owned = coming[place], owed[place]
+            before, behind = (node - nodes[-1]) * step, (following - node) * step
+            whole = -np.expm1(-before - behind)
+            to_left, to_right = -np.expm1(-behind) / whole, np.exp(-behind) * -np.expm1(-before) / whole
+            owed[place] = owned + debt * to_right - 4.0 * ROUNDOFF * abs(owned)
+        # the node before is looked at again: it may now be in debt itself
+        again.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * ROUNDOFF) + debt * to_left))
+    return np.array(nodes), np.array(masses)
+
+
+class Atoms(NamedTuple):
+    """A finite law of the loss."""
+
+    loss: np.ndarray  # (A,) ascending
+    mass: np.ndarray  # (A,) P-masses
+    wrong: np.ndarray  # (A,) how far each mass may be off
+    away: float  # P-mass of what was left out
+    blur: float  # how far each loss may be off
+
+
+def inexact(mass: np.ndarray) -> np.ndarray:
+    """How far a mass that came from exp(x) may be off: a few units times |x|."""
+    return mass * ROUNDOFF * (32.0 + 8.0 * np.abs(np.log(mass)))
+
+
+def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
+    """The law in ascending order, without what has mass e^cut times CUT_SHARE at either end in ``count`` steps."""
+    order = np.argsort(loss)
+    loss, mass = loss[order], mass[order]
+    light = np.exp(cut) * CUT_SHARE / count
+    keep = (np.cumsum(mass) > light) & (np.cumsum(mass[::-1])[::-1] > light)
+    keep[np.argmax(mass)] = True  # where nearly all mass is at infinity, all atoms together may be light
+    away = float(mass[~keep].sum()) * (1.0 + 1e-12)
+    loss, mass = loss[keep], mass[keep]
+    return Atoms(loss, mass, inexact(mass), away, 0.0)
+
+
+def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tuple[Atoms, float]]:
+    """Laws with counts that together are the law composed ``count`` times.
+
+    most_pairs : of atoms that are added up.
+    """
+    doubled = [atoms]
+    while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= most_pairs:
+        doubled.append(_sum(doubled[-1], doubled[-1]))
+    whole = 2.0 ** (len(doubled) - 1)
+    repeats, rest = divmod(count, whole)
+    digits = [law for k, law in enumerate(doubled[:-1]) if int(rest) >> k & 1]
+    laws = [(doubled[-1], repeats)] if repeats > 1.0 else []
+    singles = digits if laws else [*digits, doubled[-1]]
+    while len(singles) > 1 and singles[0].loss.size * singles[1].loss.size <= most_pairs:
+        singles[:2] = [_sum(singles[0], singles[1])]
+    return laws + [(law, 1.0) for law in singles]
+
+
+def _sum(first: Atoms, second: Atoms) -> Atoms:
+    """The law of the sum of two independent losses; sums that differ by no more than rounding are taken for one."""
+    loss = np.add.outer(first.loss, second.loss).ravel()
+    mass = np.multiply.outer(first.mass, second.mass).ravel()
+    most = np.multiply.outer(first.mass + first.wrong, second.mass + second.wrong).ravel()
+    order = np.argsort(loss, kind="stable")
+    loss, mass, wrong = loss[order], mass[order], (most - mass)[order]
+    size = float(max(abs(loss[0]), abs(loss[-1])))
+    new = np.append(True, np.diff(loss) > 16.0 * ROUNDOFF * size)
+    group, start = np.cumsum(new) - 1, loss[new]
+    blur = first.blur + second.blur + ROUNDOFF * size + float(np.max(loss - start[group]))
+    total, many = np.bincount(group, mass), np.bincount(group)
+    wrong = np.bincount(group, wrong) + ROUNDOFF * (many + 8.0) * total + UNDERFLOW * many
+    keep = total > 0.0
+    return Atoms(start[keep], total[keep], wrong[keep], first.away + second.away + float(wrong[~keep].sum()), blur)
