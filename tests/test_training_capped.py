@@ -9,7 +9,7 @@ from training_cases import DELTA
 
 import jaxacct as ja
 from jaxacct.training import Ledger, Plan
-from jaxacct.training.plan.curve import dominating
+from jaxacct.training.plan.plan import dominating
 from jaxacct.training.step import sampler
 from jaxacct.training.step.step_mechanisms import TRUNCATED, Release, single
 

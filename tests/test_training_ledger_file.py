@@ -14,8 +14,8 @@ from training_cases import PLAN, mu2, note, written
 
 import jaxacct as ja
 from jaxacct.training import Ledger
-from jaxacct.training.ledger.file import LedgerFile
-from jaxacct.training.ledger.totals import Spent
+from jaxacct.training.ledger.contents import Spent
+from jaxacct.training.ledger.ledger import LedgerFile
 
 
 def test_what_was_acknowledged_survives_a_kill(tmp_path):

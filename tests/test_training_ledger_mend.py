@@ -17,10 +17,9 @@ from training_runs import linear
 import jaxacct as ja
 from jaxacct.cli import main
 from jaxacct.training import Ledger, Plan, Trainer
-from jaxacct.training.ledger.claim import claim
-from jaxacct.training.ledger.file import LedgerFile
+from jaxacct.training.ledger.contents import MANY_RELEASES, Spent, at_least, at_most, claim
 from jaxacct.training.ledger.format import Run
-from jaxacct.training.ledger.totals import MANY_RELEASES, Spent, at_least, at_most
+from jaxacct.training.ledger.ledger import LedgerFile
 from jaxacct.training.step.step_mechanisms import Release
 
 WORST = 0.01 + 2 / 16
@@ -35,7 +34,7 @@ def test_a_kill_anywhere_in_the_mending_forgets_no_step(path):
 import os, signal, sys
 from jaxacct.training import Ledger
 path, torn = sys.argv[1], open(sys.argv[1], "rb").read()
-import jaxacct.training.ledger.file as room
+import jaxacct.training.ledger.ledger as room
 
 def mu2(ledger):
     return sum(count / release.noise_multiplier**2 for release, count in ledger.releases().items())
@@ -44,7 +43,7 @@ def life(number):
     seen = 0
     def trace(frame, event, _):
         nonlocal seen
-        if not frame.f_code.co_filename.endswith(("ledger/file.py", "ledger/ledger.py", "core/files.py")):
+        if not frame.f_code.co_filename.endswith(("ledger/ledger.py", "core/files.py")):
             return None
         seen += event == "line"
         if seen == number:

@@ -9,7 +9,7 @@ from scipy.special import ndtr
 from training_cases import DELTA, FIXED, gaussian_epsilon
 
 from jaxacct.training import Ledger, Plan
-from jaxacct.training.plan.document import plan_document
+from jaxacct.training.plan.plan import plan_document
 
 SIGMA, EPSILON = 1.0, 1.0
 

@@ -17,10 +17,10 @@ from training_cases import DELTA, FIXED, FULL, gaussian_epsilon
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.training import Ledger, Plan, Segment
-from jaxacct.training.plan.curve import dominating
+from jaxacct.training.plan.plan import dominating
 from jaxacct.training.step.step_mechanisms import Release
 
-MODULES = ("plan.plan", "plan.document", "ledger.ledger")
+MODULES = ("plan.plan", "ledger.ledger")
 
 
 def mu_of(plan):

@@ -9,7 +9,7 @@ from training_cases import DELTA, FIXED, FULL, gaussian_epsilon
 
 import jaxacct as ja
 from jaxacct.training import Plan
-from jaxacct.training.plan.curve import MANY_KINDS
+from jaxacct.training.plan.plan import MANY_KINDS
 
 ROUNDING = 1 + 1e-9
 

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "trainer": ("plan", "ledger", "step", "source", "run"),
 }
 """For each room the rooms, or the modules of them, that it may import; jaxacct/training/README.md says why."""
-WRITERS = {("plan/solved.py", "self"), ("run/state.py", "view")}
+WRITERS = {("plan/plan.py", "self"), ("run/state.py", "view")}
 """(file, object) of what is written through vars(): a plan by its own class, a state for callbacks as it is made."""
 
 

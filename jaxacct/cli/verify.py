@@ -97,7 +97,7 @@ def _row(row: dict[str, Any], seconds: float, mechanism: Any = None) -> dict[str
 def _ledger(path: str, delta: float | None, seconds: float) -> dict[str, Any]:
     """The ledger's claimed epsilon against the composition of its entries."""
     from jaxacct.training import Ledger  # takes a while to import: only for this command
-    from jaxacct.training.ledger.totals import MANY_RELEASES
+    from jaxacct.training.ledger.contents import MANY_RELEASES
 
     ledger = Ledger.read(path)
     differ = len(set().union(*(ledger.counting(name).releases for name in ledger.runs)))

@@ -25,7 +25,7 @@ from jaxacct.report.subject import Subject, digest, origin
 from jaxacct.selection import AdaptiveSelection, Selection
 from jaxacct.sweeps import Table
 from jaxacct.training import Ledger, Plan
-from jaxacct.training.plan.document import load
+from jaxacct.training.plan.plan import load
 
 __all__ = ["report"]
 

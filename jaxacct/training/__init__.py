@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxacct.core.chacha import CHACHA20, fresh_key
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
-    from jaxacct.training.plan.schedule import Segment
+    from jaxacct.training.plan.segments import Segment
     from jaxacct.training.run.state import State
     from jaxacct.training.source import Source
     from jaxacct.training.step.adaptive_clip import AdaptiveClip
@@ -66,7 +66,7 @@ _HOMES = {
     "LoRA": "step.lora",
     "Plan": "plan",
     "PrivateLoss": "step.private_loss",
-    "Segment": "plan.schedule",
+    "Segment": "plan.segments",
     "Source": "source",
     "State": "run.state",
     "Trainer": "trainer",

@@ -12,9 +12,8 @@ from jaxacct.core.chacha import key_from_bytes
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.ledger.claim import claim
+from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import Run
-from jaxacct.training.ledger.totals import Spent
 from jaxacct.training.plan import Plan
 
 __all__ = ["Secret", "note_whole"]

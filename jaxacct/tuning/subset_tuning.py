@@ -19,7 +19,7 @@ from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
-from jaxacct.training.plan.schedule import Segment
+from jaxacct.training.plan.segments import Segment
 from jaxacct.training.step import sampler
 from jaxacct.tuning.best_candidate import best_of, several
 from jaxacct.tuning.cost import Cost

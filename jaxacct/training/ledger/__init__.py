@@ -1,4 +1,4 @@
-"""Ledgers: format (`format`), what entries add up to (`totals`), what may be claimed (`claim`), the file itself."""
+"""Ledgers: their lines (`format`), what these add up to and what may be claimed (`contents`), the file (`ledger`)."""
 
 from jaxacct.training.ledger.ledger import Ledger, Mark
 

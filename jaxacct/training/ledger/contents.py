@@ -1,28 +1,290 @@
-"""Contents: what the entries of a ledger say, wherever they are kept."""
+"""Contents: what the entries of a ledger add up to, what may be claimed of them, and whether another step fits.
+
+The stop rule needs no accounting while what is spent and the step to come are among the releases of a plan that is
+known to meet its target.  Once a ledger has left its plan, the longest way on that still meets the target is certified
+once, and later steps are compared with that (README.md, "The stop rule").
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
+import operator
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
+from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError
-from jaxacct.mechanisms import Mechanism
-from jaxacct.training.ledger.claim import claim
-from jaxacct.training.ledger.format import Line, Run, Seen, Torn, run_of
-from jaxacct.training.ledger.totals import Spent, total
+from jaxacct.mechanisms import Mechanism, compose, repeat
+from jaxacct.mechanisms.base import weakest
+from jaxacct.representations.renyi_accounting import renyi_curve
+from jaxacct.representations.renyi_conversions import epsilon_from_renyi
+from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
 from jaxacct.training.plan import Plan
+from jaxacct.training.plan.request import DISPLACING
 from jaxacct.training.step.step_mechanisms import (
     ALLOCATION,
     BY_PASS,
+    FIXED,
     POISSON,
     TRUNCATED,
     Release,
+    composed,
     release_of_pass,
+    slots_of,
 )
 
-__all__ = ["Contents", "ahead"]
+__all__ = [
+    "MANY_RELEASES",
+    "Contents",
+    "Spent",
+    "at_least",
+    "at_most",
+    "claim",
+    "counted",
+    "furthest",
+    "one_filter",
+    "one_unit",
+    "room",
+    "total",
+]
+
+MANY_RELEASES = 300
+"""If more releases differ, similar ones are grouped: the time of an engine grows with their number."""
+
+_ROUND_DOWN = 1.0 - 2.0**-40
+"""Noise that stands for a sum of up to 1000 terms is never above the exact one."""
+_TINY = 1e-150
+"""Stands for a rate of 0 where rates are compared by their ratio."""
+
+
+@dataclass
+class _Partition:
+    """Steps whose batches are disjoint: together they cost what the dearest does; `dearest` is its entries' noise."""
+
+    sampling: str
+    share: float
+    steps: dict[int, list[float]] = field(default_factory=dict)
+    dearest: list[float] = field(default_factory=list)
+
+    def has_room_for(self, entry: Step) -> bool:
+        """Whether a step can be one of these: a round has one number of slots, and no more steps than slots."""
+        if self.sampling == FIXED:
+            return True
+        full = len(self.steps) >= slots_of(self.share) and entry.step not in self.steps
+        return self.share == entry.sampling_probability and not full
+
+    def releases(self) -> list[Release]:
+        """A Gaussian for each entry of the dearest step; of random allocation one round (README.md)."""
+        if self.sampling == FIXED:
+            return [Release(FIXED, sigma, 1.0) for sigma in self.dearest]
+        noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * _ROUND_DOWN]
+        return [Release(ALLOCATION, sigma, self.share) for sigma in noise]
+
+
+@dataclass
+class Spent:
+    """What one run has released, derived from its entries alone.
+
+    releases : the training steps, counted.  others : other mechanisms, counted; noted : their entries.
+    steps : steps that count; of them `again` have a number that was there before.  same : exact replays, which do not
+    count.  torn : lines that were cut off, which count.
+    seen : the entries of steps; numbers : their step numbers; last : the last one.
+    partitions : of fixed batches and random allocation, the passes over the data by their fingerprints.
+    next : the step after the last one that counts.  looks : the `seen` entry under the current plan.  owed : the steps
+    left of earlier plans that were replaced after their outputs were seen.
+    """
+
+    releases: Counter[Release] = field(default_factory=Counter)
+    others: Counter[Mechanism] = field(default_factory=Counter)
+    noted: list[Spend] = field(default_factory=list)
+    steps: int = 0
+    again: int = 0
+    same: int = 0
+    torn: int = 0
+    seen: set[Step] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
+    partitions: dict[str, _Partition] = field(default_factory=dict)
+    last: Step | None = None
+    next: int = 0
+    looks: Seen | None = None
+    owed: Counter[Release] = field(default_factory=Counter)
+
+    def add(self, entry: Step | Spend | Torn | Seen) -> None:
+        """Count one more entry; an exact replay of a step counts once."""
+        if isinstance(entry, Spend):
+            self.others[entry.mechanism] += 1
+            self.noted.append(entry)
+            return
+        if isinstance(entry, Seen):
+            self.looks, self.next = entry, entry.step
+            return
+        if isinstance(entry, Torn):
+            self.torn += 1
+            self.next += 1  # it was this step, or an exact replay; it counts at least as much as this step
+            self._release(entry)
+            return
+        if entry in self.seen:
+            self.same += 1
+            return
+        self.seen.add(entry)
+        self.last, self.next = entry, entry.step + 1
+        self.again += entry.step in self.numbers
+        self.steps += 1
+        self.numbers.add(entry.step)
+        if entry.sampling in BY_PASS and entry.partition is not None:
+            new = _Partition(entry.sampling, entry.sampling_probability)
+            partition = self.partitions.setdefault(entry.partition, new)
+            if partition.has_room_for(entry):
+                self._within(partition, entry)
+                return
+        self._release(entry)
+
+    def _release(self, entry: Step | Torn) -> None:
+        """Count one release; the share of a step whose pass is not known is 1, whatever it says."""
+        share = 1.0 if entry.sampling in BY_PASS else entry.sampling_probability
+        self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
+
+    def _within(self, partition: _Partition, entry: Step) -> None:
+        """One more step in a partition: a record of its batch is in all its entries, and in no other's."""
+        before = partition.releases()
+        mine = partition.steps.setdefault(entry.step, [])
+        mine.append(entry.noise_multiplier)
+        if cost(mine) > cost(partition.dearest) or partition.dearest is mine:
+            partition.dearest = mine
+            self.releases.subtract(before)
+            self.releases.update(partition.releases())
+            self.releases += Counter()  # drops what has come down to 0
+
+    def within(self, first: int, last: int, step: int, label: str | None) -> float:
+        """What the partition of a new step costs already, as a sum of 1/sigma^2; 0 if the step does not continue one.
+
+        label : its partition, by default that of the last entry.  The step continues it if all steps of the partition
+        are in the pass from step `first` to before step `last`, and none of them is this step.
+        """
+        label = label if label is not None or self.last is None else self.last.partition
+        if label not in self.partitions:
+            return 0.0
+        partition = self.partitions[label]
+        goes_on = step not in partition.steps and all(first <= number < last for number in partition.steps)
+        return cost(partition.dearest) if goes_on else 0.0
+
+
+def cost(noise: list[float]) -> float:
+    """The sum of 1/sigma^2 of several Gaussians: they are ordered by it, and the larger one tells more."""
+    return sum(sigma**-2 for sigma in noise)
+
+
+def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
+    """An upper bound of the releases, with few different ones (README.md, "Many releases that differ")."""
+    return _together(counts, min, max)
+
+
+def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
+    """A lower bound of the releases: groups have their most noise and their lowest rate."""
+    return _together(counts, max, min)
+
+
+def _together(
+    counts: Mapping[Release, int], noise: Callable[[list[float]], float], rate: Callable[[list[float]], float]
+) -> Counter[Release]:
+    found: Counter[Release] = Counter()
+    for near in _near(counts) if len(counts) > MANY_RELEASES else [[release] for release in counts]:
+        sigma = noise([release.noise_multiplier for release in near])
+        share = rate([release.sampling_probability for release in near])
+        found[near[0]._replace(noise_multiplier=sigma, sampling_probability=share)] += sum(counts[x] for x in near)
+    return found
+
+
+def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
+    """The releases in about `MANY_RELEASES` groups; the group that is costliest to join is split first."""
+
+    def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
+        """(minus the cost of joining them, the first, the field in which they differ most, all of them)."""
+        noise = [release.noise_multiplier for release in members]
+        rates = [max(release.sampling_probability, _TINY) for release in members]
+        least, most, low, high = min(noise), max(noise), min(rates), max(rates)
+        gain = -sum(counts[release] for release in members) * ((high / least) ** 2 - (low / most) ** 2)
+        return gain, members[0], 1 if most / least >= high / low else 2, members
+
+    kinds: dict[Release, list[Release]] = {}
+    for release in counts:
+        share = 1.0 if release.sampling == POISSON else release.sampling_probability
+        kinds.setdefault(release._replace(noise_multiplier=1.0, sampling_probability=share), []).append(release)
+    groups = [group(members) for members in kinds.values()]
+    heapq.heapify(groups)
+    while len(groups) < MANY_RELEASES and groups[0][0] < 0.0:
+        _, _, along, members = heapq.heappop(groups)
+        members = sorted(members, key=operator.itemgetter(along))
+        values = [max(float(release[along]), _TINY) for release in members]
+        ratios = [math.log(y / x) for x, y in pairwise(values)]
+        middle = sum(ratios) / 2.0
+        cut = 1 + next(i for i, passed in enumerate(accumulate(ratios)) if passed >= middle)
+        for half in (members[:cut], members[cut:]):
+            heapq.heappush(groups, group(half))
+    return [members for _, _, _, members in groups]
+
+
+def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
+    """All releases of some runs as one mechanism; releases_as = `at_most` or `at_least` makes it shorter."""
+    releases: Counter[Release] = Counter()
+    others: Counter[Mechanism] = Counter()
+    for spent in several:
+        releases.update(spent.releases)
+        others.update(spent.others)
+    parts = [composed(releases_as(releases))] if releases or not others else []
+    parts += [mechanism if count == 1 else repeat(mechanism, count) for mechanism, count in others.items()]
+    return parts[0] if len(parts) == 1 else compose(*parts)
+
+
+def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
+    """Epsilon of what some runs have spent, each given with its `run` lines (README.md, "What may be claimed").
+
+    relation : by default that of the plans, which must then all have one.
+    """
+    relations = {line.plan.relation for _, headers in runs for line in headers}
+    if relation is None:
+        if len(relations) > 1:
+            raise InputError(f"relation is missing; the plans have {' and '.join(sorted(relations))}, choose one")
+        relation = next(iter(relations))
+    if len({line.plan.unit for _, headers in runs for line in headers}) > 1:
+        raise InputError("runs of records and of users are in it, whose guarantees do not add up; ask for one run")
+    fixed = any(line.plan.sampling == FIXED for _, headers in runs for line in headers)
+    if relation in DISPLACING and (fixed or any(r.sampling == FIXED for spent, _ in runs for r in spent.releases)):
+        raise InputError(
+            f"relation = {relation!r} does not hold for fixed batches, where one record more moves another to another "
+            "batch; account for each pass as ja.Gaussian(noise_multiplier / 5**0.5)"
+        )
+    every = [[line.plan.filter for line in headers if line.plan.filter] for _, headers in runs]
+    orders = {one.order for several in every for one in several}
+    if not orders:
+        return _composed([spent for spent, _ in runs], delta, relation)
+    if len(orders) > 1 or relations != {relation}:
+        raise InputError("the runs have Renyi filters of different orders or relations; ask for one run at a time")
+    used = 0.0  # Renyi divergence at the filters' order
+    for (spent, _), several in zip(runs, every, strict=True):
+        renyi = float(renyi_curve(total([spent]), [*orders], relation).values[0])
+        budget = max((one.budget for one in several), default=renyi)
+        used += budget if renyi <= budget else math.inf
+    upper = float(epsilon_from_renyi([*orders], [used], delta).upper)
+    return Bounds(0.0, upper, upper, "bound", "width" if math.isinf(upper) else "ok", "rdp_filter")
+
+
+def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
+    """Epsilon of the composition; if many releases differ, similar ones are grouped, once for each end."""
+    if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
+        return account.epsilon(total(several), delta, relation=relation)
+    most = account.epsilon(total(several, at_most), delta, relation=relation)
+    least = account.epsilon(total(several, at_least), delta, relation=relation)
+    lower, upper = float(least.lower), float(most.upper)
+    narrow = upper - lower <= 1e-4 * upper  # "ok", as in `jaxacct.epsilon`
+    status = most.status if not most.ok else least.status if not least.ok else "ok" if narrow else "width"
+    kind = weakest([str(most.kind), str(least.kind)])
+    return Bounds(lower if kind == "certified" else 0.0, float(most.estimate), upper, kind, status, most.engine)
 
 
 class Contents:
@@ -37,6 +299,7 @@ class Contents:
         self.runs: dict[str, Spent] = {}
         self.headers: dict[str, list[Run]] = {}
         self.run = ""
+        self._certified: tuple[str, Counter[Release], int] | None = None  # what `leaves_room` has certified last
 
     @property
     def plan(self) -> Plan:
@@ -133,6 +396,26 @@ class Contents:
             return Torn(name, noise, rate, TRUNCATED, known[0].cap, known[0].dataset_size)
         return Torn(name, noise, 1.0 if sampling == ALLOCATION else rate, sampling)
 
+    def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
+        """Whether what the ledger holds and one more step of a plan stay within its target and its Renyi filter.
+
+        `Plan.allows` asks this for a plan that has one of them, and says what the arguments are.
+        """
+        held, others = _held(plan, self, self.run)
+        more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition)
+        wanted = held + more(1)
+        if not others and plan.within and wanted <= plan.whole:
+            return True
+        document = plan.to_json()
+        if self._certified is not None:
+            of_plan, releases, beside = self._certified
+            if (of_plan, beside) == (document, others) and wanted <= releases:
+                return True
+        least = room(plan, self, next_step, partition)
+        if least:
+            self._certified = document, held + more(least), others
+        return least > 0
+
     def _names(self, run: str | None) -> list[str]:
         return list(self.runs) if run is None else [run]
 
@@ -160,3 +443,75 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
     if spent.within(first, last, step, partition) < noise**-2:
         found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
     return found
+
+
+def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
+    """How many steps of a plan, from `step` on, fit its target and filter beside what the ledger holds.
+
+    run : the run that takes them, by default the current one.  A name that the ledger does not hold is a new run.
+    """
+    name = ledger.run if run is None else run
+    own, left = ledger.runs.get(name, Spent()), plan.steps - step
+    if plan.target_epsilon is None and plan.filter is None:
+        return left
+    held, others = _held(plan, ledger, name)
+    if not others and plan.within and held + ahead(plan, own, step, left, partition) <= plan.whole:
+        return left
+    several = [replace(ledger.runs[each], releases=Counter()) for each in counted(plan, ledger, name)]
+    beside = [total(several)] if others else []
+    return furthest(
+        lambda steps: plan.holds(compose(*beside, composed(at_most(held + ahead(plan, own, step, steps, partition))))),
+        left,
+    )
+
+
+def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
+    """The steps, and the number of other mechanisms, that count against the next steps of a run."""
+    names = counted(plan, ledger, run)
+    plans = [line.plan for name in names for line in ledger.headers[name]]
+    one_filter(plan, plans)
+    one_unit(plan, plans)
+    held: Counter[Release] = Counter()
+    for name in names:
+        spent = ledger.runs[name]
+        held += spent.releases + (spent.owed if name == run else ledger.promised(name))
+    return held, sum(ledger.runs[name].others.total() for name in names)
+
+
+def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
+    """The runs that count against a plan: all; with repetitions only the run itself, as the law of K covers others."""
+    name = ledger.run if run is None else run
+    return [each for each in ledger.runs if plan.repetitions is None or each == name]
+
+
+def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
+    """InputError where one of the other plans has a Renyi filter, and the plan has none or one of another order."""
+    orders = {other.filter.order for other in others if other.filter}
+    if orders - {plan.filter.order if plan.filter else None}:
+        raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")
+
+
+def one_unit(plan: Plan, others: Iterable[Plan]) -> None:
+    """InputError where one of the other plans counts users and the plan records, or the other way round."""
+    units = {other.unit for other in others} - {plan.unit}
+    if units:
+        raise InputError(
+            f"unit = {plan.unit!r}, but what was spent before is for unit = {units.pop()!r}: a record's guarantee is "
+            "none for a user; use one unit for both"
+        )
+
+
+def furthest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number of steps, up to `most`, for which `holds` is true; 0 where it is true for none.
+
+    It must be true for all smaller numbers: more steps never cost less.
+    """
+    if most < 1 or not holds(1):
+        return 0
+    if holds(most):
+        return most
+    least = 1  # so many hold, and `most` do not
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if holds(middle) else (least, middle)
+    return least

@@ -1,8 +1,4 @@
-"""The lines of a ledger: JSON objects, each with a checksum that also covers all lines before it.
-
-A line is an entry of one of five kinds.  The checksum detects damage, lines lost in the middle and lines out of order.
-It is no signature: whoever can write the file can write another ledger.
-"""
+"""The lines of a ledger: JSON objects of five kinds, each with a checksum that also covers all lines before it."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputErro
 from jaxacct.interop.documents import from_json, to_whole_json
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.training.plan import Plan
-from jaxacct.training.plan.document import load, plan_document
+from jaxacct.training.plan.plan import load, plan_document
 from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATED, slots_of
 
 __all__ = [
@@ -235,7 +231,7 @@ def checked_seen(line: Seen) -> Seen:
 
 
 def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
-    """The entry in a whole line; InputError, naming the line, if there is none.  told : as in `Run`, for each run."""
+    """The entry in a whole line; InputError, naming the line, if there is none.  told : that of each `Run`."""
     try:
         node = load(text.decode())
         kind = node.pop("kind", None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shutil
+import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +14,12 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
-from jaxacct.core.files import regular_file, rename_new, sync_folder, unwritable
+from jaxacct.core.files import lock, regular_file, rename_new, sync_folder, unwritable
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.training.ledger import format as ledger_format
-from jaxacct.training.ledger import stop_rule
-from jaxacct.training.ledger.contents import Contents, ahead
-from jaxacct.training.ledger.file import LedgerFile, beside
+from jaxacct.training.ledger.contents import Contents, ahead, one_unit, room
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step
 from jaxacct.training.plan import Plan
 
@@ -32,6 +33,135 @@ class Mark(NamedTuple):
     run: str
     lines: int
     head: str
+
+
+def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
+    """A new file in the folder of `place`, readable by its owner alone; `path` is named where it cannot be made."""
+    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # with what follows at most 255 bytes
+    temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    return temporary, os.fdopen(descriptor, "r+b")
+
+
+class LedgerFile:
+    """The file of a ledger while it is open: held against other writers, on the disk before anything counts.
+
+    file : None once it is closed; nothing can be written then.  size : how many bytes it should have.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO | None) -> None:
+        self.path, self._file = path, file
+        self.size = 0
+
+    @property
+    def file(self) -> BinaryIO:
+        """The file; InputError where it is closed."""
+        if self._file is None:
+            raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
+        return self._file
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    def hold(self) -> None:
+        """Refuse a ledger that another process is writing (where the system has such locks)."""
+        try:
+            lock(self.file)
+        except BlockingIOError:
+            self.close()
+            raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
+        if not self._is_there(self.file):  # the process that wrote it has replaced it meanwhile
+            self.close()
+            raise InputError(f"{self.path}: was replaced while it was being opened; open it again")
+
+    def append(self, content: bytes) -> None:
+        """Write at the end, and make sure that it is on the disk, in the file that is at the path."""
+        file = self.file
+        try:
+            self._require_in_place(file, self.size)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            self._require_in_place(file, self.size + len(content))
+        except (OSError, InputError) as error:
+            with contextlib.suppress(OSError):
+                self.close()
+            raise error if isinstance(error, InputError) else unwritable(self.path, error) from None
+        self.size += len(content)
+
+    def replace_end(self, end: int, content: bytes) -> None:
+        """Replace all that follows byte `end`, atomically, by a new file that is locked from the start."""
+        place, old = Path(os.path.realpath(self.path)), self.file
+        temporary, new = _new_beside(place, self.path)
+        try:
+            with contextlib.suppress(OSError):  # file systems without permissions
+                temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
+            lock(new)
+            old.seek(0)
+            shutil.copyfileobj(old, new)
+            new.seek(end)
+            new.truncate()
+            new.write(content)
+            new.flush()
+            os.fsync(new.fileno())
+            if os.name != "posix":  # an open file cannot be renamed there
+                new.close()
+                old.close()
+            os.replace(temporary, place)
+            sync_folder(place)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                new.close()
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise unwritable(self.path, error) from None
+            raise
+        old.close()
+        self._file = place.open("r+b") if new.closed else new
+        self._file.seek(0, os.SEEK_END)
+        self.size = end + len(content)
+
+    def end_last_line(self) -> None:
+        """Give a last line that lacks nothing but its end that end.
+
+        It need not be on the disk when this returns: without it the file is read the same, and `append` puts all that
+        is in the file on the disk before its own entry counts.
+        """
+        file = self.file
+        file.seek(0, os.SEEK_END)
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            try:
+                file.write(b"\n")
+                file.flush()
+            except OSError as error:
+                raise unwritable(self.path, error) from None
+            self.size += 1
+
+    def close(self) -> None:
+        """Close the file, if it is open, even in the middle of an entry; nothing can be written afterwards."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _require_in_place(self, file: BinaryIO, size: int) -> None:
+        """InputError unless the file that is open is still the one at the path, and holds just what was written."""
+        if not self._is_there(file):
+            raise InputError(f"{self.path}: was deleted or replaced while it was open; restore it from a copy")
+        if os.fstat(file.fileno()).st_size != size:
+            raise InputError(f"{self.path}: was changed by something else while it was open; restore it from a copy")
+
+    def _is_there(self, file: BinaryIO) -> bool:
+        """Whether an open file is the one at the path."""
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
+        except FileNotFoundError:
+            return False
 
 
 class Ledger(Contents):
@@ -53,11 +183,7 @@ class Ledger(Contents):
     Parameters
     ----------
     path : where it is.
-    file : the open file, for `create`, `open` and `read`; None for a ledger that cannot be written.
-
-    Raises
-    ------
-    InputError : a file that is there already, cannot be opened or written, is damaged, or is another one by now.
+    file : the open file; None for a ledger that cannot be written.
 
     >>> import tempfile
     >>> from jaxacct.training import Plan
@@ -81,18 +207,15 @@ class Ledger(Contents):
     def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
         """A new ledger, for a run of a plan, readable by its owner alone; a file that is there already is refused.
 
-        run : its name, by default a random one.  by : who runs it, as the caller wants it told.
+        run : its name, by default a random one.  by : who runs it.
         """
         place = Path(path)
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
         if os.path.lexists(place):
             raise taken
-        temporary = beside(place)  # until the first line is on the disk, so that nobody finds a ledger without a run
-        try:
-            file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-        except OSError as error:
-            raise unwritable(place, error) from None
-        ledger = cls(place, os.fdopen(file, "r+b"))
+        # until the first line is on the disk the file has another name: nobody finds a ledger without a run
+        temporary, file = _new_beside(place, place)
+        ledger = cls(place, file)
         try:
             ledger._file.path = temporary
             ledger._file.hold()
@@ -139,7 +262,7 @@ class Ledger(Contents):
                 ledger._catch_up(mend=False)
         except OSError as error:
             raise InputError(f"{place}: cannot be read: {error.strerror or error}") from None
-        ledger._file.forget()
+        ledger.close()
         return ledger
 
     @property
@@ -173,21 +296,16 @@ class Ledger(Contents):
         sampling_probability: float,
         partition: str | None = None,
     ) -> None:
-        """Note a step that is about to be released; it is on the disk when this returns.
+        """Note a step that is about to be released; it is on the disk when this returns, or InputError.
 
         Parameters
         ----------
         step : its number, from 0.
         key_fingerprint, batch_fingerprint : texts that are equal only where the step comes out equal, to the last bit.
         noise_multiplier, sampling_probability : of this step.
-        partition : of fixed batches, a fingerprint of how the data were cut into the batches of this pass.  Steps of
-            one partition are taken to have disjoint batches, and together cost what the dearest costs.  Without it
-            every step costs a Gaussian of its own.  The same of random allocation, where it is a fingerprint of the
-            slots that the records drew for this round: a partition costs a whole round.
-
-        Raises
-        ------
-        InputError : a bad value, or a ledger that cannot be written.
+        partition : of fixed batches, a fingerprint of how the data were cut for this pass; of random allocation, of the
+            slots that the records drew for this round.  Steps of one partition are taken to have disjoint batches:
+            together they cost what the dearest costs, or one round.  Without it every step costs a Gaussian.
         """
         entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
         self._append([self._step(*entry)])
@@ -222,14 +340,14 @@ class Ledger(Contents):
         The entry is on the disk when this returns.  From then on the run counts as far as its plan and target allow,
         whenever it ends, until it continues with another plan.
 
-        looked : False if the run is stopped by something that may have seen outputs but did not ask for them.  Once the
-            run continues with another plan, the rest of this one then no longer counts.
+        looked : False if what stops the run did not ask for outputs; the rest of this plan then no longer counts once
+            the run continues with another one.
         """
         with self.lock:
             spent = self.runs[self.run]
             known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats steps of the ledger
             if known is None:
-                until = step + stop_rule.room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
+                until = step + room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
                 self._append([ledger_format.checked_seen(Seen(self.run, step, until, looked))])
             elif looked and not known.looked:
                 self._append([known._replace(step=spent.next, looked=True)])
@@ -242,20 +360,13 @@ class Ledger(Contents):
         left = spent.looks.until - step
         if step == spent.next and ahead(plan, spent, step, left, partition) == ahead(plan, spent, step, left, None):
             return None
-        return step + stop_rule.room(plan, self, step, partition)
+        return step + room(plan, self, step, partition)
 
     def promise(self, step: int, until: int) -> None:
         """Note the new next step and the new end of a run whose outputs were seen."""
         known = self.runs[self.run].looks
         if known is not None:
             self._append([known._replace(step=step, until=until)])
-
-    def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
-        """Whether what the ledger holds and one more step of a plan stay within its target and its Renyi filter.
-
-        `Plan.allows` asks this for a plan that has one of them, and says what the arguments are.
-        """
-        return stop_rule.leaves_room(plan, self, next_step, partition)
 
     def mark(self) -> Mark:
         """How far the ledger is, for `require` later on."""
@@ -292,12 +403,11 @@ class Ledger(Contents):
         return ledger_format.checked(entry)
 
     def _require_unit(self, plan: Plan) -> None:
-        stop_rule.one_unit(plan, (line.plan for lines in self.headers.values() for line in lines))
+        one_unit(plan, (line.plan for lines in self.headers.values() for line in lines))
 
     def _append(self, entries: Sequence[Line]) -> None:
         """Write, make sure that it is on the disk, and only then count."""
         with self.lock:
-            self._file.require_open()
             content, chains = b"", self._chains[-1:]
             for entry in entries:
                 line, chain = ledger_format.encode(entry, chains[-1])
@@ -309,7 +419,8 @@ class Ledger(Contents):
                 for entry in entries:
                     self.count(entry)
             except BaseException:  # an interrupt as well: what is counted here may not be what is in the file
-                self._file.give_up()
+                with contextlib.suppress(OSError):
+                    self._file.close()
                 raise
 
     def _catch_up(self, mend: bool) -> None:
@@ -337,6 +448,7 @@ class Ledger(Contents):
             self._chains.append(chain)
             self.count(torn)
         elif fragment:
-            self._file.cut(end)
+            self._file.file.truncate(end)
+            self._file.file.seek(end)
         else:
             self._file.end_last_line()

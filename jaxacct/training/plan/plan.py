@@ -6,30 +6,84 @@ import bisect
 import functools
 import json
 import math
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
+from jaxacct import selection
 from jaxacct.calibration.search import status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
-from jaxacct.core.validation import InputError
+from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check
+from jaxacct.interop.documents import from_json, to_json
+from jaxacct.mechanisms import Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
-from jaxacct.training.plan import curve
-from jaxacct.training.plan.document import load, plan_document, plan_from
-from jaxacct.training.plan.recalibration import recalibrated
-from jaxacct.training.plan.request import requested
-from jaxacct.training.plan.solved import SolvedPlan
-from jaxacct.training.plan.solver import solve
-from jaxacct.training.step.step_mechanisms import POISSON
+from jaxacct.training.plan.request import DEFAULTS, DISPLACING, PlanRequest, checked
+from jaxacct.training.plan.segments import (
+    Block,
+    Segment,
+    begins_pass,
+    blocks,
+    merged,
+    pass_at,
+    releases,
+    scaled,
+    slots_for,
+)
+from jaxacct.training.plan.solver import (
+    Filter,
+    Solution,
+    epsilon_of_run,
+    epsilon_of_several,
+    noise_for,
+    noise_in_filter,
+    rest_of_run,
+    solve,
+    spent_renyi,
+)
+from jaxacct.training.step.step_mechanisms import (
+    ALLOCATION,
+    BY_PASS,
+    FIXED,
+    OF_ONE_SIZE,
+    POISSON,
+    TRUNCATED,
+    Release,
+    composed,
+    slots_of,
+)
 
-__all__ = ["Plan"]
-
+__all__ = ["MANY_KINDS", "Plan", "dominating", "load", "plan_document"]
 
 NEARLY_SPENT = 1e-3
 """A plan with the status "ok" leaves at most this share of its target unspent."""
+MANY_KINDS, _LEVELS = 16, (12, 4)
+"""With more than 16 kinds of step, the curve is that of 12 levels of noise times 4 of the rate, in one call."""
+_CURVE_RTOL = 0.02
+"""Relative width of the curve for the live epsilon: its upper ends are safe, and so it is quick."""
+_FORMAT, _VERSION = "jaxacct.plan", 1
+"""What a document says of itself; this release reads no other version."""
+_MAX_SEGMENTS = 10**6
+"""More than any run needs (one for each of a million steps); a longer list from a stranger is refused unread."""
+_TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
+"""The settings that a document holds as they are, with the noise multiplier."""
+_UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record"}
+"""Settings that a document holds where they are not these; older documents have none of them."""
+_KEPT = (*_TERMS, *_UNUSUAL, "repetitions", "filter")
+"""The settings that a plan made `like` another one takes over."""
+_SEGMENT_NUMBERS = {
+    "steps": COUNT,
+    "noise_multiplier": POSITIVE,
+    "sampling_probability": PROBABILITY,
+    "expected_batch_size": POSITIVE,
+}
+"""What a segment is written as, in this order, with the values that each number may have."""
+_NEAR_SIZE = 1e-9
+"""How far, relatively, a segment's expected batch size may be from rate times dataset_size: rounding, no more."""
 
 
 class Allowance(Protocol):
@@ -40,7 +94,7 @@ class Allowance(Protocol):
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Plan(SolvedPlan):
+class Plan(PlanRequest):
     """A DP-SGD run, with what is left open solved for, so that its certified epsilon meets a target.
 
     Every step draws a batch, sums the gradients clipped to norm C, adds noise of standard deviation
@@ -88,7 +142,7 @@ class Plan(SolvedPlan):
 
     Raises
     ------
-    InputError : bad values, over- and under-determined plans, and targets that cannot be met.
+    InputError : too much or too little is given, or no value meets the target.
 
     References
     ----------
@@ -99,6 +153,14 @@ class Plan(SolvedPlan):
     >>> plan.steps, round(plan.noise_multiplier, 3), round(float(plan.epsilon.upper), 3), plan.epsilon.kind
     (20, 6.219, 3.0, 'certified')
     """
+
+    sampling_probability: float
+    expected_batch_size: float
+    noise_multiplier: float
+    steps: int
+    epochs: float
+    segments: tuple[Segment, ...] = field(init=False, repr=False)
+    filter: Filter | None = field(init=False, repr=False)
 
     @with_hints
     def __init__(
@@ -127,29 +189,180 @@ class Plan(SolvedPlan):
             if expected_batch_size is not None:
                 raise InputError("expected_batch_size and batch_size say the same thing twice; leave one of them out")
             expected_batch_size = batch_size
-        request = requested(
-            {
-                "target_epsilon": target_epsilon,
-                "target_delta": target_delta,
-                "dataset_size": dataset_size,
-                "sampling_probability": sampling_probability,
-                "expected_batch_size": expected_batch_size,
-                "noise_multiplier": noise_multiplier,
-                "steps": steps,
-                "epochs": epochs,
-                "sampling": sampling,
-                "relation": relation,
-                "noise_schedule": noise_schedule,
-                "batch_schedule": batch_schedule,
-                "repetitions": repetitions,
-                "data_dependent": data_dependent,
-                "candidates": candidates,
-                "slots": slots,
-                "cap": cap,
-                "unit": unit,
-            }
-        )
+        given = locals()
+        for name in ("target_delta", "dataset_size"):
+            if given[name] is None:
+                raise InputError(f"{name} is missing; a plan needs the {name.replace('_', ' ')}")
+        request = PlanRequest(**checked({name: given[name] for name in DEFAULTS}))
         self._hold(vars(request), solve(request))
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], like: Plan | None = None, **changed: Any) -> Self:
+        """The plan with these segments and, for the rest, the settings given or those of another plan; not solved.
+
+        segments : the steps, from step 0 on, without gaps.
+        like : a plan whose target, data, sampling, relation, law of K and filter are taken over.
+        changed : any of these, and noise_multiplier, by name.
+        """
+        kept = {name: getattr(like, name) for name in _KEPT} if like is not None else {}
+        known = DEFAULTS | {"filter": None}
+        unknown = sorted(changed.keys() - known.keys())
+        if unknown:
+            raise InputError(f"{unknown[0]} is no setting of a plan; use one of {', '.join(sorted(known))}")
+        settings = known | kept | changed
+        chosen: Filter | None = settings.pop("filter")
+        settings = checked({**settings, "data_dependent": chosen is not None})
+        given = settings["noise_multiplier"]
+        noise = segments[0].noise_multiplier if given is None else given
+        if settings["sampling"] == TRUNCATED and settings["cap"] is None:
+            raise InputError("cap is missing; give the largest batch of truncated Poisson sampling")
+        plan = object.__new__(cls)
+        plan._hold(settings, Solution(tuple(segments), noise, chosen, cap=settings["cap"]))
+        return plan
+
+    def _hold(self, settings: dict[str, Any], solution: Solution) -> None:
+        """Write every field, once: the settings, the solution, and the averages over its segments."""
+        segments, noise, chosen, epsilon, cap = solution
+        steps, size = segments[-1].end, settings["dataset_size"]
+        batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
+        rate = batch / size
+        averages = {"steps": steps, "epochs": steps * batch / size, "noise_multiplier": noise}
+        if len(segments) == 1:  # the very numbers, not an average of them
+            rate, batch = segments[0].sampling_probability, segments[0].expected_batch_size
+        averages |= {"sampling_probability": rate, "expected_batch_size": batch}
+        one_size = len({s.expected_batch_size for s in segments}) == 1
+        slots = int(slots_of(segments[0].sampling_probability)) if settings["sampling"] == ALLOCATION else None
+        averages |= {"slots": slots if one_size else None, "cap": cap}
+        vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
+        if epsilon is not None:
+            vars(self)["epsilon"] = epsilon  # the solver found it already: what `epsilon` would compute
+
+    @property
+    def truncation(self) -> tuple[int, int]:
+        """(cap, dataset_size) of truncated Poisson sampling, as a `Release` and a ledger hold them; elsewhere zeros."""
+        return (self.cap or 0, self.dataset_size if self.cap else 0)
+
+    def at(self, step: int) -> Segment:
+        """The segment that a step (from 0) belongs to."""
+        self._require(step, self.steps - 1)
+        return self.segments[bisect.bisect_right(self._ends, step)]
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        return [segment.end for segment in self.segments]
+
+    @functools.cached_property
+    def _blocks(self) -> list[Block]:
+        return blocks(self.segments, self.sampling, self.dataset_size)
+
+    def pass_of(self, step: int) -> tuple[int, int, int]:
+        """(number of the pass, its first step, the step after its last) in which a step is.
+
+        Fixed batches have passes, and random allocation has rounds.  A new one begins where the batch size changes.
+        Within a pass the batches must be disjoint, and within a round each record must keep the slot that it drew.
+        """
+        self._require(step, self.steps - 1)
+        if self.sampling not in BY_PASS:
+            raise InputError(f"sampling = {self.sampling!r} has no passes; only {' and '.join(BY_PASS)} do")
+        return pass_at(self._blocks, int(step))
+
+    @functools.cached_property
+    def passes(self) -> list[tuple[int, int]]:
+        """(first step, step after the last) of every pass of fixed batches, or round, all in one list."""
+        return [
+            (first, min(first + length, end))
+            for start, end, length, _ in self._blocks
+            for first in range(start, end, length)
+        ]
+
+    def begins_pass(self, step: int) -> bool:
+        """Whether no pass or round is under way before a step, or after the last one."""
+        self._require(step, self.steps)
+        return self.sampling not in BY_PASS or begins_pass(self._blocks, int(step))
+
+    def releases_after(self, step: int) -> Counter[Release]:
+        """What the first `step` steps release, counted."""
+        self._require(step, self.steps)
+        return self.releases_between(0, step)
+
+    def releases_between(self, first: int, end: int) -> Counter[Release]:
+        """What the steps from `first` to before `end` release; a pass that is cut at either end counts whole."""
+        return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
+
+    @property
+    def kind(self) -> str:
+        """How the steps compose: "composition", exactly, or "rdp_filter", where recalibrations may look at the data."""
+        return "rdp_filter" if self.filter else "composition"
+
+    @functools.cached_property
+    def whole(self) -> Counter[Release]:
+        """What all steps release, counted."""
+        return self.releases_after(self.steps)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """One whole run; of a tuning, one of its K runs."""
+        return self.mechanism_after(self.steps)
+
+    def mechanism_after(self, step: int) -> Mechanism:
+        """The first `step` steps of a run."""
+        return composed(self.releases_after(step))
+
+    @functools.cached_property
+    def epsilon(self) -> Bounds:
+        """Epsilon at target_delta of the whole plan, of all K runs where there are repetitions.
+
+        A certified bracket; where recalibrations may look at the data the filter's bound, from the first step on.
+        """
+        return self.promised() if self.filter else self.of_all(self.mechanism)
+
+    def epsilon_after(self, step: int) -> Bounds:
+        """Epsilon at target_delta of the first `step` steps of one run."""
+        self._require(step, self.steps)
+        if self.filter or (step == self.steps and self.repetitions is None):
+            return self.epsilon
+        return epsilon_of_run(self, self.mechanism_after(step))
+
+    @functools.cached_property
+    def within(self) -> bool:
+        """Whether the plan as it stands meets its target and its filter, as every plan does that was solved for."""
+        return self.holds(self.mechanism)
+
+    def holds(self, mechanism: Mechanism) -> bool:
+        """Whether a mechanism in place of the run meets the target: certified, or by the filter where there is one."""
+        if self.filter is not None:
+            promise = self.filter.epsilon(self.target_delta)
+            return self._fits(mechanism) and (self.target_epsilon is None or promise <= self.target_epsilon)
+        if self.target_epsilon is None:
+            return True
+        known = self.epsilon if mechanism == self.mechanism else self.of_all(mechanism)
+        return bool(known.upper <= self.target_epsilon)
+
+    def of_all(self, mechanism: Mechanism) -> Bounds:
+        """Epsilon at target_delta of a run, through the law of K where there are repetitions."""
+        if self.repetitions is not None:
+            mechanism = selection.select(mechanism, self.repetitions, candidates=self.candidates)
+        return epsilon_of_run(self, mechanism)
+
+    def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
+        """What a filter promises, whenever the run ends; nothing where a document holds more than it lets pass."""
+        assert self.filter is not None
+        upper = np.full(shape, self.filter.epsilon(self.target_delta) if self._whole_fits else np.inf)
+        return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self._whole_fits else "width", "rdp_filter")
+
+    def _fits(self, mechanism: Mechanism) -> bool:
+        """Whether the filter lets a mechanism pass in place of the run."""
+        assert self.filter is not None
+        return bool(spent_renyi(mechanism, self.filter, self.relation) <= self.filter.budget)
+
+    @functools.cached_property
+    def _whole_fits(self) -> bool:
+        return self._fits(self.mechanism)
+
+    def _require(self, step: int, last: int) -> None:
+        number = check("step", step, NON_NEGATIVE)
+        if number != int(number) or number > last:
+            raise InputError(f"step = {step!r} must be a whole number <= {last}; the plan has {self.steps} steps")
 
     def _repr_html_(self) -> str:
         """The run in full numbers, and what it costs."""
@@ -194,8 +407,38 @@ class Plan(SolvedPlan):
 
     @classmethod
     def from_document(cls, node: Any) -> Self:
-        """The plan of an object that `document.plan_document` made, such as a ledger holds; InputError for others."""
-        return plan_from(node, cls.of)
+        """The plan of an object that `plan_document` made; InputError for others.  Its epsilon is computed anew."""
+        wanted = ("format", "version", *_TERMS, "noise_multiplier", "segments", "filter", "repetitions")
+        # a document without a key of these is of a plan with the usual setting: older documents have no such keys
+        if not isinstance(node, dict) or set(node) - set(_UNUSUAL) != set(wanted):
+            raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
+        if node["format"] != _FORMAT or node["version"] != _VERSION or type(node["version"]) is not int:
+            raise InputError(f"plan: format and version must be {_FORMAT!r} and {_VERSION}, which this release reads")
+        rows = node["segments"]
+        if not isinstance(rows, list) or not 0 < len(rows) <= _MAX_SEGMENTS:
+            raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
+        settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
+        if settings["sampling"] == FIXED and settings["relation"] in DISPLACING:
+            settings["relation"] = "zero_out"  # what older releases meant: the record's place stays empty
+        for name in ("target_delta", "dataset_size", "noise_multiplier"):
+            if settings[name] is None:
+                raise InputError(f"plan: {name} is missing; give a number")
+        settings["repetitions"] = _law(node["repetitions"])
+        settings["filter"] = _filter(node["filter"])
+        settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
+        plan = cls.of(_segments(rows), **settings)
+        for place, segment in enumerate(plan.segments):
+            rate, size = segment.sampling_probability, segment.expected_batch_size
+            near = math.isclose(plan.dataset_size * rate, size, rel_tol=_NEAR_SIZE) and rate > 0.0
+            if plan.sampling in OF_ONE_SIZE:
+                near = near and rate == size / plan.dataset_size and size == round(size)
+            elif plan.sampling == ALLOCATION:
+                near = near and rate == 1.0 / slots_of(rate) and slots_of(rate) == slots_for(plan.dataset_size, size)
+            if not near:
+                raise InputError(
+                    f"plan: segments[{place}]: expected_batch_size must be sampling_probability * dataset_size"
+                )
+        return plan
 
     def __eq__(self, other: object) -> bool:
         """The same settings and the same segments, to the last digit."""
@@ -215,7 +458,21 @@ class Plan(SolvedPlan):
         >>> steps.tolist(), curve.upper.round(3).tolist()
         ([2, 4], [1.061, 1.555])
         """
-        return curve.epsilon_curve(self, points)
+        count = int(check("points", points, COUNT))
+        at = np.unique(np.ceil(np.linspace(0.0, self.steps, min(count, self.steps) + 1)[1:])).astype(int)
+        if self.filter:
+            return at, self.promised(at.shape)
+        counts = [self.releases_after(int(step)) for step in at]
+        if len(self.whole) <= MANY_KINDS:
+            return at, epsilon_of_several(self, counts, _CURVE_RTOL)
+        stand_in = dominating({release for each in counts for release in each}, *_LEVELS)
+        few: list[Counter[Release]] = [Counter() for _ in counts]
+        for names, each in zip(few, counts, strict=True):
+            for release, number in each.items():
+                names[stand_in[release]] += number
+        curve = epsilon_of_several(self, few, _CURVE_RTOL)
+        upper = np.minimum(curve.upper, self.epsilon.upper)
+        return at, Bounds(np.zeros(at.size), upper, upper, "bound", curve.status, curve.engine)
 
     @functools.cached_property
     def _curve(self) -> tuple[list[int], list[float]]:
@@ -261,18 +518,48 @@ class Plan(SolvedPlan):
             the filter as well.  Of such a plan every change goes through its filter.  Otherwise the composition is
             exact, and holds only for changes that look at neither (jaxacct/training/plan/README.md).
 
-        What is left out stays; relative noise keeps its schedule.
-
-        Raises
-        ------
-        InputError : what is spent already exceeds the target; or the plan has repetitions, as the K runs of a tuning
-            must all be the same; or a bad value.
+        What is left out stays; relative noise keeps its schedule.  InputError where what is spent already exceeds the
+        target, and of a plan with repetitions, as the K runs of a tuning must all be the same.
 
         >>> plan = Plan(target_epsilon=1.0, target_delta=1e-5, dataset_size=50, sampling_probability=1.0, steps=10)
         >>> [(s.start, s.steps, round(s.noise_multiplier, 2)) for s in plan.recalibrate(5, steps=20).segments]
         [(0, 5, 11.8), (5, 15, 20.43)]
         """
-        return recalibrated(self, step, steps, epochs, expected_batch_size, data_dependent)
+        target = self.target_epsilon
+        if target is None:
+            raise InputError("target_epsilon is missing; recalibrate a plan that has one")
+        if self.repetitions is not None:
+            raise InputError("repetitions are given, and the K runs of a tuning must all be the same; make a new plan")
+        self.releases_after(step)  # refuses a step that is none
+        if self.sampling == ALLOCATION and not self.begins_pass(step):
+            _, first, last = self.pass_of(min(int(step), self.steps - 1))
+            raise InputError(
+                f"step = {step} is within the round of steps {first} to {last - 1}, whose slots are drawn; recalibrate "
+                f"at step {first}, or at the end of a whole round"
+            )
+        spent, rest = rest_of_run(self, self.segments, int(step), steps, epochs, expected_batch_size)
+        whole_run = blocks(merged([*spent, *rest]), self.sampling, self.dataset_size)
+        if self.sampling == ALLOCATION and not begins_pass(whole_run, int(step)):
+            raise InputError(
+                f"step = {step} would be within a round: the batch size is that of the steps before it, whose last "
+                "round was cut short; give another expected_batch_size"
+            )
+        chosen = self.filter
+        if data_dependent and chosen is None:
+            raise InputError(
+                "data_dependent = True needs a plan that declared it from its first step; make it with "
+                "Plan(..., data_dependent=True), whose claim holds whether anything is changed or not"
+            )
+        if chosen is None and spent and self.epsilon_after(step).upper >= target:
+            raise InputError(
+                f"step = {step}: what is spent by then already exceeds target_epsilon = {target!r}; raise it, or stop "
+                "there"
+            )
+        start = rest[0].noise_multiplier
+        given = self, spent, scaled(rest, 1.0 / start), start
+        scale = noise_for(*given) if chosen is None else noise_in_filter(chosen, *given)
+        whole = merged([*spent, *scaled(given[2], scale)])
+        return type(self).of(whole, self, filter=chosen, noise_multiplier=scale)
 
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None) -> bool:
         """Whether what a ledger holds and one more step stay within the target, certified; True without a target.
@@ -294,3 +581,110 @@ class Plan(SolvedPlan):
         if self.target_epsilon is None and self.filter is None:
             return True
         return 0 <= next_step < self.steps and ledger.leaves_room(self, next_step, partition)
+
+
+def dominating(releases: Iterable[Release], noise_levels: int, rate_levels: int) -> dict[Release, Release]:
+    """For each release one of few that tells at least as much: less noise, a higher rate.
+
+    Neighbours on a logarithmic scale share the least noise and the highest rate among them.  With a cap a higher rate
+    may tell less (the cap binds more often), so there only those of one rate are neighbours.
+    """
+    known = list(releases)
+    levels = [
+        _level([release.noise_multiplier for release in known], noise_levels),
+        _level([release.sampling_probability for release in known], rate_levels),
+    ]
+    groups: dict[Any, list[Release]] = {}
+    for release, noise_level, rate_level in zip(known, *levels, strict=True):
+        alike = release[2:] if release.sampling == TRUNCATED else rate_level
+        groups.setdefault((release.sampling, noise_level, alike), []).append(release)
+    found: dict[Release, Release] = {}
+    for group in groups.values():
+        noise = min(release.noise_multiplier for release in group)
+        rate = max(release.sampling_probability for release in group)
+        found |= dict.fromkeys(group, group[0]._replace(noise_multiplier=noise, sampling_probability=rate))
+    return found
+
+
+def _level(values: list[float], count: int) -> list[int]:
+    """The level, from 0 to count - 1, of each value on a logarithmic scale."""
+    logs = np.log(values)
+    # a little wider, so that the largest value is within the last level; at least 1e-12, where all values are one
+    width = max(float(np.ptp(logs)), 1e-12) * (1.0 + 1e-9) / count
+    return np.floor((logs - logs.min()) / width).astype(int).tolist()
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """A plan as an object that JSON can hold; `Plan.from_document` turns it back into an equal plan.
+
+    >>> from jaxacct.training import Plan
+    >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
+    >>> plan_document(plan)["segments"]
+    [[4, 5.0, 1.0, 50.0]]
+    """
+    law = None
+    if plan.repetitions is not None:
+        law = json.loads(to_json(selection.select(PureDP(0.0), plan.repetitions)))["mechanism"]["law"]
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        **{name: getattr(plan, name) for name in (*_TERMS, "noise_multiplier")},
+        "segments": [list(segment[1:]) for segment in plan.segments],
+        "filter": list(plan.filter) if plan.filter else None,
+        "repetitions": law,
+        **{name: getattr(plan, name) for name, usual in _UNUSUAL.items() if getattr(plan, name) != usual},
+    }
+
+
+def load(text: str) -> Any:
+    """JSON whose objects have no key twice and whose numbers are finite; ValueError otherwise."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise ValueError("a key is there twice")
+        return dict(pairs)
+
+    def number(word: str) -> NoReturn:
+        raise ValueError(f"{word} is not a number here")
+
+    try:
+        return json.loads(text, object_pairs_hook=once, parse_constant=number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _segments(rows: list[Any]) -> list[Segment]:
+    """The segments of a document, one row each."""
+    found: list[Segment] = []
+    for place, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(_SEGMENT_NUMBERS):
+            raise InputError(f"plan: segments[{place}] must be a list of {', '.join(_SEGMENT_NUMBERS)}")
+        items = zip(_SEGMENT_NUMBERS.items(), row, strict=True)
+        steps, *rest = (check(f"segments[{place}].{name}", value, rule) for (name, rule), value in items)
+        if any(np.ndim(value) for value in (steps, *rest)):
+            raise InputError(f"plan: segments[{place}] must hold numbers; found a list")
+        start = found[-1].end if found else 0
+        found.append(Segment(start, int(steps), *(float(value) for value in rest)))
+    return found
+
+
+def _filter(node: Any) -> Filter | None:
+    """The filter of a document.  What it promises is claimed only where the segments fit in it (`Plan.promised`)."""
+    if node is None:
+        return None
+    if not isinstance(node, list) or len(node) != 2:
+        raise InputError("plan: filter must be a list of its order and its budget, or null")
+    order, budget = (float(check("filter", value, POSITIVE)) for value in node)
+    if not order > 1.0:
+        raise InputError(f"plan: the order of the filter = {order!r} must be > 1")
+    return Filter(order, budget)
+
+
+def _law(node: Any) -> Any:
+    """The law of K in a document, read as that of a selection."""
+    if node is None:
+        return None
+    chosen = {"type": "Selection", "mechanism": {"type": "PureDP", "epsilon": 0.0}, "law": node, "bound": "worst_case"}
+    text = json.dumps({"format": "jaxacct.mechanism", "version": 1, "mechanism": chosen})
+    chosen_again: Any = from_json(text)
+    return chosen_again.law

@@ -1,69 +1,111 @@
 """The solver: from a request to the segments, the noise and the filter of the plan that meets its target.
 
 What may be left open is the noise, the number of steps, or the sampling probability.  Every search keeps only a value
-that was itself evaluated by a certified engine (calibration/search.py).
+that was itself evaluated by a certified engine (calibration/search.py).  Steps compose exactly, or through a Renyi
+filter [Feldman and Zrnic 2021], which must be fixed before the first step (README.md, "Recalibration").
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxacct.accounting import account
+from jaxacct.calibration.dp_sgd_search import MAX_STEPS, RATE_RANGE
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
 from jaxacct.calibration.search import least_private
 from jaxacct.calibration.starting_points import gaussian_mu
 from jaxacct.core.bounds import Bounds, explain
-from jaxacct.core.validation import InputError
-from jaxacct.mechanisms import Mechanism, compose, dp_sgd, repeat
+from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
+from jaxacct.mechanisms import Mechanism, cap_for, compose, dp_sgd, repeat
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
-from jaxacct.training.plan.accounting import (
-    MARGIN,
-    Terms,
-    tolerance,
-)
-from jaxacct.training.plan.filters import Filter, filter_of
-from jaxacct.training.plan.open_numbers import (
-    MANY_STEPS,
-    cap_of,
-    most_steps,
-    target_of,
-    upper_epsilon,
-    warn_not_reached,
-    with_rate,
-)
-from jaxacct.training.plan.passes import releases
+from jaxacct.representations.renyi_accounting import ORDERS, renyi_curve
+from jaxacct.representations.renyi_conversions import epsilon_from_renyi
 from jaxacct.training.plan.request import PlanRequest
-from jaxacct.training.plan.schedule import (
+from jaxacct.training.plan.segments import (
+    ROUNDING,
     Piece,
     Segment,
     allocated,
     joined,
     merged,
     pieces,
+    releases,
     scaled,
     slots_for,
     steps_of,
 )
 from jaxacct.training.step.step_mechanisms import (
     ALLOCATION,
+    BY_PASS,
     FIXED,
     OF_ONE_SIZE,
+    POISSON,
     TRUNCATED,
+    Release,
     composed,
     prefixes,
     single,
+    slots_of,
 )
 
-__all__ = ["Solution", "noise_for", "solve", "together"]
+__all__ = [
+    "Filter",
+    "Solution",
+    "epsilon_of_run",
+    "epsilon_of_several",
+    "noise_for",
+    "noise_in_filter",
+    "rest_of_run",
+    "solve",
+    "spent_renyi",
+]
 
+CLOSENESS = 1e-4
+"""How close to the target, relative to it and absolutely, the certified epsilon of a solution lies."""
+_LEAST_RTOL = 1e-6
+"""Never closer than this, relatively, however large the target is."""
+_MARGIN, _MARGIN_OF_WHOLE_NUMBERS = 0.05, 1e-7
+"""Evaluated again, epsilon may differ by its rounding: the share of the tolerance that is kept from the target for it,
+and where whole numbers are solved for the share of the target."""
+_SHARE_OF_TOLERANCE = 0.2
+"""The relative width asked of a bracket, as a share of the tolerance: the width must not decide what is close."""
+_RTOL_OF_ROUNDS = 1e-4
+"""No more is asked of rounds: their two pairs leave a bracket of 4e-4, which a finer and slower lattice leaves too."""
+_BUDGET_OVER_USE = 1.0 + 1e-10
+"""The budget, relative to what the plan uses: the same steps added in another order differ by their rounding."""
+_LEFT_IN_FILTER = 1e-9
+"""Of its budget a filter must have more than this share left, or nothing can follow: the rest is rounding."""
+_FIRST_STEPS, _FIRST_RATE = 1000.0, 0.01
+"""Where searches for steps and rates start, which changes only how long they take."""
+_STEPS_RANGE, _SLOTS_RANGE = (1.0, float(MAX_STEPS)), (1.0, 1e9)
+"""Where numbers of steps and of slots are searched."""
+_MANY_STEPS = 10**6
+"""For a cap that has to be chosen before the number of steps is known: more than most runs have."""
 _NEAR_WHOLE = 1e-9
 """How far, relatively, sampling_probability * dataset_size may be from a whole batch size by rounding alone."""
-_EVERY_STEP = 2**53
-"""A step past the end of every run."""
+_OPEN = {
+    "noise_multiplier": ("noise_multiplier",),
+    "steps": ("steps", "epochs"),
+    "sampling_probability": ("sampling_probability", "expected_batch_size", "batch_schedule", "slots"),
+}
+"""The three things that a plan can be solved for, and the arguments that would give each of them."""
+
+
+class Filter(NamedTuple):
+    """A Rényi filter [Feldman and Zrnic 2021]: at this order no more than `budget` is ever spent."""
+
+    order: float
+    budget: float
+
+    def epsilon(self, delta: float) -> float:
+        """What it promises at delta."""
+        return float(epsilon_from_renyi([self.order], [self.budget], delta).upper)
 
 
 class Solution(NamedTuple):
@@ -82,36 +124,91 @@ class Solution(NamedTuple):
     cap: int | None = None
 
 
-def solve(request: PlanRequest) -> Solution:
-    """The request with what it leaves open solved for.
+# Epsilon of a run under the terms of a plan: exactly, or through its filter
 
-    Raises
-    ------
-    InputError : too much or too little is left open, schedules that do not fit, a target that no value meets.
+
+def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
+    """Epsilon at the target delta of one run, or of each of a batch of runs, composed exactly."""
+    rtol = _SHARE_OF_TOLERANCE * _tolerance(terms.target_epsilon or 1.0)
+    if terms.sampling == ALLOCATION:
+        rtol = max(rtol, _RTOL_OF_ROUNDS)
+    return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
+
+
+def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
+    """Epsilon at the target delta of several collections of releases, those of the same kinds in one call.
+
+    In one batch a kind that an element lacks is sampled at rate 0.  Passes and rounds have no such rate.
     """
+    places: dict[frozenset[Release], list[int]] = {}
+    for place, each in enumerate(counts):
+        kinds = frozenset(each) if terms.sampling in BY_PASS else frozenset()
+        places.setdefault(kinds, []).append(place)
+    parts = [
+        account.epsilon(prefixes([counts[i] for i in group]), terms.target_delta, relation=terms.relation, rtol=rtol)
+        for group in places.values()
+    ]
+    order = np.argsort(np.concatenate([*places.values()]))
+    names = ("lower", "estimate", "upper", "kind", "status", "engine")
+    one = lambda bounds, name: np.broadcast_to(getattr(bounds, name), np.shape(bounds.upper))
+    return Bounds(*(np.concatenate([one(bounds, name) for bounds in parts])[order] for name in names))
+
+
+def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarray:
+    """What a mechanism takes from a filter."""
+    return np.asarray(renyi_curve(mechanism, [chosen.order], relation).values[0])
+
+
+def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
+    """For each order the budget that lets each of a batch of runs pass, and the epsilon that it promises."""
+    used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * _BUDGET_OVER_USE
+    pairs = zip(ORDERS, used, strict=True)
+    promised = [epsilon_from_renyi([order], np.asarray(one)[None], terms.target_delta).upper for order, one in pairs]
+    return used, np.stack(promised)
+
+
+def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
+    """The filter that a plan fixes for its run: what the run uses, at the order where that is worth the least epsilon.
+
+    A smaller budget would not do: the run in which nothing is changed spends as much.
+    """
+    used, promised = _filters(mechanism, terms)
+    best = int(np.argmin(promised))
+    if not np.isfinite(used[best]):
+        raise InputError("data_dependent = True: no Renyi divergence of the plan is finite; use more noise")
+    return Filter(float(ORDERS[best]), float(used[best]))
+
+
+def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
+    """Upper ends of epsilon of a batch of runs, as the plan will claim it: exactly, or through its filter."""
+    if terms.data_dependent:
+        return np.min(_filters(mechanism, terms)[1], axis=0)
+    return np.asarray(epsilon_of_run(terms, mechanism).upper)
+
+
+# The search for what is left open
+
+
+def solve(request: PlanRequest) -> Solution:
+    """The request with what it leaves open solved for."""
     solution = _solved(request)
     if not request.data_dependent:
         return solution
     segments = solution.segments
     cap = solution.cap or 0
     run = composed(releases(segments, segments[-1].end, request.sampling, request.dataset_size, cap=cap))
-    return solution._replace(filter=filter_of(run, request.target_delta, request.relation))
+    return solution._replace(filter=_filter_of(run, request))
 
 
-def noise_for(terms: Terms, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float | None = None) -> float:
+def noise_for(
+    terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float | None = None
+) -> float:
     """The least scale of the noise of `rest`, run after `spent`, with which both together meet the target.
 
     start : where the search starts; by default the noise of a Gaussian mechanism that resembles the run.
-
-    Raises
-    ------
-    InputError : no noise meets the target.
     """
-    target = target_of(terms)
-
-    def upper(scales: np.ndarray) -> np.ndarray:
-        return upper_epsilon(terms, together(terms, spent, rest, scales))
-
+    target = _target(terms)
+    upper = lambda scales: _upper_epsilon(terms, _together(terms, spent, rest, scales))
     if start is None:
         steps = math.fsum(s.steps for s in rest)
         rate = 1.0 if terms.sampling == FIXED else math.fsum(s.steps * s.sampling_probability for s in rest) / steps
@@ -119,16 +216,34 @@ def noise_for(terms: Terms, spent: tuple[Segment, ...], rest: tuple[Segment, ...
             steps = sum(releases(rest, rest[-1].end, FIXED, terms.dataset_size).values())
         mu = float(gaussian_mu(np.array([target]), np.array([terms.target_delta]))[0])
         start = float(np.log1p(mu**2 / (rate**2 * steps)) ** -0.5)
-    rtol = tolerance(target)
-    found = least_private(upper, target, start, NOISE_RANGE, falls=True, rtol=rtol, margin=MARGIN * rtol)
+    found = _searched(upper, target, start, NOISE_RANGE, falls=True)
     if math.isnan(found):
-        raise InputError(f"target_epsilon = {target!r} cannot be met: {explain('infeasible_noise')}")
+        raise _infeasible(target, "infeasible_noise")
     if found == NOISE_RANGE[0]:
-        warn_not_reached(target, "noise_multiplier", found, float(upper(np.array([found]))[0]))
+        _warn_not_reached(target, "noise_multiplier", found, float(upper(np.array([found]))[0]))
     return found
 
 
-def together(terms: Terms, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
+def noise_in_filter(
+    chosen: Filter, terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float
+) -> float:
+    """The least scale of the remaining noise that the filter lets pass, all of it."""
+    step = sum(s.steps for s in spent)
+    if spent:
+        before = composed(releases(spent, step, terms.sampling, terms.dataset_size, cap=terms.cap or 0))
+        if not spent_renyi(before, chosen, terms.relation) < chosen.budget * (1.0 - _LEFT_IN_FILTER):
+            raise InputError(
+                f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop"
+            )
+    used = lambda scales: spent_renyi(_together(terms, spent, rest, scales), chosen, terms.relation)
+    # as near in epsilon as in the divergence
+    found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)
+    if math.isnan(found):
+        raise InputError(f"step = {step}: {explain('infeasible_noise')}")
+    return found
+
+
+def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
     """Two stretches of a run, the noise of the second scaled by each of several factors: a batch of mechanisms."""
     n = terms.dataset_size
     if terms.sampling == FIXED:  # a pass may begin in the one and end in the other
@@ -136,7 +251,8 @@ def together(terms: Terms, spent: Sequence[Segment], rest: Sequence[Segment], sc
         return prefixes([releases(segments, segments[-1].end, FIXED, n) for segments in whole])
     parts = []
     for segments, factor in ((spent, np.ones_like(scales)), (rest, scales)):
-        for release, count in releases(segments, _EVERY_STEP, terms.sampling, n, cap=terms.cap or 0).items():
+        end = segments[-1].end if segments else 0
+        for release, count in releases(segments, end, terms.sampling, n, cap=terms.cap or 0).items():
             noise = release.noise_multiplier * factor
             parts.append(repeat(single(release.sampling, noise, *release[2:]), count))
     return parts[0] if len(parts) == 1 else compose(*parts)
@@ -144,18 +260,21 @@ def together(terms: Terms, spent: Sequence[Segment], rest: Sequence[Segment], sc
 
 def _solved(request: PlanRequest) -> Solution:
     """The solution but for the filter."""
-    opened = request.left_open()
+    # the noise of other runs is searched along the segments: `ja.calibrate_noise_multiplier` knows Poisson sampling
+    # at one rate and one noise multiplier only
+    scheduled = request.noise_schedule is not None or request.batch_schedule is not None
+    plain = request.sampling == POISSON and not scheduled and not request.data_dependent
+    opened = _left_open(request, plain)
     n = float(request.dataset_size)
     given = request.noise_schedule
     noise = [Piece(None, 1.0)] if given is None else pieces("noise_schedule", given)
     if opened == "sampling_probability":
-        segments, cap = with_rate(request, n)
-        return Solution(segments, segments[0].noise_multiplier, cap=cap)
+        return _with_rate(request, n)
     batches = _batches(request, n)
     if opened == "steps":
         if request.sampling == TRUNCATED:
-            request = replace(request, cap=cap_of(request, batches[0].value / n, MANY_STEPS))
-        steps = most_steps(request, batches[0].value / n, n)
+            request = replace(request, cap=_cap_of(request, batches[0].value / n, _MANY_STEPS))
+        steps = _most_steps(request, batches[0].value / n, n)
     elif request.steps:
         steps = request.steps
     else:
@@ -168,13 +287,44 @@ def _solved(request: PlanRequest) -> Solution:
         rate = request.sampling_probability  # as given, not through the batch size
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == TRUNCATED:
-        request = replace(request, cap=cap_of(request, max(s.sampling_probability for s in segments), steps))
+        request = replace(request, cap=_cap_of(request, max(s.sampling_probability for s in segments), steps))
     scale, epsilon = request.noise_multiplier, None
-    if scale is None and request.searched_here:
-        scale = noise_for(request, (), segments)
-    elif scale is None:
+    if scale is None and plain:
         scale, epsilon = _calibrated_noise(request, segments[0])
+    elif scale is None:
+        scale = noise_for(request, (), segments)
     return Solution(scaled(segments, scale), scale, epsilon=epsilon, cap=request.cap)
+
+
+def _left_open(request: PlanRequest, plain: bool) -> str | None:
+    """The one thing to solve for, or None; InputError for too much, too little, or what cannot be solved for."""
+    given = {key: [n for n in names if getattr(request, n) is not None] for key, names in _OPEN.items()}
+    for names in given.values():
+        if len(names) > 1:
+            raise InputError(f"{names[0]} and {names[1]} are both given; give one of them")
+    opened = [key for key, names in given.items() if not names]
+    words = " and ".join(" or ".join(_OPEN[key][:2]) for key in opened)
+    if request.target_epsilon is None:
+        if opened:
+            raise InputError(f"{words} is left open without a target_epsilon to solve it for; give it, or the target")
+        return None
+    if not opened:
+        raise InputError(
+            "target_epsilon is given and nothing is left open; leave out noise_multiplier, steps or the batch "
+            "size, or leave out target_epsilon to have epsilon reported"
+        )
+    if len(opened) > 1:
+        raise InputError(f"{words} are left open; one can be solved for, give the others")
+    if opened[0] != "noise_multiplier":
+        for name in ("noise_schedule", "batch_schedule", "repetitions"):
+            if getattr(request, name) is not None:
+                raise InputError(f"{name} is given, so only noise_multiplier can be left open; give {words}")
+    elif request.repetitions is not None and not plain:
+        raise InputError(
+            "repetitions with a target need sampling = 'poisson' and no schedule; give noise_multiplier and leave "
+            "out target_epsilon to have epsilon reported"
+        )
+    return opened[0]
 
 
 def _batches(request: PlanRequest, n: float) -> list[Piece]:
@@ -207,9 +357,9 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
     """The noise of a plain run; of a whole tuning that noise, and the epsilon that was found with it."""
-    target = target_of(request)
+    target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
-    rtol = tolerance(target)
+    rtol = _tolerance(target)
     for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second where two brackets differ by their rounding
         c = calibrate_noise_multiplier(
             aim,
@@ -222,12 +372,170 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
             rtol=rtol,
         )
         if not c.ok:
-            raise InputError(f"target_epsilon = {target!r} cannot be met: {explain(str(c.status))}")
+            raise _infeasible(target, str(c.status))
         sigma = float(c.value)
         if c.status == "not_binding":
-            warn_not_reached(target, "noise_multiplier", sigma, float(c.epsilon.upper))
+            _warn_not_reached(target, "noise_multiplier", sigma, float(c.epsilon.upper))
         if request.repetitions is not None:
             return sigma, c.epsilon
-        if upper_epsilon(request, dp_sgd(sigma, sampling_probability=rate, steps=steps)) <= target:
+        if _upper_epsilon(request, dp_sgd(sigma, sampling_probability=rate, steps=steps)) <= target:
             return sigma, None
     raise InputError(f"target_epsilon = {target!r} was met by no more than rounding; raise it a little")
+
+
+def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
+    """The largest number of steps that meets the target."""
+    target = _target(request)
+    # of random allocation only whole rounds: a part of one costs as much
+    length = slots_for(n, rate * n) if request.sampling == ALLOCATION else 1
+    rate = 1.0 / length if request.sampling == ALLOCATION else rate
+    upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
+    found = _searched(upper, target, np.ceil(_FIRST_STEPS / length), _STEPS_RANGE, falls=False, whole=True)
+    if math.isnan(found):
+        raise _infeasible(target, "infeasible_steps")
+    if found == _STEPS_RANGE[1]:
+        raise InputError(f"target_epsilon = {target!r} allows {found:g} steps and more; give steps or epochs")
+    return length * int(found)
+
+
+def _with_rate(request: PlanRequest, n: float) -> Solution:
+    """The largest sampling probability that meets the target, with the steps that go with it."""
+    target = _target(request)
+
+    def steps(rate: np.ndarray) -> np.ndarray:
+        if request.steps is not None:
+            return np.full(rate.shape, float(request.steps))
+        return np.maximum(np.ceil(request.epochs / rate * (1.0 - ROUNDING)), 1.0)
+
+    upper = lambda rate: _upper_without_schedule(request, rate, steps(rate), n)
+    if request.sampling == ALLOCATION:
+        of_slots = lambda slots: upper(1.0 / slots)
+        rate = 1.0 / _searched(of_slots, target, 1.0 / _FIRST_RATE, _SLOTS_RANGE, falls=True, whole=True)
+    elif request.sampling in OF_ONE_SIZE:
+        first = np.floor(_FIRST_RATE * n + 1.0)
+        rate = _searched(lambda size: upper(size / n), target, first, (1.0, n), falls=False, whole=True) / n
+    else:
+        limits = RATE_RANGE if request.steps is not None else (1.0 / n, 1.0)
+        rate = _searched(upper, target, _FIRST_RATE, limits, falls=False)
+    if math.isnan(rate):
+        raise _infeasible(target, "infeasible_rate")
+    if rate == 1.0:
+        spent = float(upper(np.array([rate]))[0])
+        if spent < target * (1.0 - _tolerance(target)):
+            _warn_not_reached(target, "sampling_probability", rate, spent)
+    size = float(round(rate * n)) if request.sampling in OF_ONE_SIZE else rate * n
+    assert request.noise_multiplier is not None  # only one thing is left open
+    sigma, count = request.noise_multiplier, int(steps(np.array(rate)))
+    segments: tuple[Segment, ...] = (Segment(0, count, sigma, rate, size),)
+    if request.sampling == ALLOCATION:
+        segments = allocated(segments, int(n))
+    cap = _cap_of(request, rate, count) if request.sampling == TRUNCATED else None
+    return Solution(segments, sigma, cap=cap)
+
+
+def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
+    """Upper ends of epsilon of runs without a schedule."""
+    sampling = request.sampling
+    sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
+    if sampling == TRUNCATED:
+        rates, counts = np.broadcast_arrays(rate, steps)
+        cap = np.array([_cap_of(request, float(q), int(t)) for q, t in zip(rates, counts, strict=True)])
+        return _upper_epsilon(request, repeat(single(TRUNCATED, sigma, rates, cap, int(n)), steps))
+    share, count = rate, steps
+    if sampling == FIXED:  # passes
+        share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
+    elif sampling == ALLOCATION:  # rounds
+        count = np.ceil(steps / slots_of(rate))
+    return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
+
+
+def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
+    """The cap that was asked for, or the least one that costs nothing."""
+    if request.cap is not None:
+        return request.cap
+    if rate == 1.0:
+        return request.dataset_size
+    return cap_for(rate, request.dataset_size, steps, request.target_delta)
+
+
+def _target(terms: PlanRequest) -> float:
+    assert terms.target_epsilon is not None  # nothing is solved for without a target
+    return terms.target_epsilon
+
+
+def _tolerance(target: float) -> float:
+    """The relative closeness that is within CLOSENESS both relatively and absolutely."""
+    return max(CLOSENESS * min(1.0, 1.0 / target), _LEAST_RTOL)
+
+
+def _searched(
+    upper: Callable[[np.ndarray], np.ndarray],
+    target: float,
+    start: float,
+    limits: tuple[float, float],
+    *,
+    falls: bool,
+    whole: bool = False,
+) -> float:
+    """The value whose upper end comes closest to a target from below, of those tried; NaN if none meets it."""
+    rtol = _tolerance(target)
+    margin = _MARGIN_OF_WHOLE_NUMBERS if whole else _MARGIN * rtol
+    return least_private(upper, target, start, limits, falls=falls, rtol=rtol, whole=whole, margin=margin)
+
+
+def _infeasible(target: float, status: str) -> InputError:
+    return InputError(f"target_epsilon = {target!r} cannot be met: {explain(status)}")
+
+
+def _warn_not_reached(target: float, name: str, value: float, epsilon: float) -> None:
+    """Warn that every searched value meets the target, so that the plan spends less than it may."""
+    warnings.warn(
+        f"target_epsilon = {target!r} is not reached: {name} = {value!r} is the limit of the search, and gives "
+        f"epsilon = {epsilon:.6g}; give another number yourself to spend more, or lower the target",
+        stacklevel=2,
+    )
+
+
+# Changing a plan under way
+
+
+def rest_of_run(
+    terms: PlanRequest,
+    segments: Sequence[Segment],
+    step: int,
+    steps: int | None,
+    epochs: float | None,
+    expected_batch_size: float | None,
+) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+    """What is spent of a run, and what is left as it is to be run but for its noise, numbered from 0."""
+    n, sampling = terms.dataset_size, terms.sampling
+    if steps is not None and epochs is not None:
+        raise InputError("steps and epochs are both given; give one of them")
+    spent = merged([s._replace(steps=max(min(s.end, step) - s.start, 0)) for s in segments])
+    left = [(s.end - step, s) for s in segments if s.end > step] or [(1, segments[-1])]
+    noise = [Piece(until, s.noise_multiplier) for until, s in left]
+    batches = [Piece(until, s.expected_batch_size) for until, s in left]
+    if expected_batch_size is not None:
+        size = float(check("expected_batch_size", expected_batch_size, POSITIVE))
+        if size > n or (sampling in OF_ONE_SIZE and size != int(size)):
+            what = "a whole number " if sampling in OF_ONE_SIZE else ""
+            raise InputError(f"expected_batch_size = {size!r} must be {what}<= dataset_size = {n}; use another size")
+        batches = [Piece(None, n / slots_for(n, size) if sampling == ALLOCATION else size)]
+    # the last pieces hold for ever
+    noise, batches = ([*some[:-1], Piece(None, some[-1].value)] for some in (noise, batches))
+    if epochs is not None:
+        seen = math.fsum(s.steps * s.expected_batch_size for s in spent)
+        examples = float(check("epochs", epochs, POSITIVE)) * n - seen
+        count = steps_of(batches, examples) if examples > 0 else 0
+    else:
+        count = segments[-1].end - step if steps is None else int(check("steps", steps, COUNT)) - step
+    if count < 1:
+        raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
+    rest = joined(_cut(noise, count), _cut(batches, count), count, n)
+    return spent, allocated(rest, n) if sampling == ALLOCATION else rest
+
+
+def _cut(schedule: list[Piece], steps: int) -> list[Piece]:
+    """The schedule of the first steps alone."""
+    kept = [piece for piece in schedule if piece.until is not None and piece.until < steps]
+    return [*kept, Piece(None, schedule[len(kept)].value)]

@@ -19,13 +19,11 @@ import numpy as np
 
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.ledger.claim import claim
+from jaxacct.training.ledger.contents import Spent, claim, counted
 from jaxacct.training.ledger.format import Run
-from jaxacct.training.ledger.stop_rule import counted
-from jaxacct.training.ledger.totals import Spent
 from jaxacct.training.plan import Plan
-from jaxacct.training.plan.accounting import epsilon_of_several
-from jaxacct.training.plan.curve import MANY_KINDS
+from jaxacct.training.plan.plan import MANY_KINDS
+from jaxacct.training.plan.solver import epsilon_of_several
 from jaxacct.training.run.history import Stretch, released
 from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, check
 from jaxacct.training.ledger import Ledger, Mark
-from jaxacct.training.ledger.claim import claim
+from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import LAST_STEP, Run, words
-from jaxacct.training.ledger.totals import Spent
 from jaxacct.training.plan import Plan
-from jaxacct.training.plan.document import plan_document
+from jaxacct.training.plan.plan import plan_document
 from jaxacct.training.step.step_mechanisms import Release
 
 __all__ = ["NOTHING", "History", "Stretch", "claimed", "document", "followed", "from_document", "released"]

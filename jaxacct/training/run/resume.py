@@ -11,8 +11,7 @@ from typing import Any
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, compose
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.ledger.stop_rule import counted, furthest, one_filter, one_unit, room
-from jaxacct.training.ledger.totals import total
+from jaxacct.training.ledger.contents import counted, furthest, one_filter, one_unit, room, total
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.history import History, Stretch, document, followed, released

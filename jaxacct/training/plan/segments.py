@@ -1,31 +1,51 @@
-"""Segments: the stretches of a run in which nothing changes, made from schedules of noise and of batch size."""
+"""Segments: the stretches of a run in which nothing changes, made from schedules of noise and of batch size.
+
+What their steps release, and the passes over the data that they make up: of fixed batches, and rounds.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED, Release, release_of_pass, slots_of
 
-__all__ = ["Piece", "Segment", "allocated", "joined", "merged", "pieces", "scaled", "slots_for", "steps_of"]
+__all__ = [
+    "ROUNDING",
+    "Block",
+    "Piece",
+    "Segment",
+    "allocated",
+    "begins_pass",
+    "blocks",
+    "joined",
+    "merged",
+    "pass_at",
+    "pieces",
+    "releases",
+    "scaled",
+    "slots_for",
+    "steps_of",
+]
 
-_ROUNDING = 1e-12
-"""Relative room for the rounding of a number of examples over a batch size, before it is rounded up to steps."""
+ROUNDING = 1e-12
+"""Relative room for the rounding of examples over a batch size, or epochs over a rate, before they are rounded up."""
 
 
 class Segment(NamedTuple):
     """Steps `start` to `start + steps - 1` of a run, all alike.
 
-    The noise added to the sum of clipped gradients has standard deviation `noise_multiplier` times the clip norm;
-    the sum is divided by `expected_batch_size` = `sampling_probability` * dataset_size.
-
     Parameters
     ----------
     start, steps : whole numbers; steps count from 0.
-    noise_multiplier, sampling_probability, expected_batch_size : of each of these steps.
+    noise_multiplier : the standard deviation of the noise on the sum of clipped gradients, over the clip norm.
+    sampling_probability, expected_batch_size : the rate, and the rate times dataset_size, which divides the sum.
 
     >>> Segment(start=10, steps=5, noise_multiplier=1.0, sampling_probability=0.1, expected_batch_size=6.0).end
     15
@@ -79,7 +99,7 @@ def steps_of(batches: Sequence[Piece], examples: float) -> int:
     """The least number of steps whose expected batches add up to so many examples."""
     done, start = 0.0, 0
     for until, batch in batches:
-        needed = start + math.ceil((examples - done) / batch * (1.0 - _ROUNDING))
+        needed = start + math.ceil((examples - done) / batch * (1.0 - ROUNDING))
         if until is None or needed <= until:
             return max(needed, 1)
         done, start = done + batch * (until - start), until
@@ -108,7 +128,7 @@ def slots_for(dataset_size: float, batch_size: float) -> int:
     >>> slots_for(60_000, 512), slots_for(100, 100 / 49)
     (118, 49)
     """
-    return max(math.ceil(dataset_size / batch_size * (1.0 - _ROUNDING)), 1)
+    return max(math.ceil(dataset_size / batch_size * (1.0 - ROUNDING)), 1)
 
 
 def allocated(segments: Sequence[Segment], dataset_size: int) -> tuple[Segment, ...]:
@@ -143,3 +163,82 @@ def scaled(segments: Sequence[Segment], scale: float) -> tuple[Segment, ...]:
 def _value(schedule: Sequence[Piece], step: int) -> float:
     """The value of a schedule at a step."""
     return next(value for until, value in schedule if until is None or step < until)
+
+
+class Block(NamedTuple):
+    """Batches of one size: first step, step after the last, steps per pass, and the segments."""
+
+    start: int
+    end: int
+    length: int
+    members: tuple[Segment, ...]
+
+
+def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> list[Block]:
+    """The blocks of a run; a new batch size begins a new block, and so a new pass."""
+    found = []
+    for _, group in itertools.groupby(segments, lambda segment: segment.expected_batch_size):
+        members = tuple(group)
+        first = members[0]
+        of_round = sampling == ALLOCATION
+        steps = (
+            slots_of(first.sampling_probability) if of_round else math.ceil(dataset_size / first.expected_batch_size)
+        )
+        found.append(Block(first.start, members[-1].end, int(steps), members))
+    return found
+
+
+def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
+    """(number, first step, step after the last one) of the pass that a step is in."""
+    before = 0
+    for start, end, length, _ in known:
+        if step < end:
+            number = (step - start) // length
+            first = start + number * length
+            return before + number, first, min(first + length, end)
+        before += -(-(end - start) // length)
+    raise ValueError(f"step {step} is in no segment")
+
+
+def begins_pass(known: Sequence[Block], step: int) -> bool:
+    """Whether what comes before a step, or before the end of the run, is made of whole passes and ended blocks."""
+    found = next((block for block in known if step < block.end), known[-1])
+    return (step - found.start) % found.length == 0
+
+
+def releases(
+    segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
+) -> Counter[Release]:
+    """What the steps from `start` to before `until` release, counted.
+
+    A pass or a round is one release, with the least noise of those of its steps that are in this range.  The number of
+    passes is computed, without a loop over them: there may be 2^53.
+    """
+    counts: Counter[Release] = Counter()
+    if sampling not in BY_PASS:
+        cut = (cap, dataset_size) if sampling == TRUNCATED else ()
+        for segment in segments:
+            steps = min(segment.end, until) - max(segment.start, start)
+            if steps > 0:
+                counts[Release(sampling, segment.noise_multiplier, segment.sampling_probability, *cut)] += steps
+        return counts
+    for begin, end, length, members in blocks(segments, sampling, dataset_size):
+        low, high = max(begin, start), min(end, until)
+        share = members[0].sampling_probability
+        least: dict[int, float] = {}  # the noise of passes that are in more than one segment
+        for segment in members:
+            first, last = max(segment.start, low), min(segment.end, high)
+            if first >= last:
+                continue
+            noise = segment.noise_multiplier
+            # the first pass that begins in the segment, and the first that does not end in it
+            own = -(-(first - begin) // length) if first > low else (first - begin) // length
+            other = (last - begin) // length if last < high else -(-(last - begin) // length)
+            if own < other:
+                counts[release_of_pass(sampling, noise, share)] += other - own
+            for number in {(first - begin) // length, (last - 1 - begin) // length}:
+                if not own <= number < other:
+                    least[number] = min(least.get(number, math.inf), noise)
+        for noise in least.values():
+            counts[release_of_pass(sampling, noise, share)] += 1
+    return counts
