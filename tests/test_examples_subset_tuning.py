@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxacct import selection
-from jaxacct.tuning.cost import Cost
+from jaxacct.tuning import Cost
 
 FOLDER = pathlib.Path(__file__).parents[1] / "examples" / "subset_tuning"
 pytest.importorskip("sklearn")

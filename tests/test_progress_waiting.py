@@ -11,7 +11,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.core import progress
-from jaxacct.tuning import best_candidate
+from jaxacct.tuning.candidates import best_few
 
 
 class Terminal:
@@ -110,5 +110,5 @@ def test_a_bar_does_not_stand_after_an_interrupt(terminal, monkeypatch):
     bar.update(1)
     assert bar.stands
     with pytest.raises(KeyboardInterrupt):
-        best_candidate.best_few(["a", "a"], lambda kind: interrupted, lambda result, number: 0.0, 2, 1, bar)
+        best_few(["a", "a"], lambda kind: interrupted, lambda result, number: 0.0, 2, 1, bar)
     assert not progress._open

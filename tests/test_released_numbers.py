@@ -13,8 +13,8 @@ import jaxacct as ja
 from jaxacct import tuning
 from jaxacct.samplers import exact_draws
 from jaxacct.training import AdaptiveClip, Plan, PrivateLoss, Trainer
-from jaxacct.tuning.keys_and_ledger import Secret
-from jaxacct.tuning.tuned import value_of
+from jaxacct.tuning.candidates import Secret
+from jaxacct.tuning.tuning_run import value_of
 
 KEY = bytes(range(32))
 COUNTS = np.arange(1001)

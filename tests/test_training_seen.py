@@ -239,7 +239,7 @@ def test_a_second_run_is_given_nothing_of_what_was_promised(path):
 
 
 def spend_tuning(ledger):
-    from jaxacct.tuning.keys_and_ledger import note_whole
+    from jaxacct.tuning.tuning_run import note_whole
 
     plan = Plan(target_delta=DELTA, dataset_size=20, sampling_probability=0.3, steps=1, noise_multiplier=9.0)
     note_whole(ledger, plan, ja.Gaussian(2.0), "tuning", 4.0)

@@ -8,8 +8,7 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.tuning import advisor, subset_plan
-from jaxacct.tuning.cost import Cost
+from jaxacct.tuning import Cost, SubsetPlan, advisor
 
 TARGET, DELTA = 2.0, 1e-5
 
@@ -49,7 +48,7 @@ def test_plain_options_against_the_selection_itself(by_noise):
 @pytest.mark.slow
 def test_subset_options_against_plans(by_noise):
     one = by_noise.options[2]
-    plan = subset_plan.SubsetPlan(TARGET, DELTA, 1000, 0.25, selection.Poisson(3), 1.0, steps=2)
+    plan = SubsetPlan(TARGET, DELTA, 1000, 0.25, selection.Poisson(3), 1.0, steps=2)
     assert one.noise_multiplier == pytest.approx(plan.settings[0].final_noise, rel=3e-3)
     assert one.gradients == plan.cost.expected == (3 * 250 + 750) * 2
     assert one.gradients_95 == plan.cost.quantile(0.95) == (6 * 250 + 750) * 2

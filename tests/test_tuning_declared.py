@@ -12,9 +12,10 @@ from helpers import refusal
 
 import jaxacct as ja
 from jaxacct import selection, tuning
+from jaxacct.core.progress import Progress
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
-from jaxacct.tuning.best_candidate import best_of, rank
+from jaxacct.tuning.candidates import best_few, rank
 from jaxacct.tuning.private_score import units
 from jaxacct.tuning.search_spaces import draws_alike
 
@@ -182,7 +183,8 @@ def test_side_by_side_one_candidate_that_raises_leaves_the_others_as_they_are(be
             raise FloatingPointError("secret")
         return [10.0 * number for number in numbers]
 
-    found = best_of(["alike"] * 6, lambda kind: together, lambda x, number: -abs(number - best), 6, together=4)
+    value, bar = lambda x, number: -abs(number - best), Progress(6, False)
+    (found,) = best_few(["alike"] * 6, lambda kind: together, value, 6, 1, bar, together=4)
     assert found == (best, 10.0 * best, 0) and set(sizes) == {4}  # every program has the same shapes
 
 

@@ -10,7 +10,7 @@ import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger
-from jaxacct.tuning import candidate_runs
+from jaxacct.tuning import tuning_run
 
 SIZE, DELTA, LAW = 30, 1e-5, selection.Geometric(0.2)
 
@@ -41,13 +41,13 @@ def test_the_whole_is_between_selections_of_the_best_and_the_worst_candidate():
 def test_candidates_are_trained_by_their_own_plans_and_the_winner_tells_which(plan, monkeypatch, tmp_path):
     monkeypatch.setattr(law_of_k.Law, "sample", lambda law, rng=None: 12)
     trained = []
-    real = candidate_runs.side_by_side
+    real = tuning_run.side_by_side
 
     def seen(loss, optimizer, one, **more):
         trained.append(one)
         return real(loss, optimizer, one, **more)
 
-    monkeypatch.setattr(candidate_runs, "side_by_side", seen)
+    monkeypatch.setattr(tuning_run, "side_by_side", seen)
     path = tmp_path / "ledger.jsonl"
     best = tuning.tune(
         lambda w, x: jnp.sum((w - x) ** 2),

@@ -14,7 +14,7 @@ import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
-from jaxacct.tuning import candidate_runs
+from jaxacct.tuning import tuning_run
 
 SIZE = 40
 DATA = np.ones((SIZE, 2), np.float32)
@@ -46,7 +46,7 @@ def in_rounds(plan=PLAN, space=SPACE, update=lambda winners: SPACE, **more):
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once():
     """The tests share the programs of one plan, which take seconds to compile."""
-    made, original = {}, candidate_runs.side_by_side
+    made, original = {}, tuning_run.side_by_side
 
     def side_by_side(loss_fn, make_optimizer, plan, **shared):
         key = plan.noise_multiplier, plan.steps
@@ -54,9 +54,9 @@ def compiled_once():
             made[key] = original(loss_fn, make_optimizer, plan, **shared)
         return made[key]
 
-    candidate_runs.side_by_side = side_by_side
+    tuning_run.side_by_side = side_by_side
     yield
-    candidate_runs.side_by_side = original
+    tuning_run.side_by_side = original
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from scipy.special import ndtr
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.training.ledger import Ledger
-from jaxacct.tuning import cost, subset_accounting, subset_plan, subset_tuning
+from jaxacct.tuning import plans as tuning_plans
+from jaxacct.tuning import subset_tuning
 
-DELTA, POINTS = 1e-5, subset_accounting.TUNING_POINTS
+DELTA, POINTS = 1e-5, tuning_plans.TUNING_POINTS
 
 
 def randomised(p):
@@ -35,7 +36,7 @@ def test_product_against_enumeration(q, variant):
     mixed = q * np.outer(p1, q2) + (1 - q) * np.outer(q1, p2)
     if variant == "all":
         mixed = np.outer(q * p1 + (1 - q) * q1, p2)
-    found = subset_accounting.product(randomised(a), randomised(b), q, variant)
+    found = tuning_plans.product(randomised(a), randomised(b), q, variant)
     for eps in (0.0, 0.05, 0.2, 0.5, 1.0):
         removed = np.maximum(mixed - np.exp(eps) * base, 0).sum()
         added = np.maximum(base - np.exp(eps) * mixed, 0).sum()
@@ -55,10 +56,10 @@ def gaussian_delta(eps, mu):
 @pytest.mark.slow
 def test_without_a_share_only_the_final_run_counts_and_with_all_only_the_tuning():
     run, law = ja.Gaussian(3.0), selection.Geometric(0.2)
-    tuning, final = subset_accounting.profile_of_tuning(run, law, DELTA), subset_accounting.profile_of_run(run, DELTA)
-    alone = subset_accounting.product(tuning, final, 0.0, "rest").epsilon(DELTA)
+    tuning, final = tuning_plans.profile_of_tuning(run, law, DELTA), tuning_plans.profile_of_run(run, DELTA)
+    alone = tuning_plans.product(tuning, final, 0.0, "rest").epsilon(DELTA)
     assert gaussian_delta(alone, 1 / 3) <= DELTA <= gaussian_delta(alone - 0.002, 1 / 3)
-    every = subset_accounting.product(tuning, final, 1.0, "rest").epsilon(DELTA)
+    every = tuning_plans.product(tuning, final, 1.0, "rest").epsilon(DELTA)
     exact = ja.epsilon(selection.select(run, law), DELTA)
     assert exact.lower <= every <= exact.upper * 1.002
 
@@ -68,10 +69,10 @@ def test_the_whole_holds_for_every_score_order_of_a_finite_base():
     rng = np.random.default_rng(3)
     for q, law in ((0.2, selection.Geometric(0.3)), (0.7, selection.Poisson(2.0))):
         (p1, q1), (p2, q2) = (rng.dirichlet(np.full(3, 2.0), 2) for _ in range(2))
-        tuning = subset_accounting.profile_of_tuning(ja.FiniteOutput(p1, q1), law, 0.01)
-        final = subset_accounting.profile_of_run(ja.FiniteOutput(p2, q2), 0.01)
+        tuning = tuning_plans.profile_of_tuning(ja.FiniteOutput(p1, q1), law, 0.01)
+        final = tuning_plans.profile_of_run(ja.FiniteOutput(p2, q2), 0.01)
         for variant in ("rest", "all"):
-            whole = subset_accounting.product(tuning, final, q, variant)
+            whole = tuning_plans.product(tuning, final, q, variant)
             for order in itertools.permutations(range(3)):
                 with_it, without = (selection.output_law(each[list(order)], law) for each in (p1, q1))
                 mixed = q * np.outer(with_it, q2) + (1 - q) * np.outer(without, p2)
@@ -88,11 +89,11 @@ def test_the_whole_holds_for_every_score_order_of_a_finite_base():
 def test_exact_worst_case_is_below_the_envelope_and_renyi():
     run, law = ja.Gaussian(4.0), selection.Poisson(15)
     tuning, final = (
-        subset_accounting.profile_of_tuning(run, law, DELTA),
-        subset_accounting.profile_of_run(run, DELTA),
+        tuning_plans.profile_of_tuning(run, law, DELTA),
+        tuning_plans.profile_of_run(run, DELTA),
     )
     for variant in ("rest", "all"):
-        ours = subset_accounting.product(tuning, final, 0.1, variant).epsilon(DELTA)
+        ours = tuning_plans.product(tuning, final, 0.1, variant).epsilon(DELTA)
         for form in ("profile", "renyi"):
             assert ours < selection.subset_epsilon(run, law, run, 0.1, DELTA, variant=variant, form=form).upper
 
@@ -101,19 +102,19 @@ def test_exact_worst_case_is_below_the_envelope_and_renyi():
 def few_points():
     """A third of the points of the tuning's profile, upper ends all: plans are made in a third of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subset_accounting, "TUNING_POINTS", 40)
+        patch.setattr(tuning_plans, "TUNING_POINTS", 40)
         yield
 
 
 @pytest.fixture(scope="module")
 def plans():
-    make = lambda **changed: subset_plan.SubsetPlan(
+    make = lambda **changed: tuning_plans.SubsetPlan(
         **({"target_epsilon": 2.0, "target_delta": DELTA, "dataset_size": 200, "share": 0.25, "steps": 3}
            | {"repetitions": selection.Poisson(4), "sampling_probability": 1.0} | changed)
     )  # fmt: skip
     made = {"rest": make(), "all": make(variant="all"), "final": make(noise_ratio=0.8)}
     with pytest.MonkeyPatch.context() as patch:  # a mixture of settings goes through points, and needs them all
-        patch.setattr(subset_accounting, "TUNING_POINTS", POINTS)
+        patch.setattr(tuning_plans, "TUNING_POINTS", POINTS)
         return made | {"grid": make(steps=[2, 6], sampling_probability=[1.0])}
 
 
@@ -129,7 +130,7 @@ def test_plans_meet_their_target(plans):
 
 def test_noise_is_monotone(plans):
     sigma = {name: plan.settings[0].tuning_noise for name, plan in plans.items()}
-    more = subset_plan.SubsetPlan(2.0, DELTA, 200, 0.25, selection.Poisson(8), 1.0, steps=3)
+    more = tuning_plans.SubsetPlan(2.0, DELTA, 200, 0.25, selection.Poisson(8), 1.0, steps=3)
     assert sigma["rest"] < sigma["all"] and sigma["rest"] < more.settings[0].tuning_noise
     favoured = plans["final"].settings[0]
     assert favoured.final_noise == pytest.approx(0.8 * favoured.tuning_noise)
@@ -142,7 +143,7 @@ def test_settings_share_one_guarantee(plans):
     # Gaussians with the same (epsilon, delta) have the same sigma / sqrt(steps)
     assert long.tuning_noise / short.tuning_noise == pytest.approx(np.sqrt(3.0), rel=1e-3)
     # of Gaussians all profiles are then one, that of a single setting
-    single = subset_plan.SubsetPlan(2.0, DELTA, 200, 0.25, selection.Poisson(4), 1.0, steps=2)
+    single = tuning_plans.SubsetPlan(2.0, DELTA, 200, 0.25, selection.Poisson(4), 1.0, steps=2)
     alone = single.settings[0].tuning_noise  # a mixture goes through points of its profile, which costs a little
     assert alone <= short.tuning_noise <= 1.01 * alone
 
@@ -158,7 +159,7 @@ def test_cost_against_simulation(plans):
     assert plans["all"].cost.expected == selection.expected_cost(law, q, n, epochs, variant="all")
     exact = plan.cost.of(draws)
     assert np.mean(exact <= plan.cost.quantile(0.9)) >= 0.9 > np.mean(exact < plan.cost.quantile(0.9))
-    everything = cost.Cost(law, n, epochs)
+    everything = tuning_plans.Cost(law, n, epochs)
     assert everything.expected == 4 * n * epochs and everything.of(0) == 0.0
     assert plan.cost.of(0) == (1 - q) * n * epochs
 
@@ -186,7 +187,7 @@ def quiet(plans):
     """The same plans with next to no noise, to see what a run is trained on; their epsilon is not used."""
     made = {name: copy.copy(plans[name]) for name in ("rest", "all")}
     for plan in made.values():
-        vars(plan)["settings"] = (subset_plan.Setting(1.0, 3, 1e-9, 1e-9),)
+        vars(plan)["settings"] = (tuning_plans.Setting(1.0, 3, 1e-9, 1e-9),)
     return made
 
 
@@ -248,7 +249,7 @@ def test_one_ledger_entry_before_anything_runs(plans, monkeypatch, tmp_path):
 
 
 def test_refusals(plans):
-    make = lambda **changed: subset_plan.SubsetPlan(
+    make = lambda **changed: tuning_plans.SubsetPlan(
         **({"target_epsilon": 2.0, "target_delta": DELTA, "dataset_size": 9, "share": 0.5, "sampling_probability": 1.0}
            | {"repetitions": selection.Poisson(4), "steps": 3} | changed)
     )  # fmt: skip
@@ -256,10 +257,10 @@ def test_refusals(plans):
     assert "variant = 'both'" in refusal(make, variant="both")
     assert "one of epochs and steps" in refusal(make, epochs=2.0)
     assert "law of K" in refusal(make, repetitions=5)
-    assert "one law" in refusal(cost.Cost, selection.Poisson([1.0, 2.0]), 9, 1.0)
-    assert "share = 0.5 must be 1" in refusal(cost.Cost, selection.Poisson(1.0), 9, 1.0, "everything", 0.5)
+    assert "one law" in refusal(tuning_plans.Cost, selection.Poisson([1.0, 2.0]), 9, 1.0)
+    assert "share = 0.5 must be 1" in refusal(tuning_plans.Cost, selection.Poisson(1.0), 9, 1.0, "everything", 0.5)
     assert "has no 'learning_rate'" in refusal(subset_tuning.extrapolated, {"lr": 0.1}, 2.0)
-    assert "no noise" in refusal(subset_accounting.least_noise, lambda sigma: 9.0, 1.0, 2.0)
+    assert "no noise" in refusal(tuning_plans.least_noise, lambda sigma: 9.0, 1.0, 2.0)
     nothing = lambda *args: None
     arguments = nothing, nothing, Rates(), np.ones((3, 2)), plans["rest"]
     words = refusal(subset_tuning.tune_on_subset, *arguments, init=nothing, score=nothing, candidates="iid")

@@ -15,7 +15,7 @@ from jaxacct import selection, tuning
 from jaxacct.core.chacha import CHACHA20
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan, PrivateLoss
-from jaxacct.tuning.best_candidate import best_few
+from jaxacct.tuning.candidates import selected
 from jaxacct.tuning.private_score import noise_for_score, noisy, units, whole
 
 SIZE = 40
@@ -268,7 +268,7 @@ def test_chunks_do_not_change_a_candidate(forced, monkeypatch):
     forced(5)
     ends = []
     for together in (2, 16):
-        monkeypatch.setattr(best_few, "__defaults__", (None, together))
+        monkeypatch.setattr(selected, "__defaults__", (together,))
         ends.append(run(GEOMETRIC, key=KEY))
     assert ends[0].config == ends[1].config
     np.testing.assert_allclose(ends[0].params, ends[1].params, rtol=1e-5)

@@ -16,7 +16,7 @@ from subset_tuning import Arm, experiment, plain
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.tuning.cost import Cost
+from jaxacct.tuning import Cost
 
 RATE, EPOCHS, MEAN = (0.1,), (15,), 10
 EPSILON = 2.0

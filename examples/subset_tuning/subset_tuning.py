@@ -18,9 +18,8 @@ import numpy as np
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.tuning.cost import Cost
-from jaxacct.tuning.subset_accounting import least_noise
-from jaxacct.tuning.subset_plan import SubsetPlan, guessed_noise
+from jaxacct.tuning import Cost
+from jaxacct.tuning.plans import SubsetPlan, guessed_noise, least_noise
 
 RATES = {"DP-SGD": 10.0 ** np.arange(-3.0, 1.6, 0.5), "DP-Adam": 10.0 ** np.arange(-4.0, 0.1, 0.5)}
 """Learning rates: the grids of Table 2 for FashionMNIST (DP-SGD) and MNIST (DP-Adam)."""

@@ -8,23 +8,14 @@ from typing import TYPE_CHECKING
 from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from jaxacct.tuning.adaptive_search import Adaptive, Tried
-    from jaxacct.tuning.advice import Advice
-    from jaxacct.tuning.advisor import advise
-    from jaxacct.tuning.candidate_runs import Winner
-    from jaxacct.tuning.cost import Cost
-    from jaxacct.tuning.distributions import Choice, Distribution, LogUniform, Uniform
-    from jaxacct.tuning.matched_plan import MatchedPlan
-    from jaxacct.tuning.padding import truncated
+    from jaxacct.tuning.advisor import Advice, advise
+    from jaxacct.tuning.candidates import Adaptive, Tried, Winner, truncated
+    from jaxacct.tuning.plans import Cost, MatchedPlan, SearchPlan, SubsetPlan
     from jaxacct.tuning.private_score import PrivateScore
-    from jaxacct.tuning.rounds_run import tune_in_rounds
-    from jaxacct.tuning.search_plan import SearchPlan
-    from jaxacct.tuning.search_spaces import Grid, Random, Space, grid
+    from jaxacct.tuning.search_spaces import Choice, Distribution, Grid, LogUniform, Random, Space, Uniform, grid
     from jaxacct.tuning.side_by_side_training import key_words, side_by_side
-    from jaxacct.tuning.subset_plan import SubsetPlan
     from jaxacct.tuning.subset_tuning import SubsetTuned, extrapolated, tune_on_subset
-    from jaxacct.tuning.tuned import Tuned
-    from jaxacct.tuning.tuning_run import tune, tune_with
+    from jaxacct.tuning.tuning_run import Tuned, tune, tune_in_rounds, tune_with
 
 __all__ = [
     "Adaptive",
@@ -58,32 +49,32 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Adaptive": "adaptive_search",
-    "Advice": "advice",
-    "Choice": "distributions",
-    "Cost": "cost",
-    "Distribution": "distributions",
+    "Adaptive": "candidates",
+    "Advice": "advisor",
+    "Choice": "search_spaces",
+    "Cost": "plans",
+    "Distribution": "search_spaces",
     "Grid": "search_spaces",
-    "LogUniform": "distributions",
-    "MatchedPlan": "matched_plan",
+    "LogUniform": "search_spaces",
+    "MatchedPlan": "plans",
     "PrivateScore": "private_score",
     "Random": "search_spaces",
-    "SearchPlan": "search_plan",
+    "SearchPlan": "plans",
     "Space": "search_spaces",
-    "SubsetPlan": "subset_plan",
+    "SubsetPlan": "plans",
     "SubsetTuned": "subset_tuning",
-    "Tried": "adaptive_search",
-    "Tuned": "tuned",
-    "Uniform": "distributions",
-    "Winner": "candidate_runs",
+    "Tried": "candidates",
+    "Tuned": "tuning_run",
+    "Uniform": "search_spaces",
+    "Winner": "candidates",
     "advise": "advisor",
     "extrapolated": "subset_tuning",
     "grid": "search_spaces",
     "key_words": "side_by_side_training",
     "side_by_side": "side_by_side_training",
-    "truncated": "padding",
+    "truncated": "candidates",
     "tune": "tuning_run",
-    "tune_in_rounds": "rounds_run",
+    "tune_in_rounds": "tuning_run",
     "tune_on_subset": "subset_tuning",
     "tune_with": "tuning_run",
 }

@@ -1,21 +1,25 @@
-"""Budget advisor: for one target, what each split of the data and each law of K buys.
-
-Each way to search is asked what it costs, or allows, at one target.
-"""
+"""Budget advisor: for one target, what each split of the data, each law of K and each way to search buys."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
 from jaxacct.calibration.search import least_private, status_of_upper_end
+from jaxacct.core import markup
+from jaxacct.core.files import optional_package, write_csv
 from jaxacct.core.progress import Progress
+from jaxacct.core.text import outward
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -38,12 +42,17 @@ from jaxacct.selection import (
     select,
 )
 from jaxacct.selection.subset_privacy import VARIANTS
-from jaxacct.tuning.advice import Advice, Option
-from jaxacct.tuning.cost import Cost
-from jaxacct.tuning.subset_accounting import LEAST_NOISE, least_noise, product, profile_of_run, profile_of_tuning
-from jaxacct.tuning.subset_plan import guessed_noise
+from jaxacct.tuning.plans import (
+    LEAST_NOISE,
+    Cost,
+    guessed_noise,
+    least_noise,
+    product,
+    profile_of_run,
+    profile_of_tuning,
+)
 
-__all__ = ["FAMILIES", "advise", "law_of_mean"]
+__all__ = ["FAMILIES", "Advice", "Option", "advise", "law_of_mean"]
 
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
 """Families of laws of K that the advisor compares; each has one free number, which its mean decides."""
@@ -53,17 +62,178 @@ LARGEST_MEAN = 1e6
 """Largest E[K] that is looked for: more candidates than anybody trains."""
 LARGEST_ROUND = 2**20
 """Numbers of candidates of one round that count for the quantile of several, at most."""
-EPSILON_RTOL = 1e-4
-"""An E[K] whose epsilon is within half of this, relatively, below the target is near enough."""
-MEAN_RTOL = 0.01
-"""How close, relatively, E[K] comes to one that no longer meets the target; finer is of no use for advice."""
+EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
+"""An E[K] is near enough whose epsilon is within half of the first below the target, relatively, or which is within the
+second of one that no longer meets the target."""
 UNSPENT = 2e-3
 """An option with the status "ok" leaves at most this share of the target unspent."""
 ONE_TARGET = "ask for one target at a time"
 """The remedy in errors about arguments that must be single numbers."""
 MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
 """What an E[K] must be."""
-_ETA = Constraint("use an eta above -1, such as 0.5", -1, lower_open=True)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to spend the budget.
+
+    Parameters
+    ----------
+    split : "everything", candidates on all data, the winner released; or candidates on a sample, then a final run on
+        the "rest" of the data, or on "all".
+    share : of the sample; 1 for "everything".
+    family, parameter : the law of K: gamma, of Poisson laws the mean.
+    candidates : E[K], of all rounds together.
+    noise_multiplier : of candidates and final run.
+    released_noise, candidate_noise : noise multiplier over expected batch size, of the released model and of the
+        candidates: the standard deviation of the noise on a mean gradient, per clip norm.
+    epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it.
+    gradients, gradients_95 : gradient evaluations: their expectation and their 95 % quantile by the law of K.
+    status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more, because less noise or an E[K] above a
+        million is not searched.  "loose": more, for another reason, such as a whole number of candidates.
+        "infeasible": nothing meets the target.
+    search : "iid"; "4 rounds", each round's winner public, with `candidates` those of all rounds and `parameter` that
+        of one round; "adaptive", each candidate after all before it.
+    """
+
+    split: str
+    share: float
+    family: str
+    parameter: float
+    candidates: float
+    noise_multiplier: float
+    released_noise: float
+    candidate_noise: float
+    epsilon: float
+    gradients: float
+    gradients_95: float
+    status: str
+    search: str = "iid"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The options for one target, in the order of the grid; made by `advise`.
+
+    `print(advice)` is a table; `to_csv`, `to_pandas` and `draw` write it.
+
+    Parameters
+    ----------
+    options : the records.
+    target_epsilon, target_delta : what each of them meets.
+    solved : what was solved for, "noise_multiplier" or "candidates".
+    untuned_noise : noise multiplier of a single run that takes the whole budget.
+
+    >>> from jaxacct import tuning
+    >>> advice = tuning.advise(4.0, 1e-5, 1000, 1.0, steps=1, noise_multiplier=2.0, shares=[1.0], families=["poisson"])
+    >>> advice.solved, advice.best().family, len(advice.rows())
+    ('candidates', 'poisson', 1)
+    """
+
+    options: tuple[Option, ...]
+    target_epsilon: float
+    target_delta: float
+    solved: str
+    untuned_noise: float
+
+    def best(self, noise: float | None = None) -> Option:
+        """The option with the most candidates, and of equals the least noise; `noise` limits the released noise.
+
+        Without a limit it is for advice at a given noise multiplier; InputError where no option is left.
+        """
+        limit = math.inf if noise is None else float(check("noise", noise, POSITIVE))
+        left = [one for one in self.options if one.status != "infeasible" and one.released_noise <= limit]
+        if not left:
+            raise InputError("no option meets the target within this noise; allow more, or raise the target")
+        return max(left, key=lambda one: (one.candidates, -one.released_noise))
+
+    def rows(self) -> list[list[str]]:
+        """The cells as text, floats in full precision."""
+        return [[x if isinstance(x, str) else repr(x) for x in dataclasses.astuple(one)] for one in self.options]
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write a CSV with a header line."""
+        write_csv(Path(path), tuple(f.name for f in dataclasses.fields(Option)), self.rows())
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas.DataFrame (needs pandas)."""
+        return optional_package("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw released noise, or the candidates that were solved for: .png, .svg or .pdf (needs matplotlib)."""
+        from jaxacct.plots import style
+
+        place = Path(path)
+        style.check_picture(place)
+        with style.settings():
+            canvas, axes = style.figure(square=False)
+            if self.solved == "noise_multiplier":  # released noise against E[K]
+                _lines(self, axes, lambda one: (one.candidates, one.released_noise), "E[K]")
+                up = "noise of the released model / batch size"
+                axes.set(xlabel="expected number of candidates $E[K]$", ylabel=up)
+            else:
+                _lines(self, axes, lambda one: (one.share, one.candidates), "share")
+                across = "share of the data that is tuned on"
+                axes.set(xlabel=across, ylabel="expected number of candidates $E[K]$")
+            target = {"target_epsilon": self.target_epsilon, "target_delta": self.target_delta}
+            style.title(axes, "what the budget buys, certified", style.described(target))
+            style.save(canvas, place)
+
+    def _repr_html_(self) -> str:
+        shown, rest = markup.cut(len(self.options))
+        lines = (_cells(self.options[row]) for row in shown)
+        note = f"numbers are rounded; sigma and epsilon upward{'; ' + rest if rest else ''}"
+        title = f"What epsilon = {self.target_epsilon!r}, delta = {self.target_delta!r} buys; solved for {self.solved}"
+        return markup.table(title, _HEAD, lines, note)
+
+    def __str__(self) -> str:
+        lines: list[tuple[str, ...]] = [_HEAD, *map(_cells, self.options)]
+        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(f"{x:>{w}}" for x, w in zip(line, wide, strict=True)) for line in lines)
+
+
+_HEAD = (
+    "search",
+    "split",
+    "share",
+    "law of K",
+    "E[K]",
+    "sigma",
+    "noise/batch",
+    "epsilon",
+    "gradients",
+    "95 %",
+    "status",
+)
+"""The header of the table that is printed."""
+
+
+def _cells(one: Option) -> tuple[str, ...]:
+    """The line of an option as it is printed; noise and epsilon are rounded up, so that they hold as they stand."""
+    law = f"{one.family} {one.parameter:.4g}"
+    noise = [outward(x, ".4g", up=True) for x in (one.noise_multiplier, one.released_noise)]
+    cost = [outward(one.epsilon, ".5g", up=True), f"{one.gradients:.3g}", f"{one.gradients_95:.3g}"]
+    return one.search, one.split, f"{one.share:g}", law, f"{one.candidates:.4g}", *noise, *cost, one.status
+
+
+def _lines(advice: Advice, axes: Any, point: Callable[[Option], tuple[float, float]], x: str) -> None:
+    """A line for every split, search and law."""
+    from jaxacct.plots import style
+
+    named: dict[str, list[tuple[float, float]]] = {}
+    for one in advice.options:
+        if one.status != "infeasible":
+            split = one.split if x == "share" or one.split == "everything" else f"{one.split} of {one.share:g}"
+            how = one.family if one.search == "iid" else f"{one.search}, {one.family}"
+            named.setdefault(f"{split}, {how}", []).append(point(one))
+    for (name, points), colour, dash in zip(
+        named.items(), style.colours(list(named)), style.dashes(len(named)), strict=True
+    ):
+        across, up = zip(*sorted(points), strict=True)
+        axes.plot(across, up, dash, marker="o", markersize=3.5, color=colour, label=name)
+    style.scale(axes, "x", [p[0] for points in named.values() for p in points])
+    style.scale(axes, "y", [p[1] for points in named.values() for p in points])
+    style.legend(axes, len(named))
 
 
 def advise(
@@ -92,33 +262,21 @@ def advise(
 
     Parameters
     ----------
-    target_epsilon : float > 0
-    target_delta : float in (0, 1)
-    dataset_size : int
-        Number of records n.
-    sampling_probability : float in (0, 1]
-        Of DP-SGD.
-    epochs, steps : float > 0, int
-        One of the two.
-    candidates : sequence of float
-        The E[K] to look at: each is given the least noise that meets the target.
-    noise_multiplier : float > 0
-        Given in place of candidates: the largest E[K] that it allows is found.
-    shares : sequence of float in (0, 1]
-        1 is candidates on all data and nothing else; below 1 they are on a Poisson sample, with a final run.
-    variants : sequence of {"rest", "all"}
-        What the final run is on: the other data, or all data.
-    families : sequence of {"geometric", "poisson", "logarithmic", "truncated_negative_binomial"}
-        Of the law of K.
-    eta : float > -1, optional
-        Of "truncated_negative_binomial", and only of it.
-    rounds : sequence of int
-        Numbers of rounds to look at (`tune_in_rounds`): 1 is i.i.d. candidates without rounds.  `candidates` and the
-        answers count the candidates of all rounds together.
-    adaptive : bool
-        Look at a fixed number of candidates too, each of which may follow all before it (`Adaptive`).
-    progress : bool, optional
-        A line on standard error; None only on a terminal.
+    target_epsilon, target_delta : > 0, in (0, 1).
+    dataset_size : the number of records n.
+    sampling_probability : of DP-SGD, in (0, 1].
+    epochs, steps : one of the two.
+    candidates : the E[K] to look at: each is given the least noise that meets the target.
+    noise_multiplier : given in place of candidates: the largest E[K] that it allows is found.
+    shares : in (0, 1].  1 is candidates on all data and nothing else; below 1 they are on a Poisson sample, with a
+        final run.
+    variants : what the final run is on: "rest", the other data, or "all".
+    families : of the law of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
+    eta : > -1, of "truncated_negative_binomial", and only of it.
+    rounds : numbers of rounds to look at (`tune_in_rounds`): 1 is i.i.d. candidates without rounds.  `candidates` and
+        the answers count the candidates of all rounds together.
+    adaptive : look at a fixed number of candidates too, each of which may follow all before it (`Adaptive`).
+    progress : a line on standard error; None only on a terminal.
 
     Returns
     -------
@@ -152,7 +310,7 @@ def advise(
     splits = [
         (variant if share < 1.0 else "everything", float(share))
         for share in np.atleast_1d(check("shares", shares, Constraint("use a share above 0", 0, 1, lower_open=True)))
-        for variant in (_known_variants(variants) if share < 1.0 else ("",))
+        for variant in ([choice("variants", word, VARIANTS) for word in variants] if share < 1.0 else [""])
     ]
     task = Task(target, delta, n, rate, count)
     counts = [int(check_one("rounds", number, COUNT, ONE_TARGET)) for number in rounds]
@@ -182,11 +340,6 @@ def advise(
     return Advice(tuple(options), target, delta, solved, float(alone.value))
 
 
-def _known_variants(variants: Sequence[str]) -> list[str]:
-    """The variants, each a known one."""
-    return [choice("variants", variant, VARIANTS) for variant in variants]
-
-
 def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
     """The law of a family with a given E[K]: above 1, of Poisson laws above 0.
 
@@ -200,7 +353,7 @@ def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
     if mean <= 1.0:
         raise InputError(f"mean = {mean!r} must be > 1 for the family {family!r}; use 'poisson', or more candidates")
     shape = {"geometric": 1.0, "logarithmic": 0.0}.get(family, eta)
-    shape = check_one("eta", shape, _ETA, ONE_TARGET)
+    shape = check_one("eta", shape, Constraint("use an eta above -1, such as 0.5", -1, lower_open=True), ONE_TARGET)
     if shape == 1.0:
         return TruncatedNegativeBinomial(1.0, 1.0 / mean)
     from scipy.optimize import brentq

@@ -54,24 +54,14 @@ class PrivateScore:
 
     Parameters
     ----------
-    value : callable
-        (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right; a
-        function of that example alone.
-    data : pytree of arrays
-        The examples along the first axis, at most 2^20.
-    on : {"validation", "training"}
-        "validation" is data none of whose records is in the training data.  "training" is the training data, or any
-        data with records in common with them.
-    noise_multiplier : float > 0, optional
-        Standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be left out: it is
-        then the least with which the selection by the noisy score meets the target.
-    unit : float
-        Values are rounded to multiples of it: a power of two from 2^-20 to 1, chosen without looking at the data.
-
-    Raises
-    ------
-    InputError
-        Invalid values, or data without examples or with too many.
+    value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right;
+        a function of that example alone.
+    data : pytree of arrays, the examples along the first axis, at most 2^20.
+    on : "validation", data none of whose records is in the training data; or "training", the training data, or any data
+        with records in common with them.
+    noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
+        left out: it is then the least with which the selection by the noisy score meets the target.
+    unit : values are rounded to multiples of it: a power of two from 2^-20 to 1, chosen without looking at the data.
 
     References
     ----------

@@ -1,11 +1,11 @@
-"""Search spaces: grids and products of distributions, from which candidates are drawn independently of each other."""
+"""Search spaces: laws of single hyper-parameters, and of whole configurations drawn independently of each other."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
@@ -15,27 +15,157 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.core.validation import InputError
-from jaxacct.tuning.distributions import (
-    WORDS_PER_DRAW,
-    Choice,
-    Distribution,
-    LogUniform,
-    Uniform,
-    checked_weights,
-    place,
-    plain,
-    shares_of,
-)
+from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputError, check
 
-__all__ = ["Grid", "Random", "Space", "draws_alike", "grid"]
+__all__ = ["Choice", "Distribution", "Grid", "LogUniform", "Random", "Space", "Uniform", "draws_alike", "grid", "plain"]
+
+_WORDS_PER_DRAW = 4
+"""Words of 32 bits for one draw: 128 bits, so that probabilities are right to 2^-128."""
+
+
+class Distribution(ABC):
+    """The law of one hyper-parameter; `Uniform`, `LogUniform` and `Choice` are such laws.
+
+    A law of your own may keep state, so that candidates drawn from it count as adaptive unless they are declared i.i.d.
+
+    >>> import jax
+    >>> from jaxacct import tuning
+    >>> class Always(tuning.Distribution):
+    ...     def at(self, bits):
+    ...         return 0.1
+    >>> tuning.Random({"rate": Always()}).sample(jax.random.key(0))
+    {'rate': 0.1}
+    """
+
+    @abstractmethod
+    def at(self, bits: int) -> Any:
+        """The value that 128 random bits stand for."""
+
+
+@dataclass(frozen=True)
+class Uniform(Distribution):
+    """Uniform on [low, high): from 128 random bits, rounded once to float64.
+
+    Parameters
+    ----------
+    low, high : finite, low < high.
+
+    >>> Uniform(1.0, 3.0).at(2**127)
+    2.0
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _ends(self, Constraint("use finite ends", -1.7e308, 1.7e308))
+
+    def at(self, bits: int) -> float:
+        low, high = Fraction(self.low), Fraction(self.high)
+        return min(float(low + (high - low) * Fraction(bits, 2**128)), math.nextafter(self.high, self.low))
+
+
+@dataclass(frozen=True)
+class LogUniform(Distribution):
+    """exp of a uniform law on [log low, log high).
+
+    Parameters
+    ----------
+    low, high : 0 < low < high.
+
+    >>> round(LogUniform(0.01, 1.0).at(2**127), 12)
+    0.1
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _ends(self, POSITIVE)
+
+    def at(self, bits: int) -> float:
+        share = float(Fraction(bits, 2**128))
+        value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        return min(max(value, self.low), math.nextafter(self.high, self.low))
+
+
+@dataclass(frozen=True)
+class Choice(Distribution):
+    """One of a few values, with equal weights or with given ones.
+
+    Parameters
+    ----------
+    values : numbers and words.
+    weights : they sum to 1 (to 1e-9) and are made to; a value's probability is that of its weight up to 2^-128.
+
+    >>> Choice(["adam", "sgd"], [0.25, 0.75]).at(2**126)
+    'sgd'
+    """
+
+    values: Sequence[Any]
+    weights: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        values = tuple(plain(value) for value in self.values)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "weights", _checked_weights(len(values), self.weights))
+
+    def at(self, bits: int) -> Any:
+        return self.values[_place(bits, self.shares)]
+
+    @property
+    def shares(self) -> list[Fraction]:
+        """The probabilities, as exact numbers that sum to 1."""
+        return _shares_of(len(self.values), self.weights)
+
+
+def _place(bits: int, shares: list[Fraction]) -> int:
+    """The index drawn: the first whose cumulative probability exceeds bits/2^128."""
+    point, total = Fraction(bits, 2**128), Fraction(0)
+    for index, share in enumerate(shares):
+        total += share
+        if point < total:
+            return index
+    raise AssertionError("shares sum to 1")
+
+
+def _shares_of(count: int, weights: Sequence[float] | None) -> list[Fraction]:
+    raw = [Fraction(1)] * count if weights is None else [Fraction(w) for w in weights]
+    return [share / sum(raw) for share in raw]
+
+
+def _checked_weights(count: int, weights: Sequence[float] | None) -> tuple[float, ...] | None:
+    if not count:
+        raise InputError("a space without values has nothing to draw; give at least one")
+    if weights is None:
+        return None
+    found = np.atleast_1d(check("weights", weights, PROBABILITY))
+    if found.shape != (count,) or abs(float(found.sum()) - 1.0) > 1e-9:
+        raise InputError(f"weights must be {count} numbers that sum to 1; give the probabilities of drawing")
+    return tuple(found.tolist())
+
+
+def plain(value: Any) -> Any:
+    """A number, word, or None as Python has it, so that what is released does not depend on where it came from."""
+    value = value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0) else value
+    if not isinstance(value, int | float | str | bool | None):
+        raise InputError(f"value {value!r:.40} must be a number or a word; name what it stands for, and look it up")
+    return value
+
+
+def _ends(law: Any, rule: Constraint) -> None:
+    low, high = (float(check(name, getattr(law, name), rule)) for name in ("low", "high"))
+    if not low < high:
+        raise InputError(f"low = {low!r} must be < high = {high!r}; exchange them, or use a Choice of one value")
+    object.__setattr__(law, "low", low)
+    object.__setattr__(law, "high", high)
 
 
 class Space(ABC):
     """A law of configurations {name: value}; `Grid` and `Random` are spaces.
 
-    Draws of `Grid`, and of `Random` with the distributions of this package, with different keys are independent
-    (`draws_alike`).  Of any other space that is what the user declares.
+    Draws with different keys are independent of a `Grid`, and of a `Random` with the distributions of this package.  Of
+    any other space that is what the user declares.
 
     >>> from jaxacct import tuning
     >>> isinstance(tuning.grid(rate=[0.1, 0.2]), tuning.Space)
@@ -51,13 +181,6 @@ class Space(ABC):
     def sample(self, key: Any) -> dict[str, Any]:
         """One draw, from a JAX key that is used for nothing else."""
 
-    @abstractmethod
-    def settings(self, names: Iterable[str]) -> list[tuple[dict[str, Any], Fraction]]:
-        """All values that some of the hyper-parameters can take together, with their probabilities.
-
-        InputError where they are not finitely many.
-        """
-
 
 @dataclass(frozen=True)
 class Grid(Space):
@@ -67,19 +190,12 @@ class Grid(Space):
 
     Parameters
     ----------
-    points : sequence of mappings
-        Of names to numbers and words.
-    weights : sequence of float, optional
-        They sum to 1 (to 1e-9).
-
-    Raises
-    ------
-    InputError
-        No points, points with different names, values of another type, or weights that do not fit.
+    points : mappings of the same names to numbers and words.
+    weights : they sum to 1 (to 1e-9).
 
     >>> space = Grid([{"rate": 0.1, "steps": 20}, {"rate": 0.2, "steps": 10}], [0.25, 0.75])
-    >>> [(one, str(share)) for one, share in space.settings(["steps"])]
-    [({'steps': 20}, '1/4'), ({'steps': 10}, '3/4')]
+    >>> space.names, space.weights
+    (('rate', 'steps'), (0.25, 0.75))
     """
 
     points: Sequence[Mapping[str, Any]]
@@ -88,7 +204,7 @@ class Grid(Space):
     def __post_init__(self) -> None:
         points = tuple(MappingProxyType({name: plain(value) for name, value in point.items()}) for point in self.points)
         object.__setattr__(self, "points", points)
-        object.__setattr__(self, "weights", checked_weights(len(points), self.weights))
+        object.__setattr__(self, "weights", _checked_weights(len(points), self.weights))
         for index, point in enumerate(points):
             if set(point) != set(points[0]):
                 raise InputError(
@@ -97,16 +213,10 @@ class Grid(Space):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the hyper-parameters."""
         return tuple(self.points[0])
 
     def sample(self, key: Any) -> dict[str, Any]:
-        return dict(self.points[place(_bits(key, 1)[0], shares_of(len(self.points), self.weights))])
-
-    def settings(self, names: Iterable[str]) -> list[tuple[dict[str, Any], Fraction]]:
-        names = list(names)
-        rows = zip(self.points, shares_of(len(self.points), self.weights), strict=True)
-        return _merged([({name: point[name] for name in names}, share) for point, share in rows])
+        return dict(self.points[_place(_bits(key, 1)[0], _shares_of(len(self.points), self.weights))])
 
 
 @dataclass(frozen=True)
@@ -115,13 +225,7 @@ class Random(Space):
 
     Parameters
     ----------
-    axes : mapping
-        Of names to a `Distribution`, a number or a word.
-
-    Raises
-    ------
-    InputError
-        No axes, or values of another type.
+    axes : {name: a `Distribution`, a number or a word}.
 
     >>> space = Random({"rate": LogUniform(1e-3, 1.0), "clip_norm": Choice([0.5, 1.0])})
     >>> sorted(space.sample(jax.random.key(0)))
@@ -138,32 +242,15 @@ class Random(Space):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the hyper-parameters."""
         return tuple(self.axes)
 
     def sample(self, key: Any) -> dict[str, Any]:
         draws = _bits(key, len(self.axes))
         return {name: law.at(bits) for (name, law), bits in zip(self.axes.items(), draws, strict=True)}
 
-    def settings(self, names: Iterable[str]) -> list[tuple[dict[str, Any], Fraction]]:
-        rows = []
-        for name in names:
-            law = self.axes[name]
-            if not isinstance(law, Choice):
-                raise InputError(
-                    f"{name} affects privacy and is drawn from {type(law).__name__}; use a Choice of a few values"
-                )
-            rows.append([((name, value), share) for value, share in zip(law.values, law.shares, strict=True)])
-        each = itertools.product(*rows)
-        return _merged(
-            [(dict(pair for pair, _ in one), math.prod((share for _, share in one), start=Fraction(1))) for one in each]
-        )
-
 
 def draws_alike(space: Any) -> bool:
-    """Whether draws with independent keys are known to be i.i.d.
-
-    That is known of the classes of this package, and of no subclass of theirs.
+    """Whether draws with independent keys are known to be i.i.d.: of this package's own classes, no subclass of theirs.
 
     >>> draws_alike(grid(rate=[0.1, 0.2])), draws_alike(iter([{"rate": 0.1}]))
     (True, False)
@@ -177,17 +264,11 @@ def grid(**axes: Sequence[Any]) -> Grid:
 
     Parameters
     ----------
-    **axes : sequence of numbers and words
-        The values of each hyper-parameter.
+    **axes : the values of each hyper-parameter.
 
     Returns
     -------
     Grid
-
-    Raises
-    ------
-    InputError
-        A list is empty, or a value has another type.
 
     >>> len(grid(rate=[0.1, 0.2, 0.4], clip_norm=[0.5, 1.0]).points)
     6
@@ -197,14 +278,5 @@ def grid(**axes: Sequence[Any]) -> Grid:
 
 def _bits(key: Any, count: int) -> list[int]:
     """Whole numbers below 2^128, one for each draw."""
-    words = np.asarray(jax.random.bits(key, (count, WORDS_PER_DRAW), jnp.uint32))
+    words = np.asarray(jax.random.bits(key, (count, _WORDS_PER_DRAW), jnp.uint32))
     return [int.from_bytes(row.astype("<u4").tobytes(), "little") for row in words]
-
-
-def _merged(rows: list[tuple[dict[str, Any], Fraction]]) -> list[tuple[dict[str, Any], Fraction]]:
-    """Equal settings joined and impossible ones left out, in the order in which they first occur."""
-    totals: dict[tuple[Any, ...], Fraction] = {}
-    for setting, share in rows:
-        if share:
-            totals[tuple(setting.items())] = totals.get(tuple(setting.items()), Fraction(0)) + share
-    return [(dict(setting), share) for setting, share in totals.items()]

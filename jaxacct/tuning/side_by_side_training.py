@@ -59,23 +59,13 @@ def side_by_side(
 
     Parameters
     ----------
-    loss_fn : callable
-        (params, example) -> scalar loss of one example; with rngs (params, example, key).
-    make_optimizer : callable
-        config -> Optax transformation.  It is called under vmap: the values of a config are traced numbers.
-    plan : Plan
-    clip_norm : float > 0, pytree of norms, or AdaptiveClip
-        Used where a config has no "clip_norm" of its own.
-    method : str
-        As for the Trainer.
-    micro_batch : int, optional
-        Examples of each candidate at a time, by default at most 96.
-    rngs : bool
-        Whether the loss gets a key of the example, as for the Trainer: for dropout and augmentation.
-    trainable : callable or pytree of bools, optional
-        What is trained, as for the Trainer; all else is frozen, and comes back as it was.  By default everything is.
-    private_loss : PrivateLoss, optional
-        As for the Trainer: the optimizer is given the noisy mean loss of every step as ``value``.
+    loss_fn : (params, example) -> scalar loss of one example; with rngs (params, example, key).
+    make_optimizer : config -> Optax transformation.  Under vmap the values of a config are traced numbers.
+    plan : of each candidate.
+    clip_norm : > 0, a pytree of norms, or an AdaptiveClip; used where a config has no "clip_norm" of its own.
+    method, rngs, private_loss : as for the Trainer.
+    micro_batch : examples of each candidate at a time, by default at most 96.
+    trainable : what is trained, as for the Trainer; all else is frozen, and comes back as it was.
 
     Returns
     -------
@@ -84,12 +74,6 @@ def side_by_side(
         keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again; and data, the plan's
         dataset_size examples along the first axis.  It returns the trained parameters, shaped like params.  A candidate
         that is ruined (NaN) leaves the others as they are.  The function is compiled once for each n.
-
-    Raises
-    ------
-    InputError
-        Data of another size, clip norms out of range, configs of unequal length, a trainable that selects nothing, or
-        a PrivateLoss that leaves no room for the gradients.
 
     References
     ----------
@@ -188,8 +172,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
     Parameters
     ----------
-    roots : sequence of bytes
-        32 secret bytes for each candidate, used for nothing else.
+    roots : 32 secret bytes for each candidate, used for nothing else.
 
     Returns
     -------
@@ -202,12 +185,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Examples of a micro-batch: equal rounds of at most MOST_EXAMPLES_AT_ONCE.
-
-    Together the rounds hold about the most that any candidate draws.
-
-    All candidates wait in every round for the one that has drawn most.
-    """
+    """Examples of a micro-batch: equal parts of about the most that any candidate draws, on which all others wait."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))

@@ -21,12 +21,11 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment
 from jaxacct.training.step import sampler
-from jaxacct.tuning.best_candidate import best_of, several
-from jaxacct.tuning.cost import Cost
-from jaxacct.tuning.keys_and_ledger import Secret, note_whole
+from jaxacct.tuning.candidates import Secret, selected, several
+from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import draws_alike
 from jaxacct.tuning.side_by_side_training import key_words, side_by_side
-from jaxacct.tuning.subset_plan import Setting, SubsetPlan
+from jaxacct.tuning.tuning_run import note_whole
 
 __all__ = ["EXTRAPOLATIONS", "SubsetTuned", "extrapolated", "tune_on_subset"]
 
@@ -34,8 +33,6 @@ ROOM_EXCEEDED = 1e-18
 """Probability that a sample exceeds the room made for it; it then gets more, at the price of another compilation."""
 EXTRAPOLATIONS = ("sgd", "adam")
 """How a learning rate goes from the sample to more data."""
-RATE_NAME = "learning_rate"
-"""Name of the hyper-parameter that is extrapolated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,24 +41,14 @@ class SubsetTuned:
 
     Parameters
     ----------
-    params : pytree
-        Of the final run.
-    config : dict
-        What the final run was trained with.
-    tuned_config : dict
-        The configuration of the winner, before extrapolation.
-    setting : Setting
-        Rate, steps and noise.
-    score : float
-        Of the winner, not of the final model; NaN with status "none".
-    status : {"tuned", "none"}
-        "none" where no candidate was drawn and the configuration is one drawn at random.
-    epsilon : Bounds
-        Of the whole at the plan's delta.
-    mechanism : Mechanism
-        The whole, as it is in the ledger.
-    cost : Cost
-        Gradient evaluations, expectation and quantiles by the law of K.
+    params : of the final run, a pytree.
+    config, tuned_config : what the final run was trained with; the winner's configuration, before extrapolation.
+    setting : rate, steps and noise.
+    score : of the winner, not of the final model; NaN with status "none".
+    status : "tuned", or "none" where no candidate was drawn and the configuration is one drawn at random.
+    epsilon : of the whole at the plan's delta.
+    mechanism : the whole, as it is in the ledger.
+    cost : gradient evaluations, expectation and quantiles by the law of K.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -109,43 +96,26 @@ def tune_on_subset(
 
     Parameters
     ----------
-    loss_fn : callable
-        (params, example) -> scalar.
-    make_optimizer : callable
-        config -> Optax transformation, as for `side_by_side`.
-    space : Space
-        With ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
-    data : pytree of arrays
-        plan.dataset_size records along the first axis.
-    plan : SubsetPlan
-    init : callable
-        JAX key -> first parameters, of the same shapes for all.
-    score : callable
-        params -> a number, larger is better, of public data only; NaN ranks below every number.  Equal scores go to the
-        candidate that was drawn first.
-    candidates : {"iid"}, optional
-        Declares that all draws of a space of your own are independent and from one law, as those of `Grid` and `Random`
-        are.  For others there is no guarantee here.
-    extrapolate : {"sgd", "adam"} or callable
-        "sgd" multiplies config["learning_rate"] by how much more data the final run has (plan.growth); "adam" changes
-        nothing; a function maps (config, growth) to a config.
-    warm_start : bool
-        Begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
-    clip_norm, method, micro_batch
-        As for `side_by_side`.
-    ledger : path or Ledger, optional
-        What it holds already counts against the plan's target.
-    key : bytes, optional
-        32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
+    loss_fn : (params, example) -> scalar.
+    make_optimizer : config -> Optax transformation, as for `side_by_side`.
+    space : has ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
+    data : pytree of arrays, plan.dataset_size records along the first axis.
+    plan : a `SubsetPlan`.
+    init : JAX key -> first parameters, of the same shapes for all.
+    score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Equal scores go to
+        the candidate that was drawn first.
+    candidates : "iid" declares that all draws of a space of your own are independent and from one law, as those of
+        `Grid` and `Random` are.  For others there is no guarantee here.
+    extrapolate : "sgd" multiplies config["learning_rate"] by how much more data the final run has (plan.growth); "adam"
+        changes nothing; a function maps (config, growth) to a config.
+    warm_start : begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
+    clip_norm, method, micro_batch : as for `side_by_side`.
+    ledger : a path or a Ledger; what it holds already counts against the plan's target.
+    key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
 
     Returns
     -------
     SubsetTuned
-
-    Raises
-    ------
-    InputError
-        Data of another size, unknown rules, and configurations without a rate.
 
     References
     ----------
@@ -176,9 +146,19 @@ def tune_on_subset(
     if sizes != {(plan.dataset_size,)}:
         raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
     secret = Secret(key)
-    _note(ledger, plan, "iid" if draws_alike(space) else "iid, declared")
+    setting = plan.settings[0]
+    run = Plan(  # a new ledger is told of the final run
+        target_delta=plan.target_delta,
+        dataset_size=plan.dataset_size,
+        sampling_probability=setting.sampling_probability,
+        noise_multiplier=setting.final_noise,
+        steps=setting.steps,
+    )
+    word = "iid" if draws_alike(space) else "iid, declared"
+    note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}; candidates {word}"
+    note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)
 
-    inside, outside = split(secret.key(b"sample"), data, plan)
+    inside, outside = _split(secret.key(b"sample"), data, plan)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
     def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
@@ -187,23 +167,28 @@ def tune_on_subset(
         train = side_by_side(if_present(loss_fn), make_optimizer, _run_plan(plan, setting, final, held), **shared)
         return lambda params, configs, keys: train(params, configs, keys, held)
 
-    best, tuned, value = _tuned(secret, plan, space, init, score, trainer)
-    place, drawn = best
-    config = extrapolated(drawn, plan.growth, extrapolate)
-    first = tuned if warm_start and tuned is not None else init(secret.key(b"first"))
-    one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
-    params = trainer(plan.settings[place], True)(*one, key_words([secret.root(b"final")]))
-    return SubsetTuned(
-        jax.tree.map(lambda x: x[0], params),
-        config,
-        drawn,
-        plan.settings[place],
-        value,
-        "none" if tuned is None else "tuned",
-        plan.epsilon,
-        plan.mechanism,
-        plan.cost,
+    settings = plan.settings
+    place = lambda number: secret.choice(b"setting", number, len(settings))
+    found, configs = selected(
+        space,
+        plan.repetitions,
+        None,
+        1,
+        secret,
+        False,
+        lambda _, number: place(number),
+        lambda kind, configs: several(trainer(settings[kind], False), secret, init, configs),
+        lambda params, _: float(score(params)),
     )
+    # where no candidate won: a draw that no data enter
+    number, tuned, value = found[0] if found else (0, None, math.nan)
+    drawn, setting = configs[number], settings[place(number)]
+    config = extrapolated(drawn, plan.growth, extrapolate)
+    first = tuned if warm_start and found else init(secret.key(b"first"))
+    one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
+    params = jax.tree.map(lambda x: x[0], trainer(setting, True)(*one, key_words([secret.root(b"final")])))
+    status = "tuned" if found else "none"
+    return SubsetTuned(params, config, drawn, setting, value, status, plan.epsilon, plan.mechanism, plan.cost)
 
 
 def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") -> dict[str, Any]:
@@ -214,19 +199,13 @@ def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") ->
 
     Parameters
     ----------
-    config : mapping
-    growth : float
-    rule : {"sgd", "adam"} or callable
-        A function maps (config, growth) to a config.
+    config : a mapping.
+    growth : the factor.
+    rule : "sgd", "adam", or a function that maps (config, growth) to a config.
 
     Returns
     -------
     dict
-
-    Raises
-    ------
-    InputError
-        An unknown rule, or no "learning_rate" to multiply.
 
     References
     ----------
@@ -239,31 +218,11 @@ def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") ->
         return dict(rule(dict(config), growth))
     if choice("extrapolate", rule, EXTRAPOLATIONS) == "adam":
         return dict(config)
-    if RATE_NAME not in config:
+    if "learning_rate" not in config:
         raise InputError(
-            f"the configuration {sorted(config)} has no {RATE_NAME!r}; name it so, or give extrapolate a function"
+            f"the configuration {sorted(config)} has no 'learning_rate'; name it so, or give extrapolate a function"
         )
-    return {**config, RATE_NAME: config[RATE_NAME] * growth}
-
-
-def _tuned(
-    secret: Secret, plan: SubsetPlan, space: Any, init: Any, score: Any, trainer: Callable[..., Any]
-) -> tuple[tuple[int, dict[str, Any]], Any, float]:
-    """((place of the setting, config), params, score) of the winner among K; params None where K is 0."""
-    count = plan.repetitions.sample()
-
-    def drawn(number: int) -> tuple[int, dict[str, Any]]:
-        config = dict(space.sample(secret.key(b"config", number)))
-        return secret.choice(b"setting", number, len(plan.settings)), config
-
-    candidates = [drawn(number) for number in range(max(count, 1))]
-    configs = [config for _, config in candidates]
-    group = lambda place: several(trainer(plan.settings[place], False), secret, init, configs)
-    kinds = [place for place, _ in candidates[:count]]
-    found = best_of(kinds, group, lambda params, _: float(score(params)), count)
-    if found is None:
-        return candidates[0], None, math.nan  # a draw that no data enter
-    return candidates[found[0]], *found[1:]
+    return {**config, "learning_rate": config["learning_rate"] * growth}
 
 
 def _run_plan(plan: SubsetPlan, setting: Setting, final: bool, held: Any) -> Plan:
@@ -274,21 +233,7 @@ def _run_plan(plan: SubsetPlan, setting: Setting, final: bool, held: Any) -> Pla
     return Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
 
 
-def _note(ledger: Ledger | str | os.PathLike[str] | None, plan: SubsetPlan, word: str) -> None:
-    """The one entry, on the disk before anything is drawn; a new ledger is told of the final run."""
-    setting = plan.settings[0]
-    run = Plan(
-        target_delta=plan.target_delta,
-        dataset_size=plan.dataset_size,
-        sampling_probability=setting.sampling_probability,
-        noise_multiplier=setting.final_noise,
-        steps=setting.steps,
-    )
-    note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}; candidates {word}"
-    note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)
-
-
-def split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
+def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
     """((examples, present) of the sample, the same of what the final run is trained on)."""
     drawn = sampler.poisson(key, plan.dataset_size, sampler.threshold(plan.share))
     inside = np.sort(np.asarray(drawn.indices)[: int(drawn.count)])

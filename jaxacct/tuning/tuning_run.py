@@ -1,31 +1,70 @@
-"""`tune` and `tune_with`: train K candidates, release the best, all of it within one budget."""
+"""`tune`, `tune_in_rounds` and `tune_with`: train K candidates, release the best, all of it within one budget."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxacct.core.progress import Progress
-from jaxacct.core.validation import InputError, check_one
+import jax
+import numpy as np
+
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import COUNT, InputError, check_one, choice
 from jaxacct.mechanisms import Mechanism
 from jaxacct.selection import Law
+from jaxacct.selection.mechanism import CANDIDATES
 from jaxacct.selection.top import TOP
 from jaxacct.training.ledger import Ledger
+from jaxacct.training.ledger.contents import Spent, claim
+from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.step.private_loss import PrivateLoss
-from jaxacct.tuning.adaptive_search import Adaptive, in_turn
-from jaxacct.tuning.best_candidate import best_few
-from jaxacct.tuning.candidate_runs import Runs, Winner
-from jaxacct.tuning.keys_and_ledger import Secret, note_whole
-from jaxacct.tuning.matched_plan import MatchedPlan
-from jaxacct.tuning.padding import numbers_to_train
-from jaxacct.tuning.private_score import PrivateScore, whole
-from jaxacct.tuning.search_plan import SearchPlan
-from jaxacct.tuning.tuned import Prepared, Tuned, law_of, taken_for, value_of
+from jaxacct.tuning.candidates import Adaptive, Group, Secret, Winner, rank, require_pad, selected, several
+from jaxacct.tuning.plans import MatchedPlan, SearchPlan
+from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, units, whole
+from jaxacct.tuning.search_spaces import draws_alike
+from jaxacct.tuning.side_by_side_training import side_by_side
 
-__all__ = ["tune", "tune_with"]
+__all__ = ["Tuned", "note_whole", "tune", "tune_in_rounds", "tune_with", "value_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What a tuning releases, all of it covered by `epsilon`.
+
+    Parameters
+    ----------
+    params, config : of the winner; a pytree and its hyper-parameters.
+    score : by which it won; NaN with status "none".
+    status : "tuned", or "none" where K was 0 or a candidate wins that raised an exception (all did, or all others are
+        NaN): params are first parameters and config is a configuration that no data enter.
+    epsilon : of the whole at the plan's delta.
+    mechanism : the whole, as it is in the ledger.
+    plan : by which the winner was trained; None of `tune_with`.
+    candidates : what the claim takes the candidates for: "iid" of the library's spaces, "iid, declared" where that is
+        the user's word, or "adaptive".
+    winners : all that are released, as `Winner`: the best `top`, best first; of `tune_in_rounds` those of the first
+        round, then those of the second, and so on.  Empty with status "none".
+
+    >>> import jaxacct as ja
+    >>> run = ja.Gaussian(2.0)
+    >>> Tuned(0.0, {"rate": 0.1}, 0.9, "tuned", ja.epsilon(run, 1e-5), run).config
+    {'rate': 0.1}
+    """
+
+    params: Any
+    config: dict[str, Any]
+    score: float
+    status: str
+    epsilon: Bounds = field(repr=False)
+    mechanism: Mechanism = field(repr=False)
+    plan: Plan | None = field(repr=False, default=None)
+    candidates: str = "iid"
+    winners: tuple[Winner, ...] = field(repr=False, default=())
 
 
 def tune(
@@ -59,45 +98,31 @@ def tune(
 
     Parameters
     ----------
-    loss_fn : callable
-        (params, example) -> scalar; with rngs (params, example, key).
-    make_optimizer : callable
-        config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train side by side,
-        16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
-    space : Space or Adaptive
-        With ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.  Or an
+    loss_fn : (params, example) -> scalar; with rngs (params, example, key).
+    make_optimizer : config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train
+        side by side, 16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
+    space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.  Or an
         `Adaptive` search, whose proposals depend on what was tried before; it counts as adaptive.
-    data : pytree of arrays
-        The plan's dataset_size examples along the first axis.
-    plan : Plan, MatchedPlan or SearchPlan
-        With repetitions; a `MatchedPlan` where candidates are to differ in sampling probability and length too, a
-        `SearchPlan` for several winners.
-    init : callable
-        JAX key -> first parameters, of the same shapes for all.
-    score : callable or PrivateScore
-        params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, and equal
-        scores go to the candidate drawn first: one rule for every K.  An exception in training or scoring a candidate
-        is a NaN, and nothing of it is shown; try both on made-up data before.
-    candidates : {"iid", "adaptive"}, optional
-        As for `selection.select`.  Left out, it is "iid" for a `Grid`, and for a `Random` with the library's
-        distributions, unless the plan is for adaptive ones; it is "adaptive" for any other space, which may keep state.
-        "iid" declares that every draw of the space is independent and from one law; `Tuned.candidates` and the ledger
-        say so.
-    top : int, optional
-        How many of the best are released, in `Tuned.winners`; by default what the plan is for, else 1.
-    pad : int, optional
-        How long this takes reveals K, which no guarantee covers where the time can be observed.  With pad = n always n
-        candidates are trained and scored, and those beyond K thrown away.  The law must be one with K <= n, such as
-        ``truncated(law, n)``, for which the plan then accounts.  Progress is shown only with pad, and of an `Adaptive`
-        search, which pays for a public K.
-    clip_norm, method, micro_batch, rngs, trainable, private_loss
-        As for `side_by_side`.
-    ledger : path or Ledger, optional
-        What it holds already counts against the plan's target.
-    key : bytes, optional
-        32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
-    progress : bool, optional
-        A line on standard error, only with pad; None only on a terminal.
+    data : pytree of arrays, the plan's dataset_size examples along the first axis.
+    plan : a Plan with repetitions; a `MatchedPlan` where candidates are to differ in sampling probability and length
+        too, a `SearchPlan` for several winners.
+    init : JAX key -> first parameters, of the same shapes for all.
+    score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, and
+        equal scores go to the candidate drawn first: one rule for every K.  An exception in training or scoring a
+        candidate is a NaN, and nothing of it is shown; try both on made-up data before.
+    candidates : "iid" or "adaptive", as for `selection.select`.  Left out, it is "iid" for a `Grid`, and for a `Random`
+        with the library's distributions, unless the plan is for adaptive ones; it is "adaptive" for any other space,
+        which may keep state.  "iid" declares that every draw of the space is independent and from one law;
+        `Tuned.candidates` and the ledger say so.
+    top : how many of the best are released, in `Tuned.winners`; by default what the plan is for, else 1.
+    pad : how long this takes reveals K, which no guarantee covers where the time can be observed.  With pad = n always
+        n candidates are trained and scored, and those beyond K thrown away.  The law must be one with K <= n, such as
+        ``truncated(law, n)``, for which the plan then accounts.
+    clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
+    ledger : a path or a Ledger; what it holds already counts against the plan's target.
+    key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
+    progress : a line on standard error, only with pad or of an `Adaptive` search, which pays for a public K; None only
+        on a terminal.
 
     Returns
     -------
@@ -105,9 +130,7 @@ def tune(
 
     Raises
     ------
-    InputError
-        A plan without repetitions, with a target that the whole with its private score or with what the ledger holds
-        exceeds, or whose law passes `pad`; data of another size.
+    InputError : before anything is spent, where the whole, or what the ledger holds with it, exceeds the plan's target.
 
     References
     ----------
@@ -122,23 +145,91 @@ def tune(
     >>> best.status, sorted(best.config), bool(best.epsilon.upper <= 4.0)
     ('tuned', ['rate'], True)
     """
-    law = law_of(plan, space, pad)
     top = int(check_one("top", getattr(plan, "top", 1) if top is None else top, TOP, "one number for all"))
-    rounds = getattr(plan, "rounds", 1)
-    if rounds > 1:
+    if (rounds := getattr(plan, "rounds", 1)) > 1:
         raise InputError(f"plan is for {rounds} rounds; use tuning.tune_in_rounds")
-    prepared = Prepared.of(plan, law, space, candidates, score, data, top, 1)
-    secret = Secret(key)
-    note = f"tuning: a selection among runs of the plan; candidates {prepared.word}" + (
-        f"; the best {top}" if top > 1 else ""
-    )
-    note_whole(ledger, prepared.plans[0], prepared.cost.mechanism, note, plan.target_epsilon)
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
     shared |= {"rngs": rngs, "trainable": trainable, "private_loss": private_loss}
-    value = functools.partial(value_of, prepared.score)
-    runs = Runs(loss_fn, make_optimizer, data, prepared.plans, init, value, shared)
-    winners, nothing = runs.best(space, law, pad, top, secret, progress)
-    return prepared.released(winners, nothing)
+    given = (loss_fn, make_optimizer, space, data, plan, init, score, candidates, pad, ledger, key, progress)
+    return _tuned(*given, shared, top, 1, None)
+
+
+def tune_in_rounds(
+    loss_fn: Callable[..., Any],
+    make_optimizer: Callable[[Mapping[str, Any]], Any],
+    space: Any,
+    data: Any,
+    plan: SearchPlan | Plan,
+    *,
+    update: Callable[[tuple[Winner, ...]], Any],
+    init: Callable[[Any], Any],
+    score: Callable[[Any], Any] | PrivateScore,
+    rounds: int | None = None,
+    candidates: str | None = None,
+    pad: int | None = None,
+    clip_norm: Any = 1.0,
+    method: str = "auto",
+    micro_batch: int | None = None,
+    rngs: bool = False,
+    trainable: Any = None,
+    private_loss: PrivateLoss | None = None,
+    ledger: Ledger | str | os.PathLike[str] | None = None,
+    key: bytes | None = None,
+    progress: bool | None = None,
+) -> Tuned:
+    """Tune in rounds, as Bayesian optimisation in batches: each round's winner is public and shapes the next space.
+
+    In every round K_r candidates, K_r fresh and secret, are drawn from the round's space, trained, and the best is
+    released.  `update` makes the next space from all winners so far.  The whole is the composition of the rounds, far
+    cheaper than candidates each of which may see all before it.  One entry for all rounds is on the disk before the
+    first candidate is trained, so that stopping early claims no less.
+
+    Parameters
+    ----------
+    loss_fn, make_optimizer, data, init, pad, clip_norm, method, micro_batch, rngs, trainable, private_loss : as for
+        `tune`.
+    key, progress, ledger : as for `tune`.
+    space : of the first round.
+    plan : a `SearchPlan` with `rounds`, which solves for the noise; or a Plan with repetitions and a noise multiplier.
+    update : (winners so far, in order) -> the space of the next round, or None to stop.  It must use nothing else that
+        depends on the data.  A round that releases nothing adds no winner.
+    score : as for `tune`; a PrivateScore needs its noise multiplier.
+    rounds : how many; by default what the plan is for.
+    candidates : as for `tune`, of every round's space.
+
+    Returns
+    -------
+    Tuned
+        The winner with the best score; all of them in `Tuned.winners`.
+
+    Raises
+    ------
+    InputError : before anything is spent, where the rounds exceed the plan's target; a space of a later round that is
+        not i.i.d. where that is accounted for.
+
+    References
+    ----------
+    jaxacct/selection/README.md, "Rounds"; README.md of this folder, "Searches that look at what came before".
+
+    >>> import jax.numpy as jnp, numpy as np, optax
+    >>> from jaxacct import selection, tuning
+    >>> plan = Plan(target_delta=1e-5, dataset_size=100, sampling_probability=1.0, steps=2, noise_multiplier=2.5,
+    ...     repetitions=selection.PointMass(2))  # a SearchPlan solves for the noise
+    >>> best = tune_in_rounds(lambda w, x: jnp.sum((w - x) ** 2), lambda c: optax.sgd(c["rate"]),
+    ...     tuning.grid(rate=[0.01, 0.1]), np.ones((100, 2)), plan, rounds=2,
+    ...     update=lambda winners: tuning.grid(rate=[winners[-1].config["rate"], 0.2]),
+    ...     init=lambda key: jnp.zeros(2), score=lambda w: -jnp.sum((w - 1.0) ** 2))
+    >>> len(best.winners), best.status
+    (2, 'tuned')
+    """
+    if not callable(update):
+        raise InputError(f"update = {update!r:.40} must be a function of the winners that gives the next space")
+    count = getattr(plan, "rounds", 1) if rounds is None else rounds
+    count, top = int(check_one("rounds", count, COUNT, "one number for all")), int(getattr(plan, "top", 1))
+    shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
+    shared |= {"rngs": rngs, "trainable": trainable, "private_loss": private_loss}
+    given = (loss_fn, make_optimizer, space, data, plan, init, score, candidates, pad, ledger, key, progress)
+    return _tuned(*given, shared, top, count, update)
 
 
 def tune_with(
@@ -161,39 +252,26 @@ def tune_with(
 
     Parameters
     ----------
-    train : callable
-        (config, key) -> result.
-    space, top, pad, key, progress
-        As for `tune`; `Tried.result` is the result of `train`.
-    mechanism : Mechanism
-        What one call of `train` costs, whatever the configuration.  The guarantee is as good as this claim.  It holds
-        only if `train` shows nothing but its result.  That it raises an exception is part of that; what the exception
-        says is not shown.  Include the score if it looks at private data.
-    repetitions : Law
-        One law of K.
-    target_delta : float in (0, 1)
-    score : callable
-        result -> a number.
-    relation : str
-        As for `ja.epsilon`.
-    candidates : {"adaptive", "iid"}
-        "adaptive": `train` and `space` may remember what came before, warm starts and pruning included, and `mechanism`
-        is what a call costs whatever came before.  "iid" declares that they do not: every call of `space.sample` and of
-        `train` is independent of all others and has one law, and the score is of the candidate's own result.  A list
-        tried in order, shuffled lists and samplers with state are not i.i.d.
-    ledger : Ledger, optional
-        An open one.
+    train : (config, key) -> result.
+    space, top, pad, key, progress : as for `tune`; `Tried.result` is the result of `train`.
+    mechanism : what one call of `train` costs, whatever the configuration.  The guarantee is as good as this claim.  It
+        holds only if `train` shows nothing but its result.  That it raises an exception is part of that; what the
+        exception says is not shown.  Include the score if it looks at private data.
+    repetitions : one law of K.
+    target_delta : in (0, 1).
+    score : result -> a number.
+    relation : as for `ja.epsilon`.
+    candidates : "adaptive": `train` and `space` may remember what came before, warm starts and pruning included, and
+        `mechanism` is what a call costs whatever came before.  "iid" declares that they do not: every call of
+        `space.sample` and of `train` is independent of all others and has one law, and the score is of the candidate's
+        own result.  A list tried in order, shuffled lists and samplers with state are not i.i.d.
+    ledger : an open Ledger.
 
     Returns
     -------
     Tuned
         `params` is the winner's result, None with status "none".  The noise for a target is
         `ja.calibrate_noise_multiplier(..., repetitions=law, candidates=...)`.
-
-    Raises
-    ------
-    InputError
-        Invalid values, or a law that passes `pad`.
 
     References
     ----------
@@ -206,29 +284,202 @@ def tune_with(
     >>> best.status, best.params == best.config["x"], best.epsilon.kind, best.candidates
     ('tuned', True, 'certified', 'adaptive')
     """
-    kind, word = taken_for(candidates, space)
+    kind, word = _taken_for(candidates, space)
     word = "iid, declared" if kind == "iid" else kind  # of `train` it is the user's word in any case
-    several = int(check_one("top", top, TOP, "one number for all"))
-    if pad is not None and isinstance(space, Adaptive):
-        raise InputError(
-            f"pad = {pad!r} is for a secret K; leave it out, since an Adaptive search pays for a public one"
-        )
-    cost = whole(mechanism, repetitions, None, target_delta, relation, candidates=kind, top=several)
+    several_best = int(check_one("top", top, TOP, "one number for all"))
+    require_pad(repetitions, space, pad)
+    cost = whole(mechanism, repetitions, None, target_delta, relation, candidates=kind, top=several_best)
     secret = Secret(key)
     if ledger is not None:
         ledger.spend(cost.mechanism, f"tuning: a selection among runs of one mechanism; candidates {word}")
-    count, work = numbers_to_train(repetitions, pad)
-    value = lambda result, _: float(score(result))
-    train_one = lambda config, number: train(dict(config), secret.key(b"train", number))
-    if isinstance(space, Adaptive):
-        bar = Progress(count, progress, unit="candidates")
-        turns = in_turn(space, count, train_one, value, several, secret, bar)
-        winners = [Winner(result, config, won) for config, _, result, won in turns]
-        first = winners[0].config if winners else space.proposed([], secret.key(b"config", 0))
+
+    def one_by_one(_: Any, configs: Sequence[Mapping[str, Any]]) -> Group:
+        return lambda numbers: [train(dict(configs[number]), secret.key(b"train", number)) for number in numbers]
+
+    found, configs = selected(
+        space,
+        repetitions,
+        pad,
+        several_best,
+        secret,
+        progress,
+        lambda *_: None,
+        one_by_one,
+        lambda result, _: float(score(result)),
+        together=1,
+    )
+    winners = [Winner(result, configs[number], won) for number, result, won in found]
+    return _released(winners, Winner(None, configs[0], float("nan")), cost, word)
+
+
+def _tuned(
+    loss_fn: Callable[..., Any],
+    make_optimizer: Callable[[Mapping[str, Any]], Any],
+    space: Any,
+    data: Any,
+    plan: Any,
+    init: Callable[[Any], Any],
+    score: Any,
+    candidates: str | None,
+    pad: int | None,
+    ledger: Ledger | str | os.PathLike[str] | None,
+    key: bytes | None,
+    progress: bool | None,
+    shared: Mapping[str, Any],
+    top: int,
+    count: int,
+    update: Callable[[tuple[Winner, ...]], Any] | None,
+) -> Tuned:
+    """`tune`, or `tune_in_rounds` where there is an `update`; shared : the options of `side_by_side`."""
+    law = plan.repetitions
+    if not isinstance(law, Law):
+        raise InputError("plan has no repetitions; make it with repetitions=law, so that its noise covers all K runs")
+    require_pad(law, space, pad)
+    planned = getattr(plan, "candidates", "iid")
+    kind, word = _taken_for(candidates or ("adaptive" if planned == "adaptive" else None), space)
+    score = _with_noise(score, plan, kind, top, count)
+    as_planned = (top, count) == (getattr(plan, "top", 1), getattr(plan, "rounds", 1))
+    known = plan.epsilon if as_planned else None
+    cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, known, kind, planned, top, count)
+    if plan.target_epsilon is not None and not cost.epsilon.upper <= plan.target_epsilon:
+        raise InputError(_too_much(float(cost.epsilon.upper), plan.target_epsilon, kind != planned, as_planned))
+    if not isinstance(score, PrivateScore) and not callable(score):
+        raise InputError("score must be a function of params on public data, or a tuning.PrivateScore")
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
+    if sizes != {(plan.dataset_size,)}:
+        raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
+    what, more = "a selection", f"; the best {top}" if top > 1 else ""
+    if update is not None:
+        what, more = f"{count} rounds of a selection", ""
+        word = "iid, declared" if candidates == "iid" else word  # it is declared of spaces that are not known yet
+    plans, secret = getattr(plan, "plans", (plan,)), Secret(key)
+    note = f"tuning: {what} among runs of the plan; candidates {word}{more}"
+    note_whole(ledger, plans[0], cost.mechanism, note, plan.target_epsilon)
+    programs: dict[Any, Any] = {}  # compiled once, whatever the number of rounds
+
+    def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
+        """The winners of one selection, and what is released where there is none, which no data enter."""
+        place = lambda number: secret.choice(b"setting", number, len(plans))
+
+        def kind_of(config: Mapping[str, Any], number: int) -> Hashable:
+            return place(number), tuple((name, x) for name, x in config.items() if x is None or isinstance(x, str))
+
+        def group(kind: Any, configs: Sequence[Mapping[str, Any]]) -> Group:
+            if kind not in programs:
+                optimizer = lambda numbers: make_optimizer({**numbers, **dict(kind[1])})
+                programs[kind] = side_by_side(loss_fn, optimizer, plans[kind[0]], **shared)
+            return several(lambda *given: programs[kind](*given, data), secret, init, configs)
+
+        value = value_of(score, secret)
+        found, configs = selected(space, law, pad, top, secret, progress, kind_of, group, value)
+        winners = [Winner(params, configs[number], won, plans[place(number)]) for number, params, won in found]
+        first = jax.device_get(init(secret.key(b"init", 0)))
+        return winners, Winner(first, configs[0], float("nan"), plans[place(0)])
+
+    if update is None:
+        return _released(*best_of(space, secret), cost, word)
+    winners, nothing = best_of(space, Secret(secret.root(b"round", 0)))
+    for number in range(1, count):
+        space = update(tuple(winners))
+        if space is None:
+            break
+        if word != "adaptive" and _taken_for(candidates, space)[0] != "iid":
+            raise InputError(
+                f"the space of round {number + 1} may keep state and its candidates count as adaptive, while the plan "
+                "counts i.i.d. ones; give a Grid or a Random, or a SearchPlan with candidates='adaptive'"
+            )
+        winners += best_of(space, Secret(secret.root(b"round", number)))[0]
+    return _released(winners, nothing, cost, word)
+
+
+def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str) -> Tuned:
+    """The winners, of which the one with the best score comes first in the fields."""
+    best = max(enumerate(winners), key=lambda one: rank(one[1].score, one[0]))[1] if winners else nothing
+    status = "tuned" if winners else "none"
+    fields = (best.params, best.config, best.score, status, cost.epsilon, cost.mechanism, best.plan, word)
+    return Tuned(*fields, winners=tuple(winners))
+
+
+def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
+    """("iid" or "adaptive", the same with "declared" where it is the user's word)."""
+    known = draws_alike(space)
+    if isinstance(space, Adaptive) and declared == "iid":
+        raise InputError(
+            "candidates = 'iid' is not so of an Adaptive search; leave it out, or use candidates='adaptive'"
+        )
+    if declared is None:
+        return ("iid", "iid") if known else ("adaptive", "adaptive")
+    kind = choice("candidates", declared, CANDIDATES)
+    return kind, "iid, declared" if kind == "iid" and not known else kind
+
+
+def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> str:
+    """The error line: what the whole costs, and what would help."""
+    if unplanned:
+        return (
+            f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "
+            "make the plan with candidates='adaptive', or declare candidates='iid' if all draws of the space are "
+            "independent and from one law"
+        )
+    if not as_planned:
+        return (
+            f"the whole costs epsilon {cost:.6g}, above the plan's target {target:.6g}; make a tuning.SearchPlan with "
+            "these rounds and winners, which solves for their noise"
+        )
+    return (
+        f"the whole with its private score costs epsilon {cost:.6g}, above the plan's target "
+        f"{target:.6g}; make the plan for a lower target, or give the score more noise"
+    )
+
+
+def _with_noise(score: Any, plan: Any, kind: str, top: int, count: int) -> Any:
+    """The score; a private one with its noise found where it was left out."""
+    if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
+        return score
+    if top > 1 or count > 1:
+        raise InputError("noise_multiplier of the score is missing; give it for several winners or rounds")
+    if plan.target_epsilon is None:
+        raise InputError("noise_multiplier of the score is missing; give it, or make the plan with a target_epsilon")
+    found = noise_for_score(plan.repetitions, plan.target_epsilon, plan.target_delta, plan.relation, kind)
+    return replace(score, noise_multiplier=found)
+
+
+def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
+    """(params, number) -> the score of a candidate."""
+    if not isinstance(score, PrivateScore):
+        return lambda params, _: float(score(params))
+    held = jax.tree.map(jax.numpy.asarray, score.data)
+    count = jax.jit(lambda params: units(score.value, params, held, score.unit))
+    return lambda params, number: noisy(count(params), secret.key(b"score", number), score.noise_multiplier, score.unit)
+
+
+def note_whole(
+    ledger: Ledger | str | os.PathLike[str] | None,
+    plan: Plan,
+    mechanism: Mechanism,
+    note: str,
+    target: float | None,
+) -> None:
+    """Note a whole tuning, in an open ledger or at a path; it is on the disk when this returns.
+
+    Refused, and nothing written, where it would cost more than the target together with what the ledger holds already.
+    """
+    if ledger is None:
+        return
+    opened: contextlib.AbstractContextManager[Ledger]
+    if isinstance(ledger, Ledger):
+        opened = contextlib.nullcontext(ledger)
     else:
-        configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
-        one_by_one = lambda numbers: [train_one(configs[number], number) for number in numbers]
-        bar = Progress(work, progress if pad else False, unit="candidates")
-        found = best_few([None] * work, lambda _: one_by_one, value, count, several, bar, together=1)
-        winners, first = [Winner(result, configs[n], won) for n, result, won in found], configs[0]
-    return Prepared((), score, cost, word).released(winners, Winner(None, first, float("nan")))
+        opened = Ledger.open(ledger) if os.path.exists(ledger) else Ledger.create(ledger, plan)
+    with opened as one:
+        several = [(one.counting(name), headers) for name, headers in one.headers.items()]
+        if target is not None and any(spent.releases or spent.others for spent, _ in several):
+            several.append((Spent(others=Counter([mechanism])), [Run("", "", plan)]))
+            upper = float(claim(several, plan.target_delta, plan.relation).upper)
+            if not upper <= target:
+                raise InputError(
+                    f"ledger holds releases already: with this tuning they would cost epsilon {upper:.6g}, above the "
+                    f"plan's target {target:.6g}; use a ledger of its own if the data are others, or plan for what is "
+                    "left"
+                )
+        one.spend(mechanism, note)

@@ -1,0 +1,597 @@
+"""Plans of whole tunings: the noise with which all that is done to find the winner meets one target.
+
+The plans differ in what they search for.  All check a request, look for one number (`least_noise`), and keep what was
+evaluated at the number that they return.  Tuning and final run of a `SubsetPlan` enter as finite pairs that dominate
+them: the profile of the product is a sum over its atoms, rounded up (README.md, "Tuning on a random subset").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from jaxacct.accounting import account
+from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
+from jaxacct.calibration.search import least_private
+from jaxacct.core import markup
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import (
+    COUNT,
+    DELTA,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    check,
+    check_one,
+    choice,
+)
+from jaxacct.mechanisms import Mechanism, PrivacyProfile, dp_sgd
+from jaxacct.selection import Law, bound_delta, bound_epsilon, candidates_profile, select
+from jaxacct.selection.base_profile import upper_delta
+from jaxacct.selection.mechanism import CANDIDATES
+from jaxacct.selection.subset_privacy import VARIANTS, atoms
+from jaxacct.selection.top import TOP
+from jaxacct.selection.worst_case import bracket
+from jaxacct.training.plan import Plan, Segment
+from jaxacct.tuning.private_score import Whole, whole
+
+__all__ = [
+    "LEAST_NOISE",
+    "Cost",
+    "MatchedPlan",
+    "Product",
+    "SearchPlan",
+    "Setting",
+    "SubsetPlan",
+    "guessed_noise",
+    "least_noise",
+    "product",
+    "profile_of_run",
+    "profile_of_tuning",
+]
+
+RELATIONS = ("remove_one", "add_one")
+"""The two directions, in the order of the profiles."""
+TUNING_POINTS = 112
+"""Values of eps of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
+WHOLE_POINTS = 160
+"""Values of eps of the profile of the whole."""
+MIXTURE_POINTS = 200
+"""Values of eps through which the mixture of the candidates' profiles is taken."""
+LAST_DELTA_SHARE = 1e-4
+"""Profiles end where delta is this share of the target delta; what is left counts as mass at infinity."""
+FEW_CANDIDATES = 10.0
+"""E[K] from which on mixtures end further down: the mass at infinity of a selection is up to E[K] times theirs."""
+SUM_ERROR = 1e-10
+"""Relative allowance for sums of up to 10^6 products of two masses."""
+NOISE_RTOL = 1e-3
+"""The search ends at an epsilon within this share below the target."""
+TARGET_MARGIN = 1e-5
+"""Relative distance that is kept from the target: the profile of the whole, evaluated again, is that exact."""
+LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
+"""The noise multipliers that are searched."""
+_RATE = Constraint("use a sampling probability above 0 and at most 1", 0, 1, lower_open=True)
+_SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
+_SHARE_DRAWN = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
+"""Shares that the sampler realises exactly."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
+
+    Given K they are, in expectation over the samples, ``K E' q n + E n_2``: q n records per candidate for E' epochs,
+    and n_2 records for E epochs, where n_2 is (1 - q) n for split "rest" and n for "all".  Split "everything" is ``K E'
+    n``. An epoch is `sampling_probability * steps` of DP-SGD: passes over the records that a run works on.
+
+    What a tuning has *really* cost is a function of K and thus secret, so it is not noted anywhere.  The expectation
+    and the quantiles depend on the law of K alone and may be published.
+
+    Parameters
+    ----------
+    law : one law of K.
+    dataset_size : the number of records n.
+    epochs : E > 0, of the final run (of the candidates for "everything").
+    split : "everything", candidates on all data and no other run; or they are on a sample, and the final run is on the
+        "rest" of the data, or on "all".
+    share : q in (0, 1], of the sample; 1 for "everything".
+    tuning_epochs : E' > 0, by default E; where candidates differ in it, their mean.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), section 3.4.
+
+    >>> from jaxacct import selection
+    >>> cost = Cost(selection.Poisson(15), 60_000, 40, "rest", 0.1)
+    >>> cost.expected, float(cost.quantile(0.95)), Cost(selection.Poisson(15), 60_000, 40).expected / cost.expected
+    (5760000.0, 7440000.0, 6.25)
+    """
+
+    law: Law
+    dataset_size: Any
+    epochs: Any
+    split: str = "everything"
+    share: Any = 1.0
+    tuning_epochs: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.law, Law) or self.law.shape:
+            raise InputError("law must be one law of K, not a batch; use one such as selection.Poisson(15)")
+        choice("split", self.split, ("everything", "rest", "all"))
+        rules = {"dataset_size": COUNT, "epochs": POSITIVE, "share": _SHARE, "tuning_epochs": POSITIVE}
+        for name, rule in rules.items():
+            if (value := getattr(self, name)) is not None:
+                vars(self)[name] = float(check_one(name, value, rule, "a cost is of one tuning"))
+        if self.tuning_epochs is None:
+            vars(self)["tuning_epochs"] = self.epochs
+        if self.split == "everything" and self.share != 1.0:
+            raise InputError(f"share = {self.share!r} must be 1 for split 'everything'; use split='rest' or 'all'")
+
+    @property
+    def candidate(self) -> float:
+        """Gradient evaluations of one candidate, in expectation over its batches."""
+        return self.tuning_epochs * self.share * self.dataset_size
+
+    @property
+    def final(self) -> float:
+        """Gradient evaluations of the final run."""
+        records = {"everything": 0.0, "rest": 1.0 - self.share, "all": 1.0}[self.split]
+        return self.epochs * records * self.dataset_size
+
+    def of(self, candidates: Any) -> Any:
+        """Gradient evaluations with that many candidates."""
+        return np.asarray(check("candidates", candidates, NON_NEGATIVE))[()] * self.candidate + self.final
+
+    @property
+    def expected(self) -> float:
+        """The expectation over K."""
+        return float(self.law.mean) * self.candidate + self.final
+
+    def quantile(self, p: Any) -> Any:
+        """The least number of gradient evaluations that suffices with probability p, by the law of K; p in [0, 1)."""
+        return self.of(self.law.quantile(check("p", p, PROBABILITY)))
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedPlan:
+    """Plans that differ in sampling probability and length, for a `tune` that searches over these as well.
+
+    The candidates are the product of the sampling probabilities with the epochs or steps.  Each has the least noise for
+    one (epsilon, target_delta) that all share.  Which of them is trained is drawn with equal probabilities, apart from
+    the space and the data, and released with the winner.  The tuning is accounted for by the exact worst case over
+    scores of the mixture of their profiles.  The shared epsilon is solved for, so that all K runs meet the target.
+
+    The solved plan has `plans`, a Plan for each candidate, rates first, its noise in ``plans[i].noise_multiplier``;
+    `epsilon`, Bounds of kind "bound" for adding or removing one record; and `mechanism`, one candidate, drawn.
+
+    Parameters
+    ----------
+    target_epsilon, target_delta : > 0, in (0, 1).
+    dataset_size : the number of records n, which is public.
+    repetitions : one law of K.
+    sampling_probability : in (0, 1], one or several.
+    epochs, steps : one of the two, one or several values.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), section 4 and Lemma 1, with profiles in place of Rényi divergences; README.md of this
+    folder, "Candidates that differ in privacy".
+
+    >>> from jaxacct import selection
+    >>> plan = MatchedPlan(8.0, 1e-5, 1000, selection.PointMass(2), sampling_probability=1.0, steps=[1, 4])
+    >>> [one.steps for one in plan.plans], bool(plan.epsilon.upper <= 8.0), plan.epsilon.kind
+    ([1, 4], True, 'bound')
+    """
+
+    target_epsilon: Any
+    target_delta: Any
+    dataset_size: Any
+    repetitions: Law
+    sampling_probability: Any = None
+    epochs: Any = None
+    steps: Any = None
+    plans: tuple[Plan, ...] = field(init=False, repr=False)
+    epsilon: Bounds = field(init=False)
+    mechanism: Mechanism = field(init=False, repr=False)
+    relation: ClassVar[str] = "add_or_remove_one"
+
+    def __post_init__(self) -> None:
+        rate, steps = _checked(self)
+
+        def solved(x: float) -> tuple[float, Any]:
+            noise = _matched_noise(x, self.target_delta, rate, steps)
+            if np.isnan(noise).any():
+                return math.inf, None
+            runs = [dp_sgd(*row) for row in zip(noise, rate, steps, strict=True)]
+            one = _drawn_or_any(runs, self.target_delta, True, float(self.repetitions.mean))
+            found = account.epsilon(select(one, self.repetitions), self.target_delta)
+            return float(found.upper), (noise, one, found)
+
+        _, (noise, one, found) = _least(solved, self.target_epsilon, 1.5 / self.target_epsilon)
+        plans = tuple(_plan_of(self, *row) for row in zip(rate, steps, noise, strict=True))
+        # the mixture is known through upper ends: nothing is certified from below
+        claimed = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
+        vars(self).update(plans=plans, mechanism=one, epsilon=claimed if len(plans) > 1 else found)
+
+    def _repr_html_(self) -> str:
+        known = [("dataset size", f"{self.dataset_size:,}"), ("repetitions", repr(self.repetitions))]
+        each = (
+            f"q = {one.sampling_probability!r}, T = {one.steps}, sigma = {one.noise_multiplier!r}" for one in self.plans
+        )
+        return _shown(self, known, list(each))
+
+
+@dataclass(frozen=True, eq=False)
+class SearchPlan:
+    """The least noise for a whole search: rounds whose winners are public, adaptive candidates, or several winners.
+
+    The solved plan has `plans`, the one Plan of a candidate, its noise in ``plans[0].noise_multiplier``; `epsilon`,
+    Bounds of the whole; and `mechanism`, one candidate.
+
+    Parameters
+    ----------
+    target_epsilon, target_delta : > 0, in (0, 1).
+    dataset_size : the number of records n, which is public.
+    repetitions : one law of K; of every round a fresh draw.
+    sampling_probability : in (0, 1].
+    epochs, steps : one of the two.
+    rounds : for `tune_in_rounds`; 1 for `tune`.
+    top : how many of the best are released, in every round.
+    candidates : "iid" or "adaptive", what the candidates of a round are taken for.
+
+    References
+    ----------
+    jaxacct/selection/README.md, "Rounds", "The best j" and "Candidates that depend on each other".
+
+    >>> from jaxacct import selection
+    >>> plan = SearchPlan(4.0, 1e-5, 1000, selection.PointMass(4), 1.0, steps=2, candidates="adaptive")
+    >>> bool(plan.epsilon.upper <= 4.0), plan.plans[0].steps
+    (True, 2)
+    """
+
+    target_epsilon: Any
+    target_delta: Any
+    dataset_size: Any
+    repetitions: Law
+    sampling_probability: Any
+    epochs: Any = None
+    steps: Any = None
+    rounds: Any = 1
+    top: Any = 1
+    candidates: str = "iid"
+    plans: tuple[Plan, ...] = field(init=False, repr=False)
+    epsilon: Bounds = field(init=False)
+    mechanism: Mechanism = field(init=False, repr=False)
+    relation: ClassVar[str] = "add_or_remove_one"
+
+    def __post_init__(self) -> None:
+        choice("candidates", self.candidates, CANDIDATES)
+        rates, counts = _checked(self, rounds=COUNT, top=TOP)
+        vars(self)["top"] = int(self.top)
+        if rates.size != 1:
+            raise InputError("sampling_probability and epochs or steps must be one number each; use a MatchedPlan")
+        rate, steps = float(rates[0]), float(counts[0])
+        more = {"candidates": self.candidates, "top": self.top, "count": self.rounds}
+
+        def solved(sigma: float) -> tuple[float, Whole]:
+            run = dp_sgd(sigma, rate, steps)
+            found = whole(run, self.repetitions, None, self.target_delta, self.relation, **more)
+            return float(found.epsilon.upper), found
+
+        near = guessed_noise(self.target_epsilon, self.target_delta, rate, steps)
+        sigma, found = _least(solved, self.target_epsilon, near * float(np.sqrt(self.rounds)))
+        plans = (_plan_of(self, rate, steps, sigma),)
+        vars(self).update(plans=plans, mechanism=found.candidate, epsilon=found.epsilon)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run DP-SGD: rate, steps, and its noise in tuning and in the final run."""
+
+    sampling_probability: float
+    steps: int
+    tuning_noise: float
+    final_noise: float
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the records that the run works on."""
+        return self.sampling_probability * self.steps
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetPlan:
+    """Tune on a Poisson sample X_1 of the data, train the winner's configuration once; the whole meets a target.
+
+    1. Every record is in X_1 with probability `share`, secretly.  2. K is drawn from `repetitions`, secretly, and K
+    candidates are trained on X_1 by DP-SGD.  3. The winner's configuration is trained on X without X_1 (variant "rest")
+    or on X ("all").  Winner and final model are released.  Rate and steps are those of the candidate, so the final run
+    has a batch as many times larger as its data are (`growth`).
+
+    Where several rates or epochs are given the candidates are their product, each drawn with the same probability, each
+    with the least noise for one (epsilon, target_delta) that all share.  The tuning is then accounted for by the
+    mixture of their profiles, and the final run by their maximum.
+
+    The solved plan has `settings`, of every candidate; `epsilon`, Bounds of kind "bound" for adding or removing one
+    record, with `epsilon.upper <= target_epsilon`; and `mechanism`, the whole as a PrivacyProfile for ledgers and
+    composition.
+
+    Parameters
+    ----------
+    target_epsilon, target_delta : > 0, in (0, 1).
+    dataset_size : the number of records n, which is public.
+    share : in [2^-11, 1).
+    repetitions : one law of K.
+    sampling_probability : of DP-SGD, in (0, 1], one or several.
+    epochs, steps : one of the two, one or several values.
+    variant : "rest" or "all".
+    noise_ratio : noise multiplier of the final run over that of the candidates: how the budget is split.  By default 1,
+        as in the paper; below 1 favours the final model, above 1 the tuning.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023); README.md of this folder, "Tuning on a random subset".
+
+    >>> from jaxacct import selection
+    >>> plan = SubsetPlan(8.0, 1e-5, 1000, 0.2, selection.Poisson(5), sampling_probability=1.0, steps=1)
+    >>> plan.settings[0].final_noise < 0.75, bool(plan.epsilon.upper <= 8.0), plan.epsilon.kind, plan.growth
+    (True, True, 'bound', 4.0)
+    """
+
+    target_epsilon: Any
+    target_delta: Any
+    dataset_size: Any
+    share: Any
+    repetitions: Law
+    sampling_probability: Any = None
+    epochs: Any = None
+    steps: Any = None
+    variant: str = "rest"
+    noise_ratio: Any = 1.0
+    settings: tuple[Setting, ...] = field(init=False)
+    epsilon: Bounds = field(init=False)
+    mechanism: PrivacyProfile = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        choice("variant", self.variant, VARIANTS)
+        rate, steps = _checked(self, share=_SHARE_DRAWN, noise_ratio=POSITIVE)
+        target, delta, law = self.target_epsilon, self.target_delta, self.repetitions
+
+        def solved(x: float) -> tuple[float, Any]:
+            noise = _matched_noise(x, delta, rate, steps)
+            if np.isnan(noise).any():
+                return math.inf, None
+            tuned, trained = (
+                [dp_sgd(*row) for row in zip(sigma, rate, steps, strict=True)]
+                for sigma in (noise, self.noise_ratio * noise)
+            )
+            tuning = profile_of_tuning(_drawn_or_any(tuned, delta, True, float(law.mean)), law, delta)
+            final = profile_of_run(_drawn_or_any(trained, delta, False), delta)
+            found = product(tuning, final, self.share, self.variant)
+            return found.epsilon(delta), (noise, found)
+
+        near = guessed_noise(target, delta, rate[0], steps[0]) if rate.size == 1 else 1.5 / target
+        _, (noise, found) = _least(solved, target, near)
+        rows = zip(rate, steps, noise, self.noise_ratio * noise, strict=True)
+        reached = found.epsilon(delta)
+        vars(self).update(
+            settings=tuple(Setting(float(g), int(t), float(s), float(f)) for g, t, s, f in rows),
+            epsilon=Bounds(0.0, reached, reached, "bound", "ok", "profile"),
+            mechanism=found.profile(reached),
+        )
+
+    @property
+    def growth(self) -> float:
+        """Expected records of the final run over those of a candidate: (1-q)/q or 1/q."""
+        return ((1.0 - self.share) if self.variant == "rest" else 1.0) / self.share
+
+    @property
+    def cost(self) -> Cost:
+        """Gradient evaluations, by the law of K; the final run counts as long as an average candidate."""
+        epochs = float(np.mean([setting.epochs for setting in self.settings]))
+        return Cost(self.repetitions, self.dataset_size, epochs, self.variant, self.share)
+
+    def expected_batch_size(self, setting: Setting, final: bool) -> float:
+        """The rate times the expected number of records, of a candidate or of the final run."""
+        share = self.share * (self.growth if final else 1.0)
+        return setting.sampling_probability * share * self.dataset_size
+
+    def _repr_html_(self) -> str:
+        known = [("dataset size", f"{self.dataset_size:,}"), ("share", repr(self.share)), ("variant", self.variant)]
+        each = (
+            f"q = {one.sampling_probability!r}, T = {one.steps}, sigma = {one.tuning_noise!r}, "
+            f"of the final run {one.final_noise!r}"
+            for one in self.settings
+        )
+        return _shown(self, [*known, ("repetitions", repr(self.repetitions))], list(each))
+
+
+# What the plans share
+
+
+def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
+    """Check the numbers of a plan; rates and steps of all candidates, as flat arrays."""
+    rules = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT, **more}
+    for name, rule in rules.items():
+        vars(plan)[name] = check_one(name, getattr(plan, name), rule, "a plan is for one tuning")
+    if not isinstance(plan.repetitions, Law) or plan.repetitions.shape:
+        raise InputError("repetitions must be one law of K; use one such as selection.Geometric(0.1)")
+    if plan.sampling_probability is None or (plan.epochs is None) == (plan.steps is None):
+        raise InputError("sampling_probability and one of epochs and steps are needed; give exactly these")
+    rates = np.atleast_1d(check("sampling_probability", plan.sampling_probability, _RATE))[:, None]
+    if plan.steps is None:
+        count = np.ceil(np.atleast_1d(check("epochs", plan.epochs, POSITIVE)) / rates * (1.0 - 1e-12))
+    else:
+        steps = np.atleast_1d(check("steps", plan.steps, COUNT))
+        count = np.broadcast_to(steps, (rates.size, steps.size))
+    return np.broadcast_to(rates, count.shape).ravel(), np.maximum(count, 1.0).ravel()
+
+
+def _least(solved: Callable[[float], tuple[float, Any]], target: float, near: float) -> tuple[float, Any]:
+    """The least number whose epsilon meets the target, and what was found with it; solved gives (epsilon, what)."""
+    known: dict[float, Any] = {}
+
+    def upper(x: float) -> float:
+        epsilon, known[x] = solved(x)
+        return epsilon
+
+    x = least_noise(upper, target, near)
+    return x, known[x]
+
+
+def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = NOISE_RTOL) -> float:
+    """The least noise multiplier whose epsilon meets the target: one of those tried, and within rtol below the target.
+
+    epsilon : upper end for a noise multiplier, falling at least nearly.  near : where the search begins.
+    """
+    if near <= 0.0 or not math.isfinite(near):
+        raise InputError(f"near = {near!r} must be a positive noise multiplier")
+    found = least_private(
+        lambda values: np.array([epsilon(float(value)) for value in values]),
+        target,
+        near,
+        (LEAST_NOISE, LARGEST_NOISE),
+        falls=True,
+        rtol=2.0 * rtol,
+        margin=TARGET_MARGIN,
+    )
+    if math.isnan(found):
+        raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")
+    return found
+
+
+def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
+    """A noise multiplier to begin a search at: the central limit's for a run with 0.6 of epsilon, and no bound."""
+    mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
+    return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
+
+
+def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
+    """The Plan of one candidate."""
+    segment = Segment(0, int(steps), float(noise), float(rate), float(rate) * plan.dataset_size)
+    return Plan.of([segment], target_delta=plan.target_delta, dataset_size=plan.dataset_size)
+
+
+def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Noise multipliers of the candidates: of a single one x; else the least with which each is (1/x, delta)-DP."""
+    if rate.size == 1:
+        return np.array([x])
+    return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)
+
+
+def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
+    """One guarantee for runs that differ: the mean of the profiles if drawn at random, else the maximum.
+
+    candidates : E[K] of the selection that it is for, which multiplies the mass at infinity.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    left = max(delta * LAST_DELTA_SHARE / max(candidates / FEW_CANDIDATES, 1.0), 1e-300)
+    top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
+    grid = np.linspace(0.0, top, MIXTURE_POINTS)
+    return candidates_profile(runs, grid, np.full(len(runs), 1.0 / len(runs)) if drawn else None)
+
+
+def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
+    """HTML of a plan: its claim and target, what is known besides, and a line for each candidate."""
+    goal = [("target epsilon", repr(plan.target_epsilon)), ("target delta", repr(plan.target_delta))]
+    shown, rest = markup.cut(len(each))
+    rows = [(f"candidate {row}", line) for row, line in enumerate(each[: len(shown)])]
+    return markup.fields(type(plan).__name__, [("epsilon", f"{plan.epsilon:.6g}"), *goal, *known, *rows], rest)
+
+
+# "Tune on a Poisson sample, then train once" as one profile
+
+
+class Product(NamedTuple):
+    """The pair of the whole: atoms in descending order of the likelihood ratio, with running sums from both ends."""
+
+    ratio: np.ndarray  # (A,) descending
+    p_above: np.ndarray  # (A + 1,) P-mass of the first k atoms
+    q_above: np.ndarray
+    p_below: np.ndarray  # (A + 1,) P-mass of all but the first k atoms
+    q_below: np.ndarray
+    infinite: float  # P-mass where Q has none
+
+    def delta(self, epsilon: Any, relation: str) -> np.ndarray:
+        """Upper ends of delta at eps >= 0 for one direction."""
+        grown = np.exp(np.asarray(epsilon, np.float64))
+        if relation == "remove_one":
+            k = np.searchsorted(-self.ratio, -grown, side="left")
+            value = self.p_above[k] * (1.0 + SUM_ERROR) - grown * self.q_above[k] * (1.0 - SUM_ERROR) + self.infinite
+        else:
+            k = np.searchsorted(-self.ratio, -1.0 / grown, side="right")
+            value = self.q_below[k] * (1.0 + SUM_ERROR) - grown * self.p_below[k] * (1.0 - SUM_ERROR)
+        return np.clip(value, 0.0, 1.0)
+
+    def epsilon(self, delta: float) -> float:
+        """The upper end of eps at delta, the larger of both directions; inf below the mass at infinity."""
+        worst = lambda eps: max(float(self.delta(eps, name)) for name in RELATIONS)
+        finite = self.ratio[np.isfinite(self.ratio) & (self.ratio > 0.0)]
+        low, high = 0.0, float(np.max(np.abs(np.log(finite)), initial=0.0)) + 1.0
+        if worst(low) <= delta:
+            return 0.0
+        if worst(high) > delta:
+            return math.inf
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if worst(middle) <= delta else (middle, high)
+        return high
+
+    def profile(self, *points: float, last: float = 1e-12) -> PrivacyProfile:
+        """The whole as a mechanism that composes: its profile at eps from 0 to where delta is `last`, and at points."""
+        top = self.epsilon(max(last, 2.0 * self.infinite))
+        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, WHOLE_POINTS)
+        for point in points:
+            grid = np.append(grid[np.abs(grid - point) > 1e-6], point)
+        grid = np.sort(grid)
+        return PrivacyProfile(grid, *(self.delta(grid, name) for name in RELATIONS))
+
+
+def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
+    """The profile of "run K times, release the best", through upper ends of its exact worst case in both directions.
+
+    delta : the target for the whole; the points go far below it.
+    """
+    both = RELATIONS[: 1 if run.symmetric() else 2]
+    envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
+    last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)
+    grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, TUNING_POINTS)
+    # the envelope is a little looser, but goes down to deltas that the other bracket does not resolve
+    sides = [np.minimum(bracket("delta", run, law, grid, name, math.inf)[1], envelope(grid, name)) for name in both]
+    return PrivacyProfile(grid, sides[0], sides[-1])
+
+
+def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
+    """The profile of one run in both directions, through points that are upper ends."""
+    if isinstance(run, PrivacyProfile):
+        return run
+    last = float(account.epsilon(run, max(LAST_DELTA_SHARE * delta, 1e-15), rtol=0.01).upper)
+    grid = np.linspace(0.0, max(last if math.isfinite(last) else 50.0, 1e-3), 2 * TUNING_POINTS)
+    return PrivacyProfile(grid, *(upper_delta(run, grid, name) for name in RELATIONS))
+
+
+def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
+    """The pair of the whole from the profiles of the tuning on its sample and of the final run on its data."""
+    (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
+    base = np.outer(q1, q2).ravel()
+    if variant == "rest":
+        mixed = share * np.outer(p1, q2) + (1.0 - share) * np.outer(q1, p2)
+        infinite = share * more1 + (1.0 - share) * more2
+    else:
+        mixed = np.outer(share * p1 + (1.0 - share) * q1, p2)
+        infinite = share * more1 + more2
+    mixed = mixed.ravel()
+    with np.errstate(divide="ignore"):
+        ratio = np.where(base > 0.0, mixed / np.where(base > 0.0, base, 1.0), np.inf)
+    order = np.argsort(-ratio, kind="stable")
+    ratio, p, q = ratio[order], mixed[order], base[order]
+    above = [np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q)]
+    below = [np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q)]
+    return Product(ratio, above[0], above[1], below[0], below[1], float(infinite) * (1.0 + SUM_ERROR))
