@@ -1,13 +1,13 @@
 """Reports: what a page says equals the brackets, what must not be claimed is not, and text from files stays text."""
 
 import hashlib
-import html.parser
 import json
 import math
 import re
 import shlex
 import sys
 from decimal import Decimal
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -21,13 +21,10 @@ from jaxacct import cli, selection
 from jaxacct.core.bounds import STATUSES
 from jaxacct.interop import to_json
 from jaxacct.report import Claim, report
-from jaxacct.report import html as html_page
-from jaxacct.report.blocks import Code, Facts, Heading, Paragraph, Picture, Rows
-from jaxacct.report.markdown import markdown
-from jaxacct.report.picture import _above
-from jaxacct.report.readings import FALSE_POSITIVE_RATES, by_points
-from jaxacct.report.rounding import down, percent, up
-from jaxacct.report.subject import counted
+from jaxacct.report.claim import down, percent, up
+from jaxacct.report.page import Code, Facts, Heading, Paragraph, Picture, Rows, html, markdown
+from jaxacct.report.readings import FALSE_POSITIVE_RATES, _above, by_points
+from jaxacct.report.subjects import counted
 from jaxacct.report.wording import in_words, safe
 from jaxacct.sweeps import Table, sweep
 from jaxacct.training import Ledger, Plan
@@ -44,7 +41,7 @@ CANDIDATE = {
 RUN = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 3, "delta": 1e-5}
 
 
-class Page(html.parser.HTMLParser):
+class Page(HTMLParser):
     """The tags, attributes and words of a page; its tags must be closed in order."""
 
     def __init__(self, text):
@@ -461,7 +458,7 @@ def test_the_name_of_a_file_stays_text(tmp_path):
 def test_any_text_comes_back_from_html_and_stays_in_its_cell_of_markdown(text):
     shown = safe(text)
     blocks = [Heading("t"), Paragraph(shown), Facts([(shown, shown)]), Rows(shown, [shown, "b"], [[shown, shown]])]
-    page = Page(html_page.html(shown, blocks))
+    page = Page(html(shown, blocks))
     assert set(page.tags) - {"span"} == {
         "html",
         "head",

@@ -17,7 +17,7 @@ from jaxacct.calibration.risk_targets import BESIDE, USUAL_FLOOR
 from jaxacct.core.bounds import explain
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
-from jaxacct.report.rounding import down, up
+from jaxacct.report.claim import down, up
 from jaxacct.sweeps import Plan, Table
 from jaxacct.sweeps.columns import ANSWER, WHOLE
 from jaxacct.sweeps.risks import target_of

@@ -6,11 +6,10 @@ from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.report.claim import Claim
-    from jaxacct.report.making import report
-    from jaxacct.report.record import Report
+    from jaxacct.report.making import Report, report
 
 __all__ = ["Claim", "Report", "report"]
 
-_HOMES = {"Claim": "claim", "Report": "record", "report": "making"}
+_HOMES = {"Claim": "claim", "Report": "making", "report": "making"}
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -1,40 +1,57 @@
-"""`report`: from a file or an object to its page."""
+"""`report`: what a page says, in the order in which somebody who signs reads it."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import os
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import jaxacct
+from jaxacct.core.bounds import KINDS, explain
+from jaxacct.core.files import replacing
 from jaxacct.core.progress import Progress
 from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one, shown
-from jaxacct.interop.documents import FORMAT, from_json
+from jaxacct.interop.documents import to_json
 from jaxacct.mechanisms import Mechanism
-from jaxacct.report.claim import Claim
-from jaxacct.report.content import TITLE, page
-from jaxacct.report.from_ledger import from_ledger, read_ledger
-from jaxacct.report.from_mechanism import from_mechanism
-from jaxacct.report.from_plan import from_plan
-from jaxacct.report.from_table import from_table, is_result, read_result
-from jaxacct.report.readings import Readings, by_points, points_of, read
-from jaxacct.report.record import Report, page_path
-from jaxacct.report.subject import Subject, digest, origin
-from jaxacct.selection import AdaptiveSelection, Selection
-from jaxacct.sweeps import Table
-from jaxacct.training import Ledger, Plan
-from jaxacct.training.plan.plan import load
+from jaxacct.report import wording
+from jaxacct.report.claim import Claim, down, percent, plain_percent, up
+from jaxacct.report.page import (
+    Blanks,
+    Block,
+    Code,
+    Facts,
+    Heading,
+    Items,
+    Paragraph,
+    Picture,
+    Statement,
+    html,
+    markdown,
+)
+from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings, attacker_curve, readings_of
+from jaxacct.report.subjects import Subject, subject_of
+from jaxacct.training import Ledger
 
-__all__ = ["report"]
-
-_LONGEST_DOCUMENT = 2**24
-"""Bytes up to which a file may be a plan or a mechanism; a longer one is a ledger."""
-_BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
-"""Relations under which a profile holds in both directions."""
+ENDINGS = (".html", ".htm", ".md")
+"""How the name of a page may end."""
 _TICKS_OF_A_CLAIM = 6
 """Steps of the progress bar for each claim."""
+_VERIFIED = (
+    "“Verified” means that a second program, which shares no code with the first, started again from the definition of "
+    "the privacy loss and enclosed delta in ball arithmetic on the right side of both ends of the bracket. “Refuted” "
+    "means that one end is false. “Undecided” says nothing either way: the time ran out, or the mechanism is "
+    "not covered. "
+    "It needs the package python-flint: pip install 'jaxacct[verify]'. Verification is of the numbers. It does not "
+    "check that the run did what the file says."
+)
 
 
 def report(
@@ -91,7 +108,7 @@ def report(
     0.0339
     """
     if out is not None:
-        _refuse_same(subject, page_path(out))  # refused before the work
+        _refuse_same(subject, _page_path(out))  # refused before the work
     prior = check_one("prior", prior, OPEN_PROBABILITY, "a report has one")
     bar = Progress(_TICKS_OF_A_CLAIM, None, unit="steps", pauses=(0.0, 60.0))
     done, most = 0, _TICKS_OF_A_CLAIM - 1
@@ -102,7 +119,7 @@ def report(
         done += 1
 
     try:
-        about = _subject(subject, delta, rows, relation, tick)
+        about = subject_of(subject, delta, rows, relation, tick)
         bar.update(_TICKS_OF_A_CLAIM, "  what is claimed")
         bar.close()
         bar = Progress(_TICKS_OF_A_CLAIM * len(about.claims), None, unit="steps", pauses=(0.0, 60.0))
@@ -110,14 +127,85 @@ def report(
         for place, claim in enumerate(about.claims):
             done = _TICKS_OF_A_CLAIM * place
             most = done + _TICKS_OF_A_CLAIM - 1
-            found.append(_readings(claim, prior, tick))
+            found.append(readings_of(claim, prior, tick))
         bar.update(_TICKS_OF_A_CLAIM * len(about.claims), "  risks")
     finally:
         bar.close()
-    made = Report(TITLE, tuple(about.claims), tuple(found), page(about, found), len(about.spent.stop))
+    blocks = tuple(_blocks(about, found, datetime.now(UTC)))
+    made = Report("Privacy report", tuple(about.claims), tuple(found), blocks, len(about.spent.stop))
     if out is not None:
         made.write(out)
     return made
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """A page on one or several privacy claims; made by `jaxacct.report.report`.
+
+    Every figure on the page that a claim relies on is the upper end of a bracket, which the fields hold:
+
+        epsilon <= claims[k].upper at delta = claims[k].given.
+
+    Parameters
+    ----------
+    title : str
+    claims : tuple of Claim
+        Those that the page states in detail.
+    readings : tuple of Readings or None
+        The risks of each claim; None where there are none.
+    blocks : tuple
+        The pieces of the page, in order.
+    rows_not_claimed : int
+        Rows of the page's table that are not to be claimed.
+
+    References
+    ----------
+    jaxacct/report/README.md.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct.report import report
+    >>> page = report(ja.Gaussian(2.0), delta=1e-5)
+    >>> page.claims[0].may_be_claimed, "# Privacy report" in page.to_markdown(), "<script" in page.to_html()
+    (True, True, False)
+    """
+
+    title: str
+    claims: tuple[Claim, ...]
+    readings: tuple[Readings | None, ...]
+    blocks: tuple[Block, ...]
+    rows_not_claimed: int = 0
+
+    @property
+    def may_all_be_claimed(self) -> bool:
+        """Whether everything that the page shows, its table of rows included, may be claimed."""
+        return self.rows_not_claimed == 0 and all(claim.may_be_claimed for claim in self.claims)
+
+    def to_html(self) -> str:
+        """The page as one HTML file, without scripts and without anything from elsewhere."""
+        return html(self.title, self.blocks)
+
+    def to_markdown(self) -> str:
+        """The page as Markdown, without the picture."""
+        return markdown(self.blocks)
+
+    def write(self, out: str | os.PathLike[str]) -> None:
+        """Write the page, as HTML or Markdown by the ending of its name; InputError where that cannot be."""
+        path = _page_path(out)
+        text = self.to_markdown() if path.suffix.lower() == ".md" else self.to_html()
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+def _page_path(out: object) -> Path:
+    """The path of a page; InputError for what is no path, has another ending or is a folder."""
+    if not isinstance(out, str | os.PathLike) or not os.fspath(out):
+        raise InputError(f"out = {shown(out)} must be the path of a file; name the page, such as 'report.html'")
+    path = Path(os.fsdecode(out))
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(f"{path}: a report must end in {', '.join(ENDINGS)}")
+    if path.is_dir():
+        raise InputError(f"{path}: cannot be written: it is a folder")
+    return path
 
 
 def _refuse_same(subject: Any, out: Path) -> None:
@@ -133,90 +221,105 @@ def _refuse_same(subject: Any, out: Path) -> None:
         raise InputError(f"{out}: the report would overwrite what it is about; give another name")
 
 
-def _subject(
-    subject: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None, tick: Callable[[str], None]
-) -> Subject:
-    kind = _kind(subject)
-    if delta is not None and kind in ("result", "plan"):
-        raise InputError(f"delta is for a ledger or a mechanism; a {kind} has its own")
-    if relation is not None and kind != "mechanism":
-        raise InputError(f"relation is for a mechanism; a {kind} has its own")
-    relation = relation or "add_or_remove_one"
-    if rows is not None and kind != "result":
-        raise InputError("rows is for the result of a sweep; leave it out")
-    if not isinstance(subject, str | os.PathLike):
-        match kind:
-            case "ledger":
-                return from_ledger(subject, delta, tick)
-            case "plan":
-                return from_plan(subject, tick)
-            case "result":
-                return from_table(subject, rows, tick)
-        return from_mechanism(subject, delta, relation, tick)
-    path = os.fsdecode(subject)
-    if kind == "ledger":
-        return read_ledger(path, delta, tick)
-    if kind == "result":
-        return read_result(path, rows, tick)
-    before = digest(path)
-    text = Path(path).read_text(encoding="utf-8")
-    try:
-        if kind == "plan":
-            found = from_plan(Plan.from_json(text), tick, path)
-        else:
-            found = from_mechanism(from_json(text), delta, relation, tick, path)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return Subject(**{**vars(found), "origin": origin(path, before)})
-
-
-def _kind(subject: Any) -> str:
-    """What a subject is: "ledger", "result", "plan" or "mechanism"."""
-    for kind, word in ((Ledger, "ledger"), (Plan, "plan"), (Table, "result"), (Mechanism, "mechanism")):
-        if isinstance(subject, kind):
-            return word
-    if not isinstance(subject, str | os.PathLike) or not os.fspath(subject):
-        raise InputError(
-            f"subject = {shown(subject)} must be a Ledger, a Plan, a Table, a Mechanism or the path of a file"
+def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetime) -> Iterator[Block]:
+    """The pieces of the page."""
+    path = wording.safe(subject.path)
+    yield Heading("Privacy report", 1)
+    of = f"{subject.what}, {path}" if path else subject.what
+    yield Paragraph(f"On {of}, made on {when:%d %B %Y}.")
+    yield Paragraph(subject.summary)
+    many = len(subject.claims) > 1
+    for place, (claim, risk) in enumerate(zip(subject.claims, readings, strict=True)):
+        words = wording.in_words(claim)
+        single = "What is claimed" if claim.happened else "What could be claimed"
+        yield Heading(claim.title if many else single, new_page=place > 0)
+        yield Statement(
+            f"{claim.title}: the claim" if not many else "The claim",
+            wording.figure(claim),
+            wording.about(subject.unit, words) if claim.may_be_claimed else words,
+            claim.may_be_claimed,
         )
-    path = os.fsdecode(subject)
-    return "result" if is_result(path) else _document(path)
+        yield Facts([*subject.details[place], *_facts(claim, subject.unit)])
+        yield from _risk(claim, risk, 3 if many else 2, subject.unit)
+    yield Heading("What was assumed", new_page=many)
+    kinds = [claim.kind for claim in subject.claims if claim.kind]
+    yield Items(wording.assumptions(subject.mechanisms, kinds, subject.assumed, subject.unit))
+    yield Heading("What the claim does not say")
+    yield Items([*wording.PERSONS[subject.unit], *wording.LIMITS])
+    yield Heading("Every mechanism")
+    yield subject.spent
+    yield Heading("How to verify it")
+    yield Paragraph("With jaxacct installed, and the file in place:" if path else "With jaxacct installed:")
+    yield Code([wording.safe(line) for line in subject.verify])
+    if subject.note:
+        yield Paragraph(subject.note)
+    yield Paragraph(_VERIFIED)
+    yield Heading("Record")
+    yield Facts(_record(subject, when))
+    yield Blanks(("Name", "Date", "Signature"))
 
 
-def _document(path: str) -> str:
-    """Whether a file is a plan, a mechanism, or (all others) to be read as a ledger."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise InputError(f"{path}: cannot be read: it is a folder, a pipe or a device; give the path of a file")
-    try:
-        with Path(path).open("rb") as file:
-            text = file.read(_LONGEST_DOCUMENT + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        node = load(text.decode()) if len(text) <= _LONGEST_DOCUMENT else None
-    except ValueError:
-        node = None
-    form = node.get("format") if isinstance(node, dict) else None
-    return {"jaxacct.plan": "plan", FORMAT: "mechanism"}.get(str(form), "ledger")
+def _facts(claim: Claim, unit: str) -> list[tuple[str, str]]:
+    known_as = wording.RELATIONS.get(claim.relation)
+    relation = wording.about(unit, known_as) if known_as else wording.safe(claim.relation)[:60]
+    facts = [("Neighbouring relation", f"{relation}."), ("Unit of privacy", wording.UNIT[unit])]
+    if claim.bounds is not None:
+        lower, kind, meaning = float(claim.bounds.lower), claim.kind, KINDS.get(claim.kind.split(":")[0], "")
+        bracket = f"{down(lower, 9)} <= {claim.quantity} <= {up(claim.upper, 9)}"
+        facts += [
+            ("Bracket", "none" if np.isnan(lower) else bracket),
+            ("Kind", f"{kind}: {meaning}" if meaning else "none"),
+            ("Status", f"{claim.status}: {explain(claim.status, kind or 'certified')}"),
+            ("Computed by", wording.safe(str(claim.bounds.engine)) or "none"),
+        ]
+    return facts
 
 
-def _readings(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
-    """The risks of a claim: of its mechanism, or of points of its profile where that is all there is, or too slow."""
+def _risk(claim: Claim, readings: Readings | None, level: int, unit: str) -> Iterator[Block]:
     if not claim.may_be_claimed:
-        return None
-    mechanism, relation, points = claim.mechanism, claim.relation, claim.profile
-    if points is None and isinstance(mechanism, Selection | AdaptiveSelection):
-        points = tuple(
-            points_of(mechanism, relation, claim.upper if claim.quantity == "epsilon" else claim.given, tick)
-        )
-    if points is not None:
-        if relation not in _BOTH_WAYS:
-            return None
-        pair = (claim.upper, claim.given) if claim.quantity == "epsilon" else (claim.given, claim.upper)
-        stand_in = by_points([*points, pair])
-        found = read(stand_in, "add_or_remove_one", prior, tick).as_bounds() if stand_in is not None else None
-    else:
-        found = read(mechanism, relation, prior, tick) if mechanism is not None else None
-    if found is None or not all(np.isfinite(b.upper).all() for b in found if hasattr(b, "upper")):
-        return None
-    return found
+        return
+    yield Heading("What an attacker can do", level)
+    if readings is None:
+        yield Paragraph("The risks of this claim were not derived, since its profile is known in one direction only.")
+        return
+    every = (readings.tpr, readings.advantage, readings.posterior, readings.bayes_success)
+    kinds = sorted({str(kind) for bounds in every for kind in np.ravel(bounds.kind)})
+    yield Paragraph(
+        f"These are limits for every attacker, also one who knows all other {unit}s, the program and its settings. "
+        f"The kind of these figures is {' or '.join(kinds)}."
+    )
+    yield Items([wording.about(unit, text) for text in wording.risks(readings, claim.relation)])
+    told = "; ".join(f"at {plain_percent(fpr)} at most {percent(readings.rate(fpr))}" for fpr in FALSE_POSITIVE_RATES)
+    yield Picture(
+        attacker_curve(readings),
+        f"True-positive rate against false-positive rate: {told}.",
+        "The rates of the best attacker, both axes logarithmic. The dashed line is guessing without the output.",
+    )
+
+
+def _record(subject: Subject, when: datetime) -> list[tuple[str, str]]:
+    facts = [("Made", f"{when:%Y-%m-%d %H:%M:%S} UTC")]
+    if subject.path:
+        facts += [("File", wording.safe(subject.path)), ("SHA-256 of the file", subject.sha256)]
+    for claim in subject.claims:
+        if claim.mechanism is not None:
+            name = "SHA-256 of the mechanism's document"
+            facts.append((name if len(subject.claims) == 1 else f"{name}, {claim.title}", _document(claim.mechanism)))
+    facts.append(("jaxacct", jaxacct.__version__))
+    facts += [(name, _version(name)) for name in ("jax", "jaxlib", "numpy", "scipy")]
+    return [*facts, ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
+
+
+def _document(mechanism: Mechanism) -> str:
+    """The digest of what `jaxacct.interop.to_json` writes of a mechanism."""
+    try:
+        return hashlib.sha256(to_json(mechanism).encode()).hexdigest()
+    except InputError as error:
+        return f"none: {wording.safe(str(error))[:120]}"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

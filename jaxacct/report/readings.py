@@ -1,19 +1,26 @@
-"""The risks of a claim: what an attacker can get out of one output, in rates and probabilities."""
+"""The risks of a claim: what an attacker can get out of one output, in rates and probabilities, and as a picture."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.validation import OPEN_PROBABILITY, check_one
 from jaxacct.mechanisms import Mechanism, PrivacyProfile
+from jaxacct.report.claim import Claim, percent
 from jaxacct.representations.mechanism_profile import profile
+from jaxacct.selection import AdaptiveSelection, Selection
 
-__all__ = ["FALSE_POSITIVE_RATES", "Readings", "by_points", "points_of", "read"]
-
+_LEFT, _TOP, _WIDTH, _HEIGHT = 96.0, 22.0, 464.0, 320.0
+"""The plotting area, in the units of the view box."""
+_DECADES = 4
+"""Both axes go from 10^-4 to 1."""
+_LINE, _GUESS, _INK, _GRID = "#0b5394", "#777777", "#333333", "#e2e2e2"
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """The false-positive rates at which a report states the true-positive rate."""
 _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_RATES]))
@@ -22,6 +29,8 @@ _SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Of the claimed epsilon: where a profile is evaluated that is slow to evaluate."""
 _LEAST_GAP = 1e-4
 """Least distance of two points of a profile, above what `PrivacyProfile` asks for."""
+_BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
+"""Relations under which a profile holds in both directions."""
 
 
 class Readings(NamedTuple):
@@ -53,20 +62,32 @@ class Readings(NamedTuple):
         return self._replace(tpr=tpr, advantage=advantage, posterior=posterior, bayes_success=success)
 
 
-def read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str], None]) -> Readings:
-    """The readings of one mechanism; `tick` is told of each before it is computed.
+def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
+    """The risks of a claim; None where nothing may be claimed, or where its profile is known in one direction only.
 
-    Parameters
-    ----------
-    mechanism : Mechanism
-        One configuration.
-    relation : str
-    prior : float in (0, 1)
-        The probability, before the output is seen, that the record was used.
-    tick : callable
-        Shows progress.
+    prior : the probability, before the output is seen, that the record was used.  tick : told of each piece of work.
+    Where a mechanism takes seconds for each value of its profile, or there is none, points of the profile are read.
     """
-    prior = check_one("prior", prior, OPEN_PROBABILITY, "it is one probability")
+    if not claim.may_be_claimed:
+        return None
+    mechanism, relation, points = claim.mechanism, claim.relation, claim.profile
+    epsilon, delta = (claim.upper, claim.given) if claim.quantity == "epsilon" else (claim.given, claim.upper)
+    if points is None and isinstance(mechanism, Selection | AdaptiveSelection):
+        tick("privacy profile")
+        at = np.asarray(_SHARES) * epsilon if epsilon > 0.0 else np.zeros(1)
+        points = tuple(zip(at.tolist(), np.asarray(profile(mechanism, relation).delta(at).upper).tolist(), strict=True))
+    if points is not None:
+        stand_in = by_points([*points, (epsilon, delta)]) if relation in _BOTH_WAYS else None
+        found = None if stand_in is None else _read(stand_in, "add_or_remove_one", prior, tick).as_bounds()
+    else:
+        found = None if mechanism is None else _read(mechanism, relation, prior, tick)
+    if found is None or not all(np.isfinite(b.upper).all() for b in found if hasattr(b, "upper")):
+        return None
+    return found
+
+
+def _read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str], None]) -> Readings:
+    """The readings of one configuration."""
     known = profile(mechanism, relation)
     tick("true-positive rates")
     tpr = known.true_positive_rate(_CURVE)
@@ -76,16 +97,6 @@ def read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str]
     posterior = known.posterior(prior, FALSE_POSITIVE_RATES)
     tick("Bayes success")
     return Readings(_CURVE, tpr, advantage, prior, posterior, known.bayes_success(prior))
-
-
-def points_of(
-    mechanism: Mechanism, relation: str, epsilon: float, tick: Callable[[str], None]
-) -> list[tuple[float, float]]:
-    """A few points (epsilon, delta) of the profile of a mechanism that takes seconds for each, from above."""
-    tick("privacy profile")
-    known = profile(mechanism, relation)
-    at = np.asarray(_SHARES) * epsilon if epsilon > 0.0 else np.zeros(1)
-    return list(zip(at.tolist(), np.asarray(known.delta(at).upper).tolist(), strict=True))
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
@@ -100,3 +111,75 @@ def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
         epsilon = max(epsilon, least)  # the profile falls: what holds at an epsilon holds beyond it
         kept.append((epsilon, delta))
     return PrivacyProfile([e for e, _ in kept], [d for _, d in kept]) if kept else None
+
+
+def attacker_curve(readings: Readings) -> str:
+    """True-positive rate against false-positive rate on logarithmic axes, with the two rates of the sentences."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 410" role="img" font-family="inherit" '
+        f'font-size="14" fill="{_INK}">'
+    ]
+    for decade in range(_DECADES + 1):
+        value = 10.0 ** (decade - _DECADES)
+        x, y, label = _x(value), _y(value), f"{100.0 * value:g} %"
+        parts += [
+            f'<path d="M{x:.1f},{_TOP} V{_TOP + _HEIGHT} M{_LEFT},{y:.1f} H{_LEFT + _WIDTH}" stroke="{_GRID}"/>',
+            f'<text x="{x:.1f}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">{label}</text>',
+            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>',
+        ]
+    points = [(float(a), float(b)) for a, b in zip(readings.fpr, readings.tpr.upper, strict=True)]
+    curve = " L".join(f"{_x(a):.1f},{_y(b):.1f}" for a, b in _above(points))
+    corner = f"{_LEFT + _WIDTH:.1f},{_TOP:.1f} L{_LEFT:.1f},{_TOP:.1f}"
+    parts += [
+        f'<path d="M{curve} L{corner} Z" fill="{_LINE}" fill-opacity="0.08"/>',
+        f'<path d="M{_x(1e-4):.1f},{_y(1e-4):.1f} L{_x(1.0):.1f},{_y(1.0):.1f}" stroke="{_GUESS}" fill="none" '
+        'stroke-dasharray="5 4"/>',
+        f'<path d="M{curve}" stroke="{_LINE}" stroke-width="2.5" fill="none"/>',
+        f'<text x="{_LEFT + 12}" y="{_TOP + 20}" fill="{_LINE}">no attacker gets above the line</text>',
+        f'<text x="{_x(2.2e-2):.1f}" y="{_y(8e-3):.1f}" fill="{_GUESS}">guessing</text>',
+    ]
+    for fpr in FALSE_POSITIVE_RATES:
+        rate = readings.rate(fpr)
+        x, y = _x(fpr), _y(rate)
+        below = y < _TOP + 60.0
+        parts += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{_LINE}"/>',
+            f'<text x="{x - 9:.1f}" y="{y + (20.0 if below else -9.0):.1f}" text-anchor="end" fill="{_LINE}" '
+            f'font-weight="bold">{escape(percent(rate))}</text>',
+        ]
+    middle, down = _LEFT + _WIDTH / 2, _TOP + _HEIGHT / 2
+    parts += [
+        f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH}" height="{_HEIGHT}" fill="none" stroke="#999999"/>',
+        f'<text x="{middle}" y="{_TOP + _HEIGHT + 44}" text-anchor="middle">false-positive rate</text>',
+        f'<text transform="translate(15,{down}) rotate(-90)" text-anchor="middle">true-positive rate, at most</text>',
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points of a line that is no lower than the best attacker between the rates that were computed, either.
+
+    True-positive rates only grow with the false-positive rate, and their quotient by it only falls.
+
+    >>> _above([(0.1, 0.4), (0.2, 0.5)])
+    [(0.1, 0.4), (0.125, 0.5), (0.2, 0.5)]
+    """
+    found = [*points[:1]]
+    for (fpr, tpr), (after, higher) in itertools.pairwise(points):
+        found += [(min(after, fpr * higher / tpr), higher)] if 0.0 < tpr < higher else []
+        found.append((after, max(tpr, higher)))
+    return found
+
+
+def _x(value: float) -> float:
+    return _LEFT + _WIDTH * _share(value)
+
+
+def _y(value: float) -> float:
+    return _TOP + _HEIGHT * (1.0 - _share(value))
+
+
+def _share(value: float) -> float:
+    """Where a rate lies on an axis, from 0 to 1; what is below the axis lies at its end."""
+    return 1.0 + math.log10(min(max(value, 10.0**-_DECADES), 1.0)) / _DECADES

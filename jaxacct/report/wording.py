@@ -5,31 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from jaxacct.core.bounds import KINDS, explain
 from jaxacct.mechanisms import Mechanism
-from jaxacct.report.claim import Claim
+from jaxacct.report.claim import Claim, percent, plain_percent, up
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings
-from jaxacct.report.rounding import percent, plain_percent, up
-
-__all__ = [
-    "CHOICE_NOTE",
-    "FILTER_NOTE",
-    "GENERAL",
-    "RELATIONS",
-    "TRAINING",
-    "UNIT",
-    "USERS",
-    "about",
-    "assumptions",
-    "described",
-    "figure",
-    "in_words",
-    "kind_in_words",
-    "limits",
-    "mechanisms_in",
-    "risks",
-    "safe",
-]
 
 RELATIONS = {
     "add_or_remove_one": "add or remove one record: two data sets are neighbours if one of them is the other with one "
@@ -48,7 +26,7 @@ UNIT = {
     "user": "One user: all examples of a user together, which the run sampled and clipped as one.",
 }
 """What neighbouring data sets differ in."""
-_PERSONS = {
+PERSONS = {
     "record": (
         "It says nothing about a person with several records. Such a person has a weaker guarantee than one record "
         "has.",
@@ -62,7 +40,7 @@ _PERSONS = {
         "somebody whose examples were never used.",
     ),
 }
-_LIMITS = (
+LIMITS = (
     "It covers the outputs listed on this page, and nothing else. A training loss, validation scores on private data, "
     "counts of clipped gradients, logs, running times and earlier releases from the same data are not covered.",
     "It does not compose by itself. Another release from the same data needs an account of both together.",
@@ -136,11 +114,6 @@ def about(unit: str, text: str) -> str:
     return text.replace("record", unit)
 
 
-def limits(unit: str) -> list[str]:
-    """What no claim says."""
-    return [*_PERSONS[unit], *_LIMITS]
-
-
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
     """A mechanism and all that it is made of."""
     yield mechanism
@@ -160,12 +133,6 @@ def assumptions(
         elif kind == "bound":
             found.append("The answer is a theorem's upper bound. The true epsilon may be smaller.")
     return found
-
-
-def kind_in_words(kind: str) -> str:
-    """A kind with its meaning."""
-    meaning = KINDS.get(kind.split(":")[0], "")
-    return f"{kind}: {meaning}" if meaning else "none"
 
 
 def figure(claim: Claim) -> str:
@@ -257,8 +224,3 @@ def risks(readings: Readings, relation: str) -> list[str]:
         f"{percent(float(readings.advantage.upper))} for every attacker. 0 % is no leak, 100 % is certainty."
     )
     return found
-
-
-def described(status: str, kind: str) -> str:
-    """A status with its sentence."""
-    return f"{status}: {explain(status, kind or 'certified')}"

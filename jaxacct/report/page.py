@@ -1,0 +1,243 @@
+"""The page: its pieces, each as HTML and as Markdown.  Text in a piece is plain, and is escaped when it is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+_STYLE = """
+* { box-sizing: border-box }
+body { margin: 0; background: #eef0f2; color: #1d232a; line-height: 1.5;
+  font-family: "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif }
+main { max-width: 800px; margin: 24px auto; background: #fff; padding: 40px 48px; border: 1px solid #d8dde2;
+  border-radius: 4px }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .4rem }
+h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; padding-bottom: .2rem; border-bottom: 1px solid #d8dde2 }
+h3 { font-size: 1.02rem; margin: 1.2rem 0 .3rem }
+p { margin: .5rem 0 }
+ul { margin: .4rem 0; padding-left: 1.3rem }
+li { margin: .35rem 0 }
+h1, h2, h3, p, li, dd, strong { overflow-wrap: anywhere }
+.n { white-space: nowrap }
+.claim { border-left: 6px solid #1d7a46; background: #eff7f2; padding: 14px 20px; margin: 1rem 0 }
+.claim.stop { border-color: #b3261e; background: #fcefee }
+.claim b { display: block; font-size: .86rem; color: #4a545e }
+.claim strong { display: block; font-size: 1.45rem; line-height: 1.3; margin: .1rem 0 .4rem }
+dl { display: grid; grid-template-columns: 12rem 1fr; gap: .35rem 1rem; margin: .6rem 0 }
+dt, .note, th, figcaption { color: #4a545e }
+dd { margin: 0 }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; width: 100%; font-size: .86rem; margin: .4rem 0 }
+.note { font-size: .88rem }
+figcaption { font-size: .88rem }
+th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid #e3e7ea;
+  max-width: 26rem; overflow-wrap: break-word }
+tr.stop td { color: #b3261e }
+figure { margin: 1rem 0 }
+figure svg { display: block; width: 100%; max-width: 600px; height: auto }
+pre { background: #f3f5f7; padding: 12px 14px; font: .84rem/1.5 ui-monospace, Menlo, Consolas, monospace;
+  white-space: pre-wrap; overflow-wrap: anywhere }
+.blanks { display: grid; grid-template-columns: repeat(3, 1fr); gap: 24px; margin-top: 56px }
+.blanks span { border-top: 1px solid #1d232a; padding-top: 4px; font-size: .85rem; color: #4a545e }
+@media screen and (max-width: 640px) {
+  main { margin: 0; padding: 20px 16px; border: 0 }
+  dl { grid-template-columns: 1fr; gap: 0 }
+  dd { margin-bottom: .5rem }
+  .claim { padding: 12px 14px }
+  .claim strong { font-size: 1.2rem }
+  .blanks { grid-template-columns: 1fr; gap: 48px }
+  figure svg text { font-size: 19px }
+}
+@page { size: A4; margin: 15mm }
+@media print {
+  html { font-size: 9.5pt }
+  body { background: #fff; line-height: 1.36 }
+  main { max-width: none; margin: 0; padding: 0; border: 0 }
+  h2 { margin-top: 1.2rem }
+  h2, h3 { break-after: avoid }
+  li { margin: .15rem 0 }
+  dl { gap: .12rem 1rem; grid-template-columns: 15rem 1fr }
+  .claim { padding: 8px 14px; margin: .6rem 0 }
+  pre { padding: 6px 10px }
+  .wide { overflow: visible }
+  th, td { overflow-wrap: anywhere; min-width: 3.4rem }
+  figure svg { max-width: 330px }
+  .blanks { margin-top: 44px }
+  figure, .claim, tr, li, pre, dl, .blanks { break-inside: avoid }
+  .blanks { break-before: avoid }
+  .page { break-before: page }
+  thead { display: table-header-group }
+  * { -webkit-print-color-adjust: exact; print-color-adjust: exact }
+}
+"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""What a browser may load: nothing but the style in the page."""
+
+
+def html(title: str, blocks: Sequence[Block]) -> str:
+    """The page as one HTML file, for a screen of any width and for paper."""
+    body = "\n".join(block.html() for block in blocks)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{_plain(title)}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """The page as Markdown."""
+    return "\n\n".join(block.markdown() for block in blocks) + "\n"
+
+
+class Heading(NamedTuple):
+    """A title; level 1 is the page's, 2 a section's, 3 a part's."""
+
+    text: str
+    level: int = 2
+    new_page: bool = False
+
+    def html(self) -> str:
+        page = ' class="page"' if self.new_page else ""
+        return f"<h{self.level}{page}>{_text(self.text)}</h{self.level}>"
+
+    def markdown(self) -> str:
+        return f"{'#' * self.level} {_marked(self.text)}"
+
+
+class Paragraph(NamedTuple):
+    """Running text."""
+
+    text: str
+
+    def html(self) -> str:
+        return f"<p>{_text(self.text)}</p>"
+
+    def markdown(self) -> str:
+        return _marked(self.text)
+
+
+class Statement(NamedTuple):
+    """The claim, or why there is none; may : whether it may be claimed."""
+
+    label: str
+    figure: str
+    text: str
+    may: bool
+
+    def html(self) -> str:
+        label, figure, text = map(_text, self[:3])
+        return f'<div class="claim{"" if self.may else " stop"}"><b>{label}</b><strong>{figure}</strong>{text}</div>'
+
+    def markdown(self) -> str:
+        label, figure, text = map(_marked, self[:3])
+        return f"> {label}\n>\n> **{figure}**\n>\n> {text}"
+
+
+class Items(NamedTuple):
+    """A list."""
+
+    texts: Sequence[str]
+
+    def html(self) -> str:
+        return "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in self.texts) + "</ul>"
+
+    def markdown(self) -> str:
+        return "\n".join(f"- {_marked(text)}" for text in self.texts)
+
+
+class Facts(NamedTuple):
+    """Names with what they are."""
+
+    pairs: Sequence[tuple[str, str]]
+
+    def html(self) -> str:
+        return "<dl>" + "".join(f"<dt>{_text(a)}</dt><dd>{_text(b)}</dd>" for a, b in self.pairs) + "</dl>"
+
+    def markdown(self) -> str:
+        return "\n".join(f"- {_marked(a)}: {_marked(b)}" for a, b in self.pairs)
+
+
+class Rows(NamedTuple):
+    """A table.  stop : rows, by number, of which nothing may be claimed."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    stop: frozenset[int] = frozenset()
+
+    def html(self) -> str:
+        head = "".join(f"<th>{_text(name)}</th>" for name in self.header)
+        body = ""
+        for number, row in enumerate(self.rows):
+            mark = ' class="stop"' if number in self.stop else ""
+            body += f"<tr{mark}>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
+        return (
+            f'<p class="note">{_text(self.caption)}</p><div class="wide"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+    def markdown(self) -> str:
+        lines = [f"| {' | '.join(_marked(cell) for cell in row)} |" for row in (self.header, *self.rows)]
+        lines.insert(1, f"| {' | '.join(['---'] * len(self.header))} |")
+        return f"{_marked(self.caption)}\n\n" + "\n".join(lines)
+
+
+class Picture(NamedTuple):
+    """An SVG of our own, what it shows for those who do not see it, and the words below it."""
+
+    svg: str
+    description: str
+    caption: str
+
+    def html(self) -> str:
+        named = self.svg.replace('role="img"', f'role="img" aria-label="{_plain(self.description)}"', 1)
+        return f"<figure>{named}<figcaption>{_text(self.caption)}</figcaption></figure>"
+
+    def markdown(self) -> str:
+        return f"{_marked(self.caption)}\n\n{_marked(self.description)}"
+
+
+class Code(NamedTuple):
+    """Command lines."""
+
+    lines: Sequence[str]
+
+    def html(self) -> str:
+        return "<pre>" + escape("\n".join(self.lines)) + "</pre>"
+
+    def markdown(self) -> str:
+        return "\n".join(f"    {line}" for line in self.lines)
+
+
+class Blanks(NamedTuple):
+    """Lines to be filled in by hand."""
+
+    names: Sequence[str]
+
+    def html(self) -> str:
+        return '<div class="blanks">' + "".join(f"<span>{_text(name)}</span>" for name in self.names) + "</div>"
+
+    def markdown(self) -> str:
+        return "\n\n".join(f"{_marked(name)}: {'.' * 40}" for name in self.names)
+
+
+Block = Heading | Paragraph | Statement | Items | Facts | Rows | Picture | Code | Blanks
+
+
+def _text(text: str) -> str:
+    """Plain text as HTML; formulas get their signs, and numbers such as 1e-05 stay on one line."""
+    return re.sub(r"\d[\d.]*e-\d+", r'<span class="n">\g<0></span>', _plain(text))
+
+
+def _plain(text: str) -> str:
+    """Plain text as it may stand in an attribute or a title."""
+    return escape(text.replace("<=", "≤").replace(" %", "\u00a0%"))
+
+
+def _marked(text: str) -> str:
+    """Plain text as Markdown: what Markdown or HTML would take for a sign of its own, or for a link, is escaped."""
+    marked = re.sub(r"([\\`*_\[\]|~#]|:(?=//)|(?<=www)\.)", r"\\\1", text.replace("<=", "≤"))
+    return escape(marked, quote=False)

@@ -1,0 +1,641 @@
+"""What a page is about: a ledger, a plan, a mechanism or rows of a result, each from an object or from a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxacct.accounting import account
+from jaxacct.core.bounds import Bounds, explain
+from jaxacct.core.validation import DELTA, LARGEST_COUNT, RELATIONS, InputError, check_one, choice, shown
+from jaxacct.interop.documents import FORMAT, from_json, to_json
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.combinators import Composed
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described
+from jaxacct.report.claim import Claim, down, up
+from jaxacct.report.page import Rows
+from jaxacct.report.wording import (
+    CHOICE_NOTE,
+    FILTER_NOTE,
+    GENERAL,
+    TRAINING,
+    USERS,
+    about,
+    mechanisms_in,
+    safe,
+)
+from jaxacct.selection import AdaptiveSelection, Selection, select
+from jaxacct.sweeps import Table, read_table, samplings
+from jaxacct.sweeps import repetitions as laws
+from jaxacct.sweeps.columns import WHOLE
+from jaxacct.sweeps.grid import INPUTS
+from jaxacct.sweeps.result_files import ENDINGS
+from jaxacct.training import Ledger, Plan
+from jaxacct.training.plan.plan import load
+
+SAMPLING = {
+    "poisson": "Poisson-sampled batches",
+    "truncated_poisson": "Poisson-sampled batches, cut to a uniform subset where they are too large",
+    "random_allocation": "one round, in which each record is in the batch of one random slot",
+    "without_replacement": "batches of one size without replacement",
+    "fixed_batches": "one pass over fixed batches",
+}
+"""How a batch is drawn, in words."""
+_DELTAS = np.geomspace(1e-10, 0.3, 14)
+"""Where the promise of a Renyi filter is read, for its risks."""
+_LONGEST = 600
+"""Characters of a mechanism that a page shows."""
+_LONGEST_DOCUMENT = 2**24
+"""Bytes up to which a file may be a plan or a mechanism; a longer one is a ledger."""
+_MOST_RELEASES = 500
+"""Kinds of release that a page lists."""
+_MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
+"""Rows in the table and rows told in detail where none are asked for; rows that may be asked for, a page each."""
+_SHOWN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps", "cap", "group", "repetitions")
+"""Columns of a result that the page shows, where they are there."""
+
+Tick = Callable[[str], None]
+"""Shows progress; it is told of each piece of work before this is done."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What a page is about.
+
+    what : what was read, in words.  summary : one sentence on what happened, or would happen.
+    claims : those to be told in detail.  spent : every mechanism, as a table.
+    details : names and what they are, for each claim.
+    mechanisms : all that takes part, for the assumptions.  assumed : assumptions of its own.
+    verify : command lines, or lines of Python, that check the claims.  note : what they do not check.
+    unit : what neighbours differ in, "record" or "user".  path, sha256 : the file that was read, and its digest.
+    """
+
+    what: str
+    summary: str
+    claims: Sequence[Claim]
+    spent: Rows
+    details: Sequence[Sequence[tuple[str, str]]]
+    mechanisms: Sequence[Mechanism]
+    assumed: Sequence[str]
+    verify: Sequence[str]
+    note: str = ""
+    unit: str = "record"
+    path: str = ""
+    sha256: str = ""
+
+
+def subject_of(
+    source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None, tick: Tick
+) -> Subject:
+    """The subject of an object or of a file; InputError where there is none, or the file changes while it is read."""
+    kind = _kind(source)
+    if delta is not None and kind in ("result", "plan"):
+        raise InputError(f"delta is for a ledger or a mechanism; a {kind} has its own")
+    if relation is not None and kind != "mechanism":
+        raise InputError(f"relation is for a mechanism; a {kind} has its own")
+    if rows is not None and kind != "result":
+        raise InputError("rows is for the result of a sweep; leave it out")
+    in_file = isinstance(source, str | os.PathLike)
+    path = os.fsdecode(source) if in_file else ""
+    before = _digest(path) if in_file else ""
+    if in_file and kind == "ledger":
+        _refuse_open(path)
+    if in_file and kind in ("ledger", "result"):
+        tick(f"reading the {kind}")
+    if kind == "ledger":
+        found = _of_ledger(Ledger.read(path) if in_file else source, delta, tick, path)
+    elif kind == "result":
+        found = _of_table(read_table(path) if in_file else source, rows, tick, path)
+    else:
+        text = Path(path).read_text(encoding="utf-8") if in_file else ""
+        try:
+            if kind == "plan":
+                found = _of_plan(Plan.from_json(text) if in_file else source, tick, path)
+            else:
+                mechanism = from_json(text) if in_file else source
+                found = _of_mechanism(mechanism, delta, relation or "add_or_remove_one", tick, path)
+        except InputError as error:
+            raise (InputError(f"{path}: {error}") if in_file else error) from None
+    if in_file and _digest(path) != before:
+        raise InputError(f"{path}: was changed while it was read; make the report when nothing writes to it")
+    return dataclasses.replace(found, path=path, sha256=before)
+
+
+def _kind(source: Any) -> str:
+    """Whether a source is a "ledger", "result", "plan" or "mechanism"; any other file is taken for a ledger."""
+    for kind, word in ((Ledger, "ledger"), (Plan, "plan"), (Table, "result"), (Mechanism, "mechanism")):
+        if isinstance(source, kind):
+            return word
+    if not isinstance(source, str | os.PathLike) or not os.fspath(source):
+        raise InputError(
+            f"subject = {shown(source)} must be a Ledger, a Plan, a Table, a Mechanism or the path of a file"
+        )
+    path = Path(os.fsdecode(source))
+    if path.suffix.lower() in ENDINGS:
+        return "result"
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: cannot be read: it is a folder, a pipe or a device; give the path of a file")
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LONGEST_DOCUMENT + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        node = load(text.decode()) if len(text) <= _LONGEST_DOCUMENT else None
+    except ValueError:
+        node = None
+    form = node.get("format") if isinstance(node, dict) else None
+    return {"jaxacct.plan": "plan", FORMAT: "mechanism"}.get(str(form), "ledger")
+
+
+def _digest(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _quoted(path: str) -> str:
+    """A path as a word of a command line, which no command takes for an option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
+
+
+def counted(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Rows:
+    """A table of releases, cut at a stated limit."""
+    if len(rows) > _MOST_RELEASES:
+        caption += f" The first {_MOST_RELEASES:,} of {len(rows):,} kinds are shown; epsilon counts all."
+    return Rows(caption, header, rows[:_MOST_RELEASES])
+
+
+def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick: Tick, path: str) -> Subject:
+    """The subject of one configuration, at a delta."""
+    if delta is None:
+        raise InputError("delta is missing; a mechanism has none of its own, give one such as 1e-5")
+    at = check_one("delta", delta, DELTA, "a report has one")
+    choice("relation", relation, RELATIONS)
+    if batch_shape(mechanism):
+        raise InputError(
+            f"the mechanism of shape {batch_shape(mechanism)} must be one configuration; report one by one"
+        )
+    tick("epsilon of the mechanism")
+    bounds = account.epsilon(mechanism, at, relation=relation)
+    claim = Claim("One release of the mechanism", "epsilon", at, relation, bounds, mechanism)
+    parts = mechanism.inside() if isinstance(mechanism, Composed) else [mechanism]
+    ask = f'b = ja.epsilon(m, {at!r}, relation="{relation}")'
+    check = f'print(b, ja.verify(m, b, delta={at!r}, relation="{relation}"))'
+    lines = ["import jaxacct as ja", *_made(mechanism), ask, check]
+    if path:
+        read = f"from jaxacct.interop import from_json; m = from_json(open({path!r}).read())"
+        code = f"import jaxacct as ja; {read}; {ask}; {check}"
+        lines = [f"sha256sum {_quoted(path)}", f"python -c {shlex.quote(code)}"]
+    return Subject(
+        "a mechanism",
+        "This is the description of a mechanism. Nothing on this page says that it was carried out.",
+        [claim],
+        Rows("The mechanism, and what it is made of.", ["mechanism"], [[_typed(one)] for one in parts]),
+        [[]],
+        [mechanism],
+        GENERAL,
+        lines,
+    )
+
+
+def _typed(mechanism: Mechanism) -> str:
+    """A mechanism with every digit of its numbers; a very long one is cut."""
+    with np.printoptions(floatmode="unique", threshold=40):
+        text = safe(repr(mechanism))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... (cut)"
+
+
+def _made(mechanism: Mechanism) -> list[str]:
+    """Lines of Python that make the mechanism again, to the last digit."""
+    text = repr(mechanism)
+    if "array(" not in text and len(text) <= _LONGEST:
+        return [f"m = {safe(text)}"]
+    try:
+        saved = to_json(mechanism)
+    except InputError:
+        saved = ""
+    if 0 < len(saved) <= _LONGEST:
+        return ["from jaxacct.interop import from_json", f"m = from_json({saved!r})"]
+    return ["m = ...  # the mechanism, which this page cannot write down"]
+
+
+def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
+    """A plan that was not run, at its own delta."""
+    tick("epsilon of the plan")
+    bounds, mechanism, profile = plan.epsilon, plan.mechanism, None
+    if plan.repetitions is not None:
+        mechanism = select(mechanism, plan.repetitions, candidates=plan.candidates)
+    if plan.filter and np.isfinite(bounds.upper):
+        profile = tuple((plan.filter.epsilon(float(d)), float(d)) for d in _DELTAS)
+    of = None if plan.filter else mechanism
+    title = "The plan, if it is carried out as written"
+    claim = Claim(title, "epsilon", plan.target_delta, plan.relation, bounds, of, profile=profile)
+    target = (
+        "It was asked to stay within no target."
+        if plan.target_epsilon is None
+        else f"Its target is epsilon {plan.target_epsilon!r} at delta {plan.target_delta!r}."
+    )
+    what = "Every release of one candidate of the plan" if plan.repetitions is not None else "Every release of the plan"
+    header = ["what would be released", "noise multiplier", "sampling probability", "how often"]
+    releases = [_release(plan, "Gaussian noise, ", *item) for item in plan.whole.items()]
+    return Subject(
+        "a plan that was not run",
+        f"This is a plan. Nothing on this page says that it was carried out. {target} What a run has spent is in its "
+        "ledger, and needs a report of its own.",
+        [claim],
+        counted(f"{what}. Equal ones are counted together.", header, releases),
+        [_numbers_of_plan(plan)],
+        [mechanism],
+        _assumed_of_plan(plan),
+        _checks_of_plan(plan, path),
+        FILTER_NOTE if plan.filter else CHOICE_NOTE if plan.repetitions is not None else "",
+        plan.unit,
+    )
+
+
+def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
+    """The plan in numbers; with a schedule they are averages."""
+    average = " (average)" if len(plan.segments) > 1 else ""
+    facts = [
+        (f"{plan.unit.capitalize()}s in the data", f"{plan.dataset_size:,}"),
+        ("Steps", f"{plan.steps:,}"),
+        (f"Expected batch size{average}", f"{plan.expected_batch_size:.10g}"),
+        *([("Largest batch", f"{plan.cap:,}")] if plan.cap else []),
+        *([("Slots of a round", f"{plan.slots:,}")] if plan.slots else []),
+        (f"Noise multiplier{average}", repr(plan.noise_multiplier)),
+    ]
+    if plan.repetitions is not None:
+        facts.append(("Candidates", f"{plan.candidates}, their number K by {plan.repetitions!r}"))
+    return facts
+
+
+def _release(plan: Plan, what: str, release: Any, count: int) -> list[str]:
+    """A kind of release as cells of a table."""
+    numbers = repr(release.noise_multiplier), repr(release.sampling_probability), f"{count:,}"
+    return [about(plan.unit, f"{what}{SAMPLING[release.sampling]}"), *numbers]
+
+
+def _assumed_of_plan(plan: Plan) -> list[str]:
+    found = [about(plan.unit, text) for text in TRAINING]
+    found.append(f"The number of {plan.unit}s, {plan.dataset_size:,}, is public.")
+    if plan.unit == "user":
+        found.append(USERS)
+    if plan.filter:
+        found.append(
+            f"Later settings may depend on the data. A Renyi filter of order {plan.filter.order:g} bounds every path."
+        )
+    else:
+        found.append("No setting, and not the end of the run, is chosen by looking at the data or at its outputs.")
+    if plan.repetitions is not None:
+        found.append(f"The number of candidates K has the law {plan.repetitions!r}, fixed beforehand.")
+    return found
+
+
+def _checks_of_plan(plan: Plan, path: str) -> list[str]:
+    """Lines that derive the claim again, and verify it where the second program covers it."""
+    code = f"p = Plan.from_json(open({path or 'plan.json'!r}).read()); print(p.epsilon)"
+    if plan.filter is None and plan.repetitions is None:
+        code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
+    python = f"python -c {shlex.quote(f'import jaxacct as ja; from jaxacct.training import Plan; {code}')}"
+    return [f"sha256sum {_quoted(path)}", python] if path else [python]
+
+
+def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Subject:
+    """A ledger, epsilon derived again from its entries, at a delta that is by default the last plan's."""
+    at = ledger.plan.target_delta if delta is None else check_one("delta", delta, DELTA, "a report has one")
+    tick("epsilon of the entries")
+    names = list(ledger.runs)
+    several = len(names) > 1
+    bounds = ledger.epsilon(at)
+    relation = ledger.plan.relation
+    filtered = any(line.plan.filter for headers in ledger.headers.values() for line in headers)
+    profile = None
+    if filtered:  # a filter promises epsilon at every delta
+        promised = ((float(ledger.epsilon(float(d)).upper), float(d)) for d in _DELTAS)
+        profile = tuple((e, d) for e, d in promised if np.isfinite(e))
+    title = "All runs of the ledger together" if several else f"The run “{safe(names[0])}”"
+    mechanism = None if filtered else ledger.spent()
+    claims = [Claim(title, "epsilon", at, relation, bounds, mechanism, True, _candidate(ledger), profile)]
+    steps = sum(len(spent.numbers) for spent in ledger.runs.values())
+    who = sorted({safe(line.by) for headers in ledger.headers.values() for line in headers if line.by})
+    others = sum(len(spent.noted) for spent in ledger.runs.values())
+    inside = (one for spent in ledger.runs.values() for other in spent.others for one in mechanisms_in(other))
+    choice_noted = any(isinstance(one, Selection | AdaptiveSelection) for one in inside)
+    also = f" and {others:,} other release{'s' if others > 1 else ''}" if others else ""
+    summary = (
+        f"{len(names)} run{'s' if several else ''} with {steps:,} training steps{also} {'have' if several else 'has'} "
+    )
+    summary += f"been noted{' by ' + ', '.join(who) if who else ''}. Epsilon was derived again from the entries."
+    name = _quoted(path or str(ledger.path))
+    return Subject(
+        "a ledger of training runs",
+        summary,
+        claims,
+        _spent(ledger, at),
+        [_target_kept(ledger)],
+        [ledger.spent(), *(line.plan.mechanism for headers in ledger.headers.values() for line in headers)],
+        _assumed_of_ledger(ledger, at),
+        [f"sha256sum {name}", *(f"jaxacct {word} {name} --delta {at!r}" for word in ("ledger show", "verify"))],
+        FILTER_NOTE if filtered else CHOICE_NOTE if choice_noted else "",
+        ledger.plan.unit,
+    )
+
+
+def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
+    """What the last plan asked for, and whether it was kept."""
+    plan = ledger.plan
+    if plan.target_epsilon is None:
+        return [("Target of the plan", "none")]
+    target = f"epsilon {plan.target_epsilon!r} at delta {plan.target_delta!r}"
+    spent = ledger.epsilon(plan.target_delta)
+    kept = bool(spent.ok) and bool(spent.upper <= plan.target_epsilon)
+    return [("Target of the plan", f"{target}: {'kept' if kept else 'not kept by all that the ledger holds'}")]
+
+
+def _refuse_open(path: str) -> None:
+    """Refuse a ledger that another process holds for writing, where the system has such locks."""
+    if os.name != "posix":
+        return
+    import fcntl
+
+    try:
+        with Path(path).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{path}: another process is writing it; make the report when the run has ended") from None
+    except OSError:
+        return  # a file system without such locks
+
+
+def _candidate(ledger: Ledger) -> str:
+    """Why steps of one candidate of a private choice are no claim; empty where there are none.
+
+    A candidate that was chosen by its score costs more than its own steps: the choice depends on the data, too.
+    """
+    for name, spent in ledger.runs.items():
+        plan = ledger.headers[name][-1].plan
+        if plan.repetitions is not None and (spent.numbers or spent.torn):
+            return (
+                f"The plan of the run “{safe(name)}” is for one candidate of a private choice, and what the "
+                f"choice costs is not in its steps. By the plan the whole tuning costs epsilon "
+                f"{_epsilon(plan.epsilon)} at delta = {plan.target_delta!r}. "
+                "Report the plan, or a ledger that holds the tuning as one release."
+            )
+    return ""
+
+
+def _spent(ledger: Ledger, delta: float) -> Rows:
+    """Every release that counts; of several runs also what each costs by itself."""
+    several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
+    for name, spent in ledger.runs.items():
+        lines = [_release(plan, "Gaussian noise, ", *item) for item in spent.releases.items()]
+        lines += [_release(plan, "not taken, but promised: ", *item) for item in ledger.promised(name).items()]
+        lines += [[f"{safe(repr(one.mechanism))[:300]} {safe(one.note)}".rstrip(), "", "", "1"] for one in spent.noted]
+        own = _epsilon(ledger.epsilon(delta, run=name)) if several else ""
+        for place, line in enumerate(lines):
+            rows.append([safe(name), *line, *([own if place == 0 else "as above"] if several else [])])
+    header = ["run", "what was released", "noise multiplier", "sampling probability", "how often"]
+    header += ["epsilon of the run"] if several else []
+    return counted("Every release that counts. Equal ones are counted together.", header, rows)
+
+
+def _epsilon(bounds: Bounds) -> str:
+    upper = float(bounds.upper)
+    return f"<= {up(upper, 6)} ({bounds.kind})" if bool(bounds.ok) and np.isfinite(upper) else f"none ({bounds.status})"
+
+
+def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
+    unit = ledger.plan.unit  # one of all runs: others are not added up
+    sizes = sorted({f"{line.plan.dataset_size:,}" for headers in ledger.headers.values() for line in headers})
+    found = [
+        *(about(unit, text) for text in TRAINING),
+        "The ledger holds everything that was released. Its checksums tell damage and lost lines. They are no "
+        "signature, and do not stop anybody who rewrites the file.",
+        "Entries with equal fingerprints released the same output, to the last bit. They count once.",
+        f"The number of {unit}s is public ({', '.join(sizes)}).",
+    ]
+    if unit == "user":
+        found.append(USERS)
+    for name, spent in ledger.runs.items():
+        run = f"In the run “{safe(name)}” "
+        if spent.torn:
+            found.append(
+                f"{run}{spent.torn} step(s) were cut off in the file. Each counts as the most it can have been."
+            )
+        if spent.again:
+            found.append(f"{run}{spent.again} step(s) were repeated with other randomness. They count again.")
+        if spent.same:
+            found.append(f"{run}{spent.same} step(s) were repeated exactly. They count once.")
+        plans = [line.plan for line in ledger.headers[name]]
+        if any(plan.filter for plan in plans):
+            found.append(f"{run}later settings may depend on the data. A Renyi filter bounds every path.")
+        else:
+            found.append(f"{run}no setting was chosen by looking at the data or at outputs of the run.")
+        if ledger.promised(name):
+            found.append(_seen(ledger, name))
+        elif name in ledger.unfinished(name):
+            found.append(_early(ledger, name, delta))
+    return found
+
+
+def _seen(ledger: Ledger, name: str) -> str:
+    """Why more counts than the steps that were taken."""
+    looks, spent, plan = ledger.runs[name].looks, ledger.runs[name], ledger.headers[name][-1].plan
+    text = f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
+    if not ledger.headers[name][-1].told:
+        return (
+            f"{text}An earlier release wrote it, which did not note whether outputs were seen. The whole plan counts."
+        )
+    if looks is None:
+        return f"{text}It left an earlier plan after its outputs were seen. That plan counts to its end."
+    return (
+        f"{text}Its outputs could be seen from step {looks.step:,} on, and may have decided where it ended. So it "
+        f"counts as far as it would have gone by itself, to step {looks.until:,}."
+    )
+
+
+def _early(ledger: Ledger, name: str, delta: float) -> str:
+    """What an early end means, with what covers one that the data decided."""
+    spent, plan = ledger.runs[name], ledger.headers[name][-1].plan
+    text = (
+        f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
+        f"This report assumes that neither the data nor its outputs decided where it ended."
+    )
+    whole = _epsilon(ledger.epsilon(delta, whole=True))
+    return f"{text} If they did, the whole plan counts: epsilon {whole} at delta = {delta!r}."
+
+
+def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -> Subject:
+    """Rows of a result, each derived again; `rows`, from 0, are told in detail, by default the first few."""
+    listed, detailed = _chosen(len(table), rows)
+    claims = []
+    for row in listed:
+        tick(f"row {row}")
+        claims.append(_claim(table, row))
+    told = [claim for row, claim in zip(listed, claims, strict=True) if row in detailed]
+    inputs = [name for name in INPUTS if name in table.columns]
+    cells = [[(name, _cell(name, table[name][row])) for name in inputs] for row in detailed]
+    details = [[(name.replace("_", " ").capitalize(), c) for name, c in row if c != "none"] for row in cells]
+    stop = frozenset(place for place, claim in enumerate(claims) if not claim.may_be_claimed)
+    name = _quoted(path)
+    return Subject(
+        "the result of a sweep",
+        f"The file has {len(table):,} row{'s' if len(table) > 1 else ''}, one configuration of DP-SGD each. "
+        "It says what such a run would cost. Nothing on this page says that one was carried out.",
+        told,
+        _overview(table, listed, claims, stop, rows is not None),
+        details,
+        [claim.mechanism for claim in claims if claim.mechanism is not None],
+        TRAINING,
+        [f"sha256sum {name}", f"jaxacct verify {name}"] if path else ["jaxacct verify result.csv"],
+        CHOICE_NOTE if "repetitions" in table.columns and any(table["repetitions"][listed]) else "",
+    )
+
+
+def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]]:
+    """(rows in the table, rows in detail)."""
+    if size == 0:
+        raise InputError("the result has no rows; there is nothing to report")
+    if rows is None:
+        return list(range(min(size, _MOST_SHOWN))), list(range(min(size, _MOST_DETAILED)))
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        raise InputError(f"rows = {shown(rows)} must be row numbers, such as [0, 2]")
+    chosen = list(dict.fromkeys(rows))
+    for row in chosen:
+        if isinstance(row, bool | np.bool_) or not isinstance(row, int | np.integer):
+            raise InputError(f"rows: {shown(row)} must be a whole number; rows are counted from 0")
+    if not 0 < len(chosen) <= _MOST_ASKED:
+        raise InputError(f"rows: {len(chosen)} were asked for, limit {_MOST_ASKED}; make several reports")
+    for row in chosen:
+        if not 0 <= row < size:
+            raise InputError(f"rows: {row} must be >= 0 and < {size}; rows are counted from 0")
+    return chosen, chosen
+
+
+def _claim(table: Table, row: int) -> Claim:
+    """One row, held against what its own parameters give now."""
+    cells = {name: column[row] for name, column in table.columns.items()}
+    quantity = "delta" if str(cells["quantity"]) == "delta" else "epsilon"
+    asked = "epsilon" if quantity == "delta" else "delta" if str(cells["quantity"]) == "epsilon" else "target_delta"
+    given = float(cells.get(asked, math.nan))
+    relation, label = str(cells["relation"]), f"Row {row}"
+    if cells.get("name"):
+        label += f" of “{safe(str(cells['name']))}”"
+    bounds, trouble = _stated(cells)
+    mechanism = None
+    if not trouble and relation not in RELATIONS:
+        trouble = "Its neighbouring relation is not one that jaxacct knows."
+    needed = (asked, "noise_multiplier", "sampling_probability", "steps")
+    missing = [name for name in needed if math.isnan(float(cells.get(name, math.nan)))]
+    if not trouble and missing and bounds is not None and bounds.ok:
+        trouble = f"The row has no {missing[0].replace('_', ' ')}."
+    if not trouble and not missing:
+        try:
+            mechanism = _mechanism(cells)
+        except (InputError, ValueError, KeyError) as error:
+            trouble = f"Its parameters describe no run: {safe(str(error))[:200]}"
+    claim = Claim(label, quantity, given, relation, bounds, mechanism, False, trouble)
+    if not claim.may_be_claimed or mechanism is None:
+        return claim
+    return _compared(claim, mechanism)
+
+
+def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
+    """The bracket that the file states, and what is wrong with it."""
+    low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
+    kind, status = safe(str(cells.get("kind", ""))), str(cells.get("status", ""))
+    without = math.isnan(high) and not kind  # a row without an answer has no kind
+    try:
+        return Bounds(
+            low, middle, high, "certified" if without else kind, status, safe(str(cells.get("engine", "")))
+        ), ""
+    except (ValueError, InputError):
+        return None, f"The row of the file is no bracket that jaxacct writes (status {safe(status)[:60]!r})."
+
+
+def _mechanism(cells: dict[str, Any]) -> Mechanism:
+    _refuse_other_batches(cells)
+    run = samplings.run_of_row(cells)
+    word = str(cells.get("repetitions", ""))
+    if not word:
+        return run
+    numbers = {name: float(cells[name]) for name in laws.LAWS[word]}
+    return select(run, laws.law(word, numbers))
+
+
+def _refuse_other_batches(cells: dict[str, Any]) -> None:
+    """Refuse a batch size, slots or epochs, on the page, that do not give the sampling probability and the steps."""
+    stated = {name: float(cells[name]) for name in NUMBERS if not math.isnan(float(cells.get(name, math.nan)))}
+    sources = {name: other for name, *others in (RATES, LENGTHS) for other in others if {name, other} <= stated.keys()}
+    given = {name: number for name, number in stated.items() if name not in sources}
+    exact = described(given, str(cells.get("sampling", "")) or "poisson", int(stated.get("group", 1)))
+    for name, source in sources.items():
+        most = math.inf if name == "steps" else exact[name] * (1.0 + 1e-12)
+        if not exact[name] * (1.0 - 1e-12) <= stated[name] <= most:
+            raise InputError(f"{name} = {stated[name]!r} is not {exact[name]!r}, which follows from {source}")
+
+
+def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
+    """The claim with the larger of both upper ends; nothing to claim where the two brackets have no point in common.
+
+    All else that is stated of the bracket, its lower end, kind and status, is what was derived.
+    """
+    assert claim.bounds is not None
+    ask = account.delta if claim.quantity == "delta" else account.epsilon
+    fields = {name: getattr(claim, name) for name in ("title", "quantity", "given", "relation", "mechanism")}
+    try:
+        again = ask(mechanism, claim.given, relation=claim.relation)
+    except InputError as error:
+        return Claim(**fields, bounds=claim.bounds, trouble=f"It cannot be derived again: {safe(str(error))[:200]}")
+    if not again.ok:
+        words = f"Its parameters give an answer of status {again.status!r} now. {explain(str(again.status))}"
+        return Claim(**fields, bounds=again, trouble=words)
+    if not (again.lower <= claim.bounds.upper and claim.bounds.lower <= again.upper):
+        words = (
+            f"The file says {claim.quantity} <= {up(claim.upper, 9)}, but its parameters give "
+            f"{down(float(again.lower), 9)} "
+            f"to {up(float(again.upper), 9)} now. The file was changed, or is not of these parameters."
+        )
+        return Claim(**fields, bounds=again, trouble=words)
+    upper = max(float(claim.bounds.upper), float(again.upper))
+    bounds = Bounds(again.lower, again.estimate, upper, again.kind, again.status, again.engine)
+    return Claim(**fields, bounds=bounds)
+
+
+def _overview(table: Table, listed: list[int], claims: list[Claim], stop: frozenset[int], asked: bool) -> Rows:
+    columns = [name for name in _SHOWN if name in table.columns]
+    rows = []
+    for row, claim in zip(listed, claims, strict=True):
+        cells = [str(row), *(_cell(name, table[name][row]) for name in columns)]
+        where = "epsilon" if claim.quantity == "delta" else "delta"
+        given = "none" if math.isnan(claim.given) else f"{where} = {claim.given!r}"
+        upper = f"{claim.quantity} <= {up(claim.upper, 6)}" if claim.may_be_claimed else "not to be claimed"
+        rows.append([*cells, upper, given, claim.kind or "none", claim.status or "unknown"])
+    caption = f"{len(listed):,} of {len(table):,} rows"
+    if not asked and len(listed) < len(table):
+        caption += f"; the limit is {_MOST_SHOWN}, choose others with --rows"
+    caption += ". Every figure that may be claimed was derived again from the row's parameters."
+    header = ["row", *(name.replace("_", " ") for name in columns), "claim", "at", "kind", "status"]
+    return Rows(caption, header, rows, stop)
+
+
+def _cell(name: str, value: Any) -> str:
+    """A cell in full: a run with a rounded noise multiplier could cost more than the page says."""
+    if isinstance(value, str):
+        return safe(value) or "none"
+    number = float(value)
+    if math.isnan(number):
+        return "none"
+    return f"{number:.0f}" if name in WHOLE and number.is_integer() and abs(number) <= LARGEST_COUNT else repr(number)
