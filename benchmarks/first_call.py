@@ -75,7 +75,7 @@ LINES = {
         JAXACCT + "ja.sweep", f"ja.sweep({str(ROOT / 'examples' / 'dpsgd_grid.toml')!r}, out='grid.csv')"
     ),
     "plot of profiles": Line(
-        "from jaxacct import cli\nfrom jaxacct.cli import plot",
+        "from jaxacct import cli\nfrom jaxacct.cli import files",
         "assert cli.main(line.split()) == 0",
         "line = 'plot grid.csv --kind profile --where ' + WHERE + ' --out profiles.png'",
         package="matplotlib",

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from jaxacct import cli
-from jaxacct.cli import commands, output
-from jaxacct.cli.arguments import COMMANDS, DESCRIPTION, EXAMPLE, UsageError, number, parse
+from jaxacct.cli import output
+from jaxacct.cli.arguments import COMMANDS, UsageError, number, parse
 from jaxacct.sweeps import solve
 
 GAUSSIAN = "--noise-multiplier 2 --sampling-probability 1 --steps 1"
@@ -255,7 +255,7 @@ def test_an_interrupt_is_one_line_and_130(capsys, monkeypatch):
     def interrupted(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "run", interrupted)
+    monkeypatch.setattr(cli, "run", interrupted)
     status, _, err = run(capsys, f"epsilon {GAUSSIAN} --delta 1e-5")
     assert (status, err) == (130, "jaxacct epsilon: interrupted\n")
 
@@ -265,8 +265,8 @@ def test_every_command_has_help_and_an_example_that_parses(capsys, command):
     with pytest.raises(SystemExit) as left:
         cli.main([command, "--help"])
     out = capsys.readouterr().out
-    assert left.value.code == 0 and DESCRIPTION[command].split()[0] in out
-    assert parse(EXAMPLE[command].split()[1:]).command == command
+    assert left.value.code == 0 and COMMANDS[command].description.split()[0] in out
+    assert parse(COMMANDS[command].example.split()[1:]).command == command
 
 
 def test_numbers_stay_exact():

@@ -21,11 +21,11 @@ from jaxacct import cli, selection
 from jaxacct.core.bounds import STATUSES
 from jaxacct.interop import to_json
 from jaxacct.report import Claim, report
-from jaxacct.report.claim import down, percent, up
+from jaxacct.report.claim import down, percent, safe, up
 from jaxacct.report.page import Code, Facts, Heading, Paragraph, Picture, Rows, html, markdown
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, _above, by_points
 from jaxacct.report.subjects import counted
-from jaxacct.report.wording import in_words, safe
+from jaxacct.report.wording import in_words
 from jaxacct.sweeps import Table, sweep
 from jaxacct.training import Ledger, Plan
 

@@ -5,7 +5,9 @@ Whatever needs JAX is imported when a command runs, so that help and mistyped op
 
 from __future__ import annotations
 
+import argparse
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -13,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from jaxacct.cli.arguments import UsageError, parse
+from jaxacct.cli.arguments import WHOLE_NUMBERS, UsageError, parse
 
 __all__ = ["command", "main"]
 
@@ -23,6 +25,13 @@ TERMINATED = 143
 """Exit status after SIGTERM: 128 and its number."""
 BROKEN_PIPE = 141
 """Exit status where the reader of standard output has gone: 128 and the number of SIGPIPE."""
+
+RUNS = {
+    **{name: ("questions", name) for name in ("risk", "select", "verify")},
+    **{name: ("files", name) for name in ("sweep", "merge", "plot", "ledger", "report")},
+    "warm": ("warm", "run"),
+}
+"""The file and function of each command; those that are not here are questions."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -55,14 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"
     try:
         options = parse(arguments)
-        from jaxacct.cli import commands, sweep
+        from jaxacct.cli import files
         from jaxacct.core.validation import InputError
 
         try:
-            sweep.join(options)  # before anything asks JAX for its devices
+            files.join(options)  # before anything asks JAX for its devices
             with warnings.catch_warnings():
                 warnings.showwarning = _shown(command, warnings.showwarning)
-                status = commands.run(options)
+                status = run(options)
             sys.stdout.flush()
             return status
         except InputError as error:
@@ -80,6 +89,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop_output()
         place = error.filename or "standard output: cannot be written"
         return _refuse(command, f"{place}: {error.strerror or error}")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run one parsed command and return its exit status."""
+    import numpy as np
+
+    from jaxacct.core.validation import InputError
+
+    for name in ("rtol", *WHOLE_NUMBERS):
+        value = getattr(options, name, None)
+        if np.ndim(value or 0):
+            raise InputError(f"{name} must be one number, not a list")
+        if name in WHOLE_NUMBERS and value is not None and not isinstance(value, int):
+            raise InputError(f"{name} = {value!r} must be a whole number")
+    module, name = RUNS.get(options.command, ("questions", "run"))
+    status: int = getattr(importlib.import_module(f"jaxacct.cli.{module}"), name)(options)
+    return status
 
 
 def _shown(command: str, usual: Any) -> Any:

@@ -8,7 +8,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,10 @@ from jaxacct.calibration.risk_targets import BESIDE, USUAL_FLOOR
 from jaxacct.core.bounds import explain
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
-from jaxacct.report.claim import down, up
-from jaxacct.sweeps import Plan, Table
+from jaxacct.report.claim import CLAIMABLE, down, up
+from jaxacct.sweeps import Table
 from jaxacct.sweeps.columns import ANSWER, WHOLE
 from jaxacct.sweeps.risks import target_of
-
-__all__ = ["row_numbers"]
-
-CLAIMABLE = ("certified", "bound")
-"""Kinds whose upper end may be claimed without a further assumption."""
 
 
 def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None) -> str:
@@ -79,12 +73,9 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
         lines += [("run", ", ".join(f"{name} = {value:.10g}" for name, value in derived))] if derived else []
     if row["engine"]:
         lines.append(("engine", str(row["engine"])))
-    lines += [("relation", str(row["relation"])), ("status", f"{row['status']}: {_explained(row)}")]
+    words = explain(str(row["status"]), str(row["kind"]) or "certified")
+    lines += [("relation", str(row["relation"])), ("status", f"{row['status']}: {words}")]
     return _block(lines)
-
-
-def _explained(row: dict[str, Any]) -> str:
-    return explain(str(row["status"]), str(row["kind"]) or "certified")
 
 
 def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
@@ -111,11 +102,6 @@ def summary_text(report: dict[str, Any]) -> str:
     return _block(lines)
 
 
-def plan(found: Plan) -> dict[str, Any]:
-    """What a sweep would do."""
-    return asdict(found)
-
-
 def plan_text(report: dict[str, Any]) -> str:
     """The plan for a person, and what its figures rest on."""
     number, total = report["shard"]
@@ -134,13 +120,9 @@ def plan_text(report: dict[str, Any]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 60
-        else f"{seconds / 60:.0f} min"
-        if seconds < 3600
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def block(report: dict[str, Any]) -> str:

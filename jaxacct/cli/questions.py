@@ -1,11 +1,15 @@
-"""`jaxacct epsilon`, `jaxacct delta` and `jaxacct calibrate`: each is a sweep of the configurations given."""
+"""The commands that ask: epsilon, delta, calibrate, risk and select; and the check of answers by the second program."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -14,43 +18,63 @@ from jaxacct.calibration.risk_targets import TARGETS
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
 from jaxacct.core.bounds import explain
-from jaxacct.core.validation import InputError
+from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
-from jaxacct.sweeps import Table, sweep
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, RATES, usual_relation
+from jaxacct.sweeps import Table, read_table, repetitions, samplings, sweep
 from jaxacct.sweeps.columns import ANSWER, WORDS
-from jaxacct.sweeps.grid import expand
-
-__all__ = ["run"]
+from jaxacct.sweeps.grid import Grid, expand
+from jaxacct.sweeps.result_files import ENDINGS
+from jaxacct.sweeps.risks import target_of
 
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 """What a calibration can solve for."""
+REFUTED, UNDECIDED = 3, 4
+"""Exit status where a bracket is refuted; where none is refuted and one is undecided."""
+SECONDS = 60.0
+"""Time limit of the second program for each configuration, unless --seconds says otherwise."""
+
+Run = Callable[[int], Mechanism]
+"""The mechanism of a row, where the columns do not describe it."""
+
+
+def _fields(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The options of these names that were given, and the batch rule."""
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return given | ({} if options.sampling == "poisson" else {"sampling": options.sampling})
+
+
+def _batch(fields: dict[str, Any]) -> bool:
+    return any(np.ndim(value) for value in fields.values())
+
+
+def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
+    """The runs of all rows, and their batch rule; they must have one size of groups."""
+    kinds = list(samplings.alike(inputs))
+    if len(kinds) > 1:
+        raise InputError("group must be one number, not a list; ask for one size at a time")
+    return samplings.run(inputs, kinds[0][0]), kinds[0][0]["sampling"]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer one parsed command; lists of numbers are put side by side."""
+    """epsilon, delta and calibrate: a sweep of the configurations given; lists of numbers are put side by side."""
     if getattr(options, "mechanism", None) is not None:
         return _of_mechanism(options)
-    names = (*CONFIGURATION, *QUESTION[options.command])
     risks = {word.removeprefix("target_"): word for word in TARGETS} if options.command == "calibrate" else {}
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given = _fields(options, (*CONFIGURATION, *QUESTION[options.command]))
     fields = {risks.get(name, name): value for name, value in given.items()}
-    if options.sampling != "poisson":
-        fields["sampling"] = options.sampling
     quantity = None if options.command == "calibrate" else options.command
     grid = expand(fields, mode="zip", quantity=quantity)
-    solved = str(grid.quantity[0])
-    if options.command == "calibrate" and solved not in CALIBRATED:
+    if options.command == "calibrate" and str(grid.quantity[0]) not in CALIBRATED:
         raise InputError(f"{' and '.join(CALIBRATED)} are all given; leave out the one to be solved for")
     engine = getattr(options, "engine", "auto")
     chosen = {"relation": options.relation, "engine": engine, "rtol": options.rtol, "backend": options.backend}
-    table = sweep(grid, **chosen, progress=False)
-    batch = any(np.ndim(value) for value in fields.values())
-    return _told(table, batch, options)
+    return _told(sweep(grid, **chosen, progress=False), _batch(fields), options)
 
 
 def _of_mechanism(options: argparse.Namespace) -> int:
-    """Answer for a mechanism that is given as an expression or as JSON."""
+    """epsilon and delta of a mechanism that is given as an expression or as JSON."""
     from jaxacct.interop.expressions import mechanism_of
 
     for name in CONFIGURATION:
@@ -66,47 +90,201 @@ def _of_mechanism(options: argparse.Namespace) -> int:
     accuracy = {"engine": options.engine, "rtol": options.rtol, "backend": options.backend}
     answer = account.epsilon if options.command == "epsilon" else account.delta
     bounds = answer(mechanism, at, relation=relation, **accuracy)
-    shape = np.shape(bounds.upper)
+    shape, own_shape = np.shape(bounds.upper), batch_shape(mechanism)
     words = {"quantity": options.command, "mechanism": mechanism.expression(), asked: np.asarray(at, np.float64)}
     words |= {"relation": relation} | {name: getattr(bounds, name) for name in (*ANSWER, *WORDS)}
     columns = {name: np.broadcast_to(np.asarray(word), shape).ravel() for name, word in words.items()}
     table = Table({n: column.astype(object) if column.dtype.kind == "U" else column for n, column in columns.items()})
-    own = np.broadcast_to(np.arange(math.prod(batch_shape(mechanism))).reshape(batch_shape(mechanism)), shape).ravel()
-    each = lambda row: element(mechanism, np.unravel_index(own[row], batch_shape(mechanism)))
-    return _told(table, bool(shape), options, each)
+    own = np.broadcast_to(np.arange(math.prod(own_shape)).reshape(own_shape), shape).ravel()
+    return _told(table, bool(shape), options, lambda row: element(mechanism, np.unravel_index(own[row], own_shape)))
 
 
-def _told(
-    table: Table, batch: bool, options: argparse.Namespace, mechanism: Callable[[int], Mechanism] | None = None
-) -> int:
-    """Print an answer; with --verify, also the verdict of the second program."""
-    if options.verify:
-        return _answer_verified(table, batch, options, mechanism)
-    print(output.as_json(table, batch) if options.json else output.as_text(table, batch))
-    return _infeasible(table, batch) if str(table["quantity"][0]) in CALIBRATED else output.failed(table)
-
-
-def _answer_verified(
-    table: Table, batch: bool, options: argparse.Namespace, mechanism: Callable[[int], Mechanism] | None
-) -> int:
-    """The answer with what the second program says of it."""
-    from jaxacct.cli import verify
-
-    rows = verify.checked(table, verify.SECONDS, mechanism)
+def _told(table: Table, batch: bool, options: argparse.Namespace, mechanism: Run | None = None) -> int:
+    """Print an answer, with --verify also the verdict of the second program; a calibration may be infeasible."""
+    rows = _checked(table, SECONDS, mechanism) if options.verify else []
     if options.json:
-        print(output.as_json(table, batch, {name: [row[name] for row in rows] for name in rows[0]}))
+        print(output.as_json(table, batch, {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}))
     else:
-        print(output.as_text(table, batch))
-        print("\n".join(verify.line(row) for row in rows))
-    infeasible = _infeasible(table, batch) if str(table["quantity"][0]) in CALIBRATED else 0
-    return verify.exit_status(rows) or infeasible
-
-
-def _infeasible(table: Table, batch: bool) -> int:
-    """Exit status 1, with the reason on standard error, where a calibration has no answer."""
-    solved = table[str(table["quantity"][0])]
-    for index in np.flatnonzero(np.isnan(solved)):
+        print("\n".join([output.as_text(table, batch), *map(verdict, rows)]))
+    solved = str(table["quantity"][0])
+    if solved not in CALIBRATED:
+        return _status(rows) or (0 if options.verify else output.failed(table))
+    missing = np.flatnonzero(np.isnan(table[solved]))
+    for index in missing:
         place = f"[{index}]" if batch else ""
         status = table["status"][index]
         print(f"jaxacct calibrate: {status}{place}: {explain(status)}", file=sys.stderr)
-    return int(np.isnan(solved).any())
+    return _status(rows) or int(missing.size > 0)
+
+
+def risk(options: argparse.Namespace) -> int:
+    """The readings of one configuration, or of several side by side."""
+    from jaxacct.representations.risk_table import risk as table_of_risks  # takes a while to import
+
+    fields = _fields(options, CONFIGURATION)
+    if np.ndim(options.above_fpr or 0):
+        raise InputError("above_fpr must be one number, not a list")
+    for names in (("noise_multiplier",), RATES, LENGTHS):
+        if not set(names) & set(fields):
+            raise InputError(f"{names[0]} is missing; give --{names[0].replace('_', '-')}")
+    # a delta makes the configuration complete; it is not read
+    runs, rule = _run(expand(fields | {"delta": 0.5}, mode="zip", quantity="epsilon").inputs)
+    given = {name: getattr(options, name) for name in QUESTION["risk"] if getattr(options, name) is not None}
+    settings = {"relation": options.relation or usual_relation(rule), "rtol": options.rtol, "backend": options.backend}
+    table = table_of_risks(runs if _batch(fields) else element(runs, (0,)), **given, **settings)
+    print(output.dumps(table.to_dict()) if options.json else table)
+    return 0
+
+
+def select(options: argparse.Namespace) -> int:
+    """The epsilon of running DP-SGD K times and releasing the best, beside that of a single run."""
+    if options.repetitions is None:
+        raise InputError(f"repetitions is missing; name the law of K: {', '.join(repetitions.LAWS)}")
+    relation = options.relation or usual_relation(options.sampling)
+    laws = [word.strip() for word in options.repetitions.split(",")]
+    fields = _fields(options, (*CONFIGURATION, *QUESTION["select"])) | {"repetitions": laws if laws[1:] else laws[0]}
+    grid, batch = expand(fields, mode="zip", quantity="epsilon"), _batch(fields)
+    columns = _selected(grid, options.bound, relation, options.candidates, options.top).columns
+    columns |= {"candidates": np.full(len(grid), options.candidates, object)}
+    columns |= {"top": np.full(len(grid), options.top)} if options.top != 1 else {}
+    base = account.epsilon(_run(grid.inputs)[0], grid.inputs["delta"], relation=relation)
+    columns |= {f"base_{name}": np.asarray(getattr(base, name)) for name in (*ANSWER, "kind", "status")}
+    table = Table(columns | {"expected_repetitions": repetitions.expected(grid.inputs)})
+    if options.json:
+        print(output.as_json(table, batch))
+        return 0
+    beside = []
+    if batch:
+        hidden = [f"base_{name}" for name in ("lower", "estimate", "kind", "status")]
+        table = Table({name: column for name, column in table.columns.items() if name not in hidden})
+    else:
+        one = {name: column[0] for name, column in table.columns.items()}
+        single = f"epsilon <= {output.up(one['base_upper'], 6)} ({one['base_kind']}) for a single run"
+        beside = [("base", single), ("E[K]", f"{one['expected_repetitions']:.6g}")]
+        beside += [("released", f"the best {one['top']}, or all where K is less")] if "top" in one else []
+    print(output.as_text(table, batch, beside))
+    return 0
+
+
+def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
+    """The worst score by a small sweep; published bounds and other ways to choose law by law."""
+    from jaxacct import selection
+
+    choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))
+    usual = candidates == "iid" and top == 1
+    if bound == "worst_case" and usual:
+        return sweep(grid, relation=relation, progress=False)
+    inputs, size = grid.inputs, len(grid)
+    answer = {name: np.zeros(size) for name in ANSWER} | {name: np.full(size, "", object) for name in WORDS}
+    for word in dict.fromkeys(inputs["repetitions"].tolist()):
+        rows = np.flatnonzero(inputs["repetitions"] == word)
+        some = {name: column[rows] for name, column in inputs.items()}
+        base, law = _run(some)[0], repetitions.law(word, some)
+        if usual:
+            found = selection.bound_epsilon(base, law, some["delta"], bound=bound, relation=relation)
+        else:
+            chosen = selection.select(base, law, bound=bound, candidates=candidates, top=top)
+            found = account.epsilon(chosen, some["delta"], relation=relation)
+        for name, column in answer.items():
+            column[rows] = getattr(found, name)
+    return Table({"quantity": grid.quantity, **inputs, "relation": np.full(size, relation, object), **answer})
+
+
+def verify(options: argparse.Namespace) -> int:
+    """`jaxacct verify RESULT|LEDGER`."""
+    if options.result is None:
+        raise InputError("FILE is missing; give the .csv or .parquet of a sweep, or the ledger of a training run")
+    for name in ("delta", "seconds"):
+        if np.ndim(getattr(options, name) or 0):
+            raise InputError(f"{name} must be one number, not a list")
+    seconds = SECONDS if options.seconds is None else float(options.seconds)
+    if Path(options.result).suffix.lower() in ENDINGS:
+        if options.delta is not None:
+            raise InputError("--delta is for a ledger; the rows of a result have their own")
+        rows = _checked(read_table(options.result), seconds)
+    else:
+        rows = [_ledger_checked(options.result, options.delta, seconds)]
+    counts = Counter(row["verification"] for row in rows)
+    if options.json:
+        print(output.dumps({"file": options.result, "rows": len(rows), "counts": dict(counts), "results": rows}))
+    else:
+        for index, row in enumerate(rows):
+            if row["verification"] not in ("verified", "no answer"):
+                print(f"row {index}: {verdict(row)}")
+        print(output.block({"rows": str(len(rows)), **{word: str(count) for word, count in counts.items()}}))
+    return _status(rows)
+
+
+def _status(rows: list[dict[str, Any]]) -> int:
+    """3 where a bracket is refuted, else 4 where one is undecided, else 0."""
+    found = {row["verification"] for row in rows}
+    return REFUTED if "refuted" in found else UNDECIDED if "undecided" in found else 0
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """One line for a person.
+
+    >>> verdict({"verification": "verified", "verification_digits": 9, "verification_seconds": 1.23})
+    'verified to 9 digits (ball arithmetic, 1.2 s)'
+    """
+    if row["verification"] == "verified":
+        return f"verified to {row['verification_digits']} digits (ball arithmetic, {row['verification_seconds']:.1f} s)"
+    return f"{row['verification']}: {row['verification_words']}"
+
+
+def _checked(table: Table, seconds: float, mechanism: Run | None = None) -> list[dict[str, Any]]:
+    """What the second program says of every row of a table; rows without an answer say so."""
+    rows = [{name: column[i] for name, column in table.columns.items()} for i in range(len(table))]
+    return [_row_checked(row, seconds, mechanism(i) if mechanism else None) for i, row in enumerate(rows)]
+
+
+def _row_checked(row: dict[str, Any], seconds: float, mechanism: Mechanism | None) -> dict[str, Any]:
+    lower, upper = float(row["lower"]), float(row["upper"])
+    if math.isnan(lower) and math.isnan(upper):
+        return _said("no answer", "the row has no bracket")
+    if row.get("repetitions"):
+        return _said("undecided", "selections are not covered")
+    if target_of(row) is not None:
+        return _said("undecided", "risks are not covered")
+    mechanism = samplings.run_of_row(row) if mechanism is None else mechanism
+    if str(row["quantity"]) == "delta":
+        asked = {"epsilon": float(row["epsilon"])}
+    else:
+        asked = {"delta": float(row["delta" if str(row["quantity"]) == "epsilon" else "target_delta"])}
+    return _verified(mechanism, lower, upper, asked, str(row["relation"]), seconds)
+
+
+def _ledger_checked(path: str, delta: float | None, seconds: float) -> dict[str, Any]:
+    """The ledger's claimed epsilon against the composition of its entries."""
+    from jaxacct.training import Ledger  # takes a while to import: only for this command
+    from jaxacct.training.ledger.contents import MANY_RELEASES
+
+    ledger = Ledger.read(path)
+    differ = len(set().union(*(ledger.counting(name).releases for name in ledger.runs)))
+    if differ > MANY_RELEASES:
+        words = f"the ledger has {differ} releases that differ, and up to {MANY_RELEASES} are checked"
+        return _said("undecided", words)
+    at = ledger.plan.target_delta if delta is None else delta
+    bounds, relation = ledger.epsilon(at), ledger.plan.relation
+    return _verified(ledger.spent(), float(bounds.lower), float(bounds.upper), {"delta": float(at)}, relation, seconds)
+
+
+def _verified(
+    mechanism: Mechanism, lower: float, upper: float, asked: dict[str, float], relation: str, seconds: float
+) -> dict[str, Any]:
+    try:
+        from jaxacct.verification import verify as by_second_program
+    except ModuleNotFoundError as error:
+        raise InputError(str(error)) from None
+    bracket = SimpleNamespace(lower=lower, upper=upper)  # as the file has it; `Bounds` would refuse some
+    found = by_second_program(mechanism, bracket, relation=relation, seconds=seconds, **asked)
+    return _said(found.status, found.explanation, found.digits, found.seconds)
+
+
+def _said(status: str, words: str, digits: int = 0, seconds: float = 0.0) -> dict[str, Any]:
+    return {
+        "verification": str(status),
+        "verification_digits": int(digits),
+        "verification_seconds": float(seconds),
+        "verification_words": str(words),
+    }

@@ -1,4 +1,4 @@
-"""Claim: one answer that a report states, and whether anybody may state it."""
+"""Claim: one answer that a report states, whether anybody may state it, and its figures as safe text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from decimal import Context, Decimal
 from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.text import outward
 from jaxacct.mechanisms import Mechanism
+
+
+def safe(text: str) -> str:
+    """Text from a file, with everything that does not print as a question mark."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def up(value: float, digits: int) -> str:

@@ -22,7 +22,7 @@ from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one, sho
 from jaxacct.interop.documents import to_json
 from jaxacct.mechanisms import Mechanism
 from jaxacct.report import wording
-from jaxacct.report.claim import Claim, down, percent, plain_percent, up
+from jaxacct.report.claim import Claim, down, percent, plain_percent, safe, up
 from jaxacct.report.page import (
     Blanks,
     Block,
@@ -223,7 +223,7 @@ def _refuse_same(subject: Any, out: Path) -> None:
 
 def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetime) -> Iterator[Block]:
     """The pieces of the page."""
-    path = wording.safe(subject.path)
+    path = safe(subject.path)
     yield Heading("Privacy report", 1)
     of = f"{subject.what}, {path}" if path else subject.what
     yield Paragraph(f"On {of}, made on {when:%d %B %Y}.")
@@ -250,7 +250,7 @@ def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetim
     yield subject.spent
     yield Heading("How to verify it")
     yield Paragraph("With jaxacct installed, and the file in place:" if path else "With jaxacct installed:")
-    yield Code([wording.safe(line) for line in subject.verify])
+    yield Code([safe(line) for line in subject.verify])
     if subject.note:
         yield Paragraph(subject.note)
     yield Paragraph(_VERIFIED)
@@ -261,7 +261,7 @@ def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetim
 
 def _facts(claim: Claim, unit: str) -> list[tuple[str, str]]:
     known_as = wording.RELATIONS.get(claim.relation)
-    relation = wording.about(unit, known_as) if known_as else wording.safe(claim.relation)[:60]
+    relation = wording.about(unit, known_as) if known_as else safe(claim.relation)[:60]
     facts = [("Neighbouring relation", f"{relation}."), ("Unit of privacy", wording.UNIT[unit])]
     if claim.bounds is not None:
         lower, kind, meaning = float(claim.bounds.lower), claim.kind, KINDS.get(claim.kind.split(":")[0], "")
@@ -270,7 +270,7 @@ def _facts(claim: Claim, unit: str) -> list[tuple[str, str]]:
             ("Bracket", "none" if np.isnan(lower) else bracket),
             ("Kind", f"{kind}: {meaning}" if meaning else "none"),
             ("Status", f"{claim.status}: {explain(claim.status, kind or 'certified')}"),
-            ("Computed by", wording.safe(str(claim.bounds.engine)) or "none"),
+            ("Computed by", safe(str(claim.bounds.engine)) or "none"),
         ]
     return facts
 
@@ -300,7 +300,7 @@ def _risk(claim: Claim, readings: Readings | None, level: int, unit: str) -> Ite
 def _record(subject: Subject, when: datetime) -> list[tuple[str, str]]:
     facts = [("Made", f"{when:%Y-%m-%d %H:%M:%S} UTC")]
     if subject.path:
-        facts += [("File", wording.safe(subject.path)), ("SHA-256 of the file", subject.sha256)]
+        facts += [("File", safe(subject.path)), ("SHA-256 of the file", subject.sha256)]
     for claim in subject.claims:
         if claim.mechanism is not None:
             name = "SHA-256 of the mechanism's document"
@@ -315,7 +315,7 @@ def _document(mechanism: Mechanism) -> str:
     try:
         return hashlib.sha256(to_json(mechanism).encode()).hexdigest()
     except InputError as error:
-        return f"none: {wording.safe(str(error))[:120]}"
+        return f"none: {safe(str(error))[:120]}"
 
 
 def _version(name: str) -> str:

@@ -21,7 +21,7 @@ from jaxacct.interop.documents import FORMAT, from_json, to_json
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.combinators import Composed
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described
-from jaxacct.report.claim import Claim, down, up
+from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import Rows
 from jaxacct.report.wording import (
     CHOICE_NOTE,
@@ -31,7 +31,6 @@ from jaxacct.report.wording import (
     USERS,
     about,
     mechanisms_in,
-    safe,
 )
 from jaxacct.selection import AdaptiveSelection, Selection, select
 from jaxacct.sweeps import Table, read_table, samplings

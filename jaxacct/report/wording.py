@@ -104,11 +104,6 @@ CHOICE_NOTE = "The second program does not cover private choices. It leaves them
 """What `jaxacct verify` does not check."""
 
 
-def safe(text: str) -> str:
-    """Text from a file, with everything that does not print as a question mark."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def about(unit: str, text: str) -> str:
     """One of our sentences about records as one about this unit; never for text from a file."""
     return text.replace("record", unit)

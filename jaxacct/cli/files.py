@@ -1,0 +1,240 @@
+"""The commands that read and write files: sweep, merge, plot, ledger and report."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxacct.cli import output
+from jaxacct.cli.arguments import ACTIONS, PLOT
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import InputError, choice
+from jaxacct.report.claim import safe
+from jaxacct.sweeps import merge as merged
+from jaxacct.sweeps import plan
+from jaxacct.sweeps import sweep as swept
+from jaxacct.sweeps.parts import part_path, slice_of
+
+if TYPE_CHECKING:
+    from jaxacct.training import Ledger
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Solve every configuration of a grid, alone or as one of several processes."""
+    if options.grid is None:
+        raise InputError("GRID is missing; give a .toml or .csv file")
+    settings = {name: getattr(options, name) for name in ("relation", "engine", "rtol", "backend", "block", "shard")}
+    if options.dry_run:
+        return output.report(asdict(plan(options.grid, **settings)), output.plan_text, options)
+    if options.out is None:
+        raise InputError("--out is missing; name the result, such as --out result.csv")
+    begin = time.monotonic()
+    switches = {name: getattr(options, name) for name in ("progress", "resume", "overwrite", "distributed")}
+    table = swept(options.grid, out=options.out, **settings, **switches)
+    out = str(part_path(Path(options.out), slice_of(options.shard)))
+    output.report(output.summary(table, out, time.monotonic() - begin), output.summary_text, options)
+    return output.failed(table)
+
+
+def merge(options: argparse.Namespace) -> int:
+    """The parts that the slices of a sweep have written, as one result."""
+    if options.out is None:
+        raise InputError("--out is missing; name the result, such as --out result.csv")
+    begin = time.monotonic()
+    table = merged(options.parts, options.out, overwrite=options.overwrite)
+    output.report(output.summary(table, options.out, time.monotonic() - begin), output.summary_text, options)
+    return output.failed(table)
+
+
+def plot(options: argparse.Namespace) -> int:
+    """A picture of the result of a sweep."""
+    if options.result is None:
+        raise InputError("RESULT is missing; give the .csv or .parquet of a sweep")
+    if options.out is None:
+        raise InputError("--out is missing; name the picture, such as --out figure.png")
+    from jaxacct.plots import plot as drawn
+
+    chosen = {name: getattr(options, name) for name in PLOT}
+    if options.where is not None:
+        pairs = [pair.partition("=") for pair in options.where.split(",")]
+        if not all(name and sign and value for name, sign, value in pairs):
+            raise InputError(f"where = {options.where!r} must be FIELD=VALUE, or several with commas between")
+        chosen["where"] = {name.strip().replace("-", "_"): value.strip() for name, _, value in pairs}
+    chosen["rows"] = output.row_numbers(options.rows)
+    return output.report(drawn(options.result, options.out, **chosen), output.block, options)
+
+
+def join(options: argparse.Namespace) -> None:
+    """Become one of several processes, where a sweep asks for that, as the options or the cluster say."""
+    if options.command != "sweep":
+        return
+    given = {name: getattr(options, name) for name in ("coordinator", "process_id", "process_count")}
+    if not options.distributed:
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"--{name.replace('_', '-')} is for --distributed; add that, or leave it out")
+        return
+    if options.shard is not None:
+        raise InputError("--shard and --distributed both slice the grid; leave one of them out")
+    known = [value is not None for value in given.values()]
+    if any(known) and not all(known):
+        raise InputError("--coordinator, --process-id and --process-count belong together; give all three, or none")
+    if all(known) and options.process_id not in range(options.process_count):
+        raise InputError(
+            f"--process-id = {options.process_id} must be a whole number >= 0 and < --process-count = "
+            f"{options.process_count}; number the processes from 0"
+        )
+    try:
+        jax.distributed.initialize(options.coordinator, options.process_count, options.process_id)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"--distributed: {reason}; give --coordinator HOST:PORT, --process-id I and --process-count N"
+        ) from None
+
+
+def report(options: argparse.Namespace) -> int:
+    """One page on a privacy claim; exit status 1 where something on it is not to be claimed."""
+    if options.file is None:
+        raise InputError("FILE is missing; give a ledger, the .csv or .parquet of a sweep, or a plan as JSON")
+    if options.out is None:
+        raise InputError("--out is missing; name the page, such as --out report.html")
+    for name in ("delta", "prior"):
+        if np.ndim(getattr(options, name) or 0):
+            raise InputError(f"{name} must be one number, not a list")
+    from jaxacct.report import report as page_of  # takes a while to import: only for this command
+
+    prior = 0.5 if options.prior is None else options.prior
+    settings = {"rows": output.row_numbers(options.rows), "prior": prior, "relation": options.relation}
+    made = page_of(options.file, options.out, delta=options.delta, **settings)
+    told, lines = [], {}
+    for claim in made.claims:
+        may, upper = claim.may_be_claimed, claim.upper
+        words = f"{claim.quantity} <= {output.up(upper, 6)}" if may else "not to be claimed"
+        finite = None if math.isnan(upper) else upper if math.isfinite(upper) else "inf"
+        one = {"of": claim.title, "may_be_claimed": may, "claim": words, "upper": finite, "at": claim.given}
+        told.append(one | {"kind": claim.kind, "status": claim.status})
+        asked = "epsilon" if claim.quantity == "delta" else "delta"
+        at = f"at {asked} = {claim.given!r} ({claim.kind})" if may else f"({claim.status or 'no bracket'})"
+        lines[claim.title] = f"{words} {at}"
+    written = str(options.out)
+    text = lambda content: output.block({**lines, "written": written})
+    output.report({"written": written, "claims": told}, text, options)
+    return int(not made.may_all_be_claimed)
+
+
+def ledger(options: argparse.Namespace) -> int:
+    """`jaxacct ledger show`: what a training run has spent, derived from the entries of its ledger."""
+    if options.action is None:
+        raise InputError(f"ACTION is missing; use one of {', '.join(ACTIONS)}, as in jaxacct ledger show LEDGER")
+    choice("action", options.action, ACTIONS)
+    if options.ledger is None:
+        raise InputError("LEDGER is missing; name the file, as in jaxacct ledger show run.jsonl")
+    if np.ndim(options.delta or 0):
+        raise InputError("delta must be one number, not a list")
+    from jaxacct.training import Ledger  # takes a while to import: only for this command
+
+    found = Ledger.read(options.ledger)
+    at = found.plan.target_delta if options.delta is None else options.delta
+    runs = [_run(found, name, at) for name in found.runs]
+    content = {"ledger": options.ledger, "delta": at, "runs": runs, **_answer(found.epsilon(at))}
+    return output.report(content, _ledger_text, options)
+
+
+def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
+    """What one run has spent; `upper_if_seen` is epsilon where looks at outputs ended an unfinished run."""
+    spent, headers = ledger.runs[name], ledger.headers[name]
+    plan = headers[-1].plan
+    told = all(line.told for line in headers)
+    promised = [release._asdict() | {"count": count} for release, count in ledger.promised(name).items()]
+    whole = float(ledger.epsilon(delta, run=name, whole=True).upper) if ledger.unfinished(name) else None
+    return {
+        "run": name,
+        "by": headers[0].by,
+        "plans": len(headers),
+        "target_epsilon": plan.target_epsilon,
+        "target_delta": plan.target_delta,
+        "relation": plan.relation,
+        "unit": plan.unit,
+        "steps": len(spent.numbers),
+        "counted_again": spent.again,
+        "replayed_exactly": spent.same,
+        "cut_off": spent.torn,
+        "outputs_seen_from": None if spent.looks is None or not told else spent.looks.step,
+        "outputs_noted": told,
+        "promised": promised,
+        "upper_if_seen": "inf" if whole == np.inf else whole,
+        "releases": [release._asdict() | {"count": count} for release, count in spent.releases.items()],
+        "others": [{"mechanism": repr(entry.mechanism)[:200], "note": entry.note} for entry in spent.noted],
+        **_answer(ledger.epsilon(delta, run=name)),
+    }
+
+
+def _answer(bounds: Bounds) -> dict[str, Any]:
+    ends = {name: float(getattr(bounds, name)) for name in ("lower", "estimate", "upper")}
+    finite = {name: end if np.isfinite(end) else "inf" for name, end in ends.items()}
+    return {**finite, "kind": bounds.kind, "status": bounds.status}
+
+
+_COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds"}
+"""What is counted of a way of sampling, where it is not steps."""
+
+
+def _ledger_text(report: dict[str, Any]) -> str:
+    blocks = []
+    for one in report["runs"]:
+        aside = [
+            f"{one['counted_again']} replayed otherwise, counted again" if one["counted_again"] else "",
+            f"{one['replayed_exactly']} replayed exactly, counted once" if one["replayed_exactly"] else "",
+            f"{one['cut_off']} cut off, counted" if one["cut_off"] else "",
+        ]
+        words = ", ".join(word for word in aside if word)
+        lines = {"run": safe(one["run"]), "by": safe(one["by"]) or None}
+        if one["target_epsilon"] is not None:
+            lines["target"] = f"epsilon {one['target_epsilon']:g} at delta {one['target_delta']:g}"
+        lines["relation"] = one["relation"] + (f", unit {one['unit']}" if one["unit"] != "record" else "")
+        lines["steps"] = f"{one['steps']}{f' ({words})' if words else ''}"
+        for place, release in enumerate(one["releases"]):
+            what = _COUNTED.get(release["sampling"], "steps")
+            cap = f", cap {release['cap']} of {release['dataset_size']}" if release["cap"] else ""
+            lines[f"segment {place + 1}"] = (
+                f"{release['count']} {what}, {release['sampling']}, noise multiplier "
+                f"{release['noise_multiplier']:.6g}, rate {release['sampling_probability']:.6g}{cap}"
+            )
+        for place, release in enumerate(one["promised"]):
+            lines[f"promised {place + 1}"] = (
+                f"{release['count']} {_COUNTED.get(release['sampling'], 'steps')} not taken, noise multiplier "
+                f"{release['noise_multiplier']:.6g}: {_why(one)}"
+            )
+        for place, other in enumerate(one["others"]):
+            lines[f"other {place + 1}"] = f"{other['mechanism']}  {safe(other['note'])}".rstrip()
+        lines["epsilon"] = _claim(one, report["delta"])
+        if one["upper_if_seen"] is not None:
+            whole = one["upper_if_seen"] if one["upper_if_seen"] == "inf" else output.up(one["upper_if_seen"], 6)
+            lines["assumed"] = f"its plan is not at its end; if outputs decided that, epsilon is <= {whole}"
+        blocks.append(output.block(lines))
+    if len(report["runs"]) > 1:
+        blocks.append(output.block({"all runs": _claim(report, report["delta"])}))
+    return "\n\n".join(blocks)
+
+
+def _claim(answer: dict[str, Any], delta: float) -> str:
+    if answer["upper"] == "inf":
+        return f"no finite bound at delta = {delta!r} ({answer['status']})"
+    upper = output.up(answer["upper"], 6)
+    return f"<= {upper} at delta = {delta!r} ({answer['kind']}; bracket from {answer['lower']:.6g})"
+
+
+def _why(one: dict[str, Any]) -> str:
+    """Why steps that were not taken count."""
+    if not one["outputs_noted"]:
+        return "an earlier release wrote this, and did not note whether outputs were seen"
+    step = one["outputs_seen_from"]
+    return "outputs were seen" + (" before its plan was left" if step is None else f" from step {step} on")
