@@ -10,7 +10,8 @@ from jaxacct.cli import main
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import rounds_of, slots_of
 from jaxacct.plots import profiles
-from jaxacct.sweeps import read_table, samplings
+from jaxacct.sweeps import read_table
+from jaxacct.sweeps.solve import run_of_row
 
 GRID = {"noise_multiplier": 2.0, "sampling_probability": 0.1, "steps": 20, "delta": 1e-5}
 NUMBERS = {"truncated_poisson": {"cap": 20, "dataset_size": 100}}
@@ -103,7 +104,7 @@ def test_a_bad_row_fails_alone_and_the_file_gives_the_same_rows_back(tmp_path):
     back = read_table(tmp_path / "result.csv")
     assert list(back["sampling"]) == ["random_allocation"] * 4 and np.array_equal(back["upper"], table["upper"])
     row = {name: column[0] for name, column in back.columns.items()}
-    assert samplings.run_of_row(row) == run("random_allocation")
+    assert run_of_row(row) == run("random_allocation")
 
 
 def test_a_grid_refuses_a_cap_without_its_rule():

@@ -7,7 +7,7 @@ import pytest
 from helpers import refusal
 from scipy import special
 
-from jaxacct.plots import inputs, plot, profiles, style
+from jaxacct.plots import plot, results, style
 from jaxacct.sweeps import Table, sweep
 from jaxacct.sweeps.grid import INPUTS, concatenate, expand
 
@@ -32,7 +32,7 @@ def calibrated():
 
 def drawn(draw, kind, view_of, **choices):
     arguments = dict.fromkeys(("x", "by", "value")) | {"where": {}} | choices
-    chosen, view = inputs.choose(view_of, kind, **arguments)
+    chosen, view = results.choose(view_of, kind, **arguments)
     with style.settings():
         canvas, axes = style.figure(square=False)
         draw(view, canvas, axes)
@@ -92,7 +92,7 @@ def test_what_follows_from_an_axis_is_not_held_fixed(tmp_path):
 
 def test_curves_are_the_columns_with_the_bracket_as_a_band(table):
     wide = Table(table.columns | {"lower": 0.5 * table["estimate"], "upper": 2.0 * table["estimate"]})
-    view, axes = drawn(inputs.draw_curves, None, wide, where={"delta": 1e-5})
+    view, axes = drawn(results.draw_curves, None, wide, where={"delta": 1e-5})
     assert [line.get_label() for line in axes.lines] == ["2", "4", "8"]
     for line, sigma in zip(axes.lines, (2.0, 4.0, 8.0), strict=True):
         rows = (table["noise_multiplier"] == sigma) & (table["delta"] == 1e-5)
@@ -109,12 +109,12 @@ def test_curves_are_the_columns_with_the_bracket_as_a_band(table):
 
 
 def test_axes_are_linear_where_values_are_near(table):
-    _, axes = drawn(inputs.draw_curves, "curve", table, x="noise_multiplier", where={"delta": 1e-5, "steps": 1})
+    _, axes = drawn(results.draw_curves, "curve", table, x="noise_multiplier", where={"delta": 1e-5, "steps": 1})
     assert axes.get_xscale() == "linear"
 
 
 def test_a_heat_map_has_every_value_in_its_cell(calibrated):
-    _, axes = drawn(inputs.draw_heatmap, "heatmap", calibrated, x="target_epsilon", by="steps")
+    _, axes = drawn(results.draw_heatmap, "heatmap", calibrated, x="target_epsilon", by="steps")
     mesh = axes.collections[0]
     cells = mesh.get_array().reshape(10, 9)
     for i, steps in enumerate(np.unique(calibrated["steps"])):
@@ -128,33 +128,33 @@ def test_a_heat_map_has_every_value_in_its_cell(calibrated):
 def test_rows_without_an_answer_leave_gaps():
     fields = {"target_epsilon": [1e-9, 4.0, 8.0], "target_delta": 1e-5, "noise_multiplier": [2.0, 4.0]}
     table = sweep({"sampling_probability": 1.0, **fields})
-    _, axes = drawn(inputs.draw_curves, "curve", table, x="target_epsilon")
+    _, axes = drawn(results.draw_curves, "curve", table, x="target_epsilon")
     assert [math.isnan(y) for y in axes.lines[0].get_ydata()] == [True, False, False]
 
 
 def test_a_profile_falls_and_holds_at_the_target(table):
-    chosen = profiles.pick(table, [0, 12])
-    epsilon, low, middle, high = profiles.profile(chosen)
+    chosen = results.pick(table, [0, 12])
+    epsilon, low, middle, high = results.profile(chosen)
     assert (np.diff(middle) < 0).all() and (low <= middle).all() and (middle <= high).all()
-    assert np.allclose(middle[:, -1], profiles.SMALLEST_DELTA, rtol=1e-3)
+    assert np.allclose(middle[:, -1], results.SMALLEST_DELTA, rtol=1e-3)
     at = np.interp(chosen["estimate"], epsilon[0], np.log(middle[0]))
     assert math.isclose(at[0], math.log(1e-5), rel_tol=1e-2)
 
 
 def test_the_trade_off_of_a_gaussian_is_bounded_from_below_and_closely():
     table = sweep({**FULL, "noise_multiplier": [1.0, 0.5], "steps": 1})
-    epsilon, _, _, high = profiles.profile(table)
+    epsilon, _, _, high = results.profile(table)
     alpha = np.linspace(1e-3, 1.0, 200)
     for row, mu in enumerate((1.0, 2.0)):
         exact = special.ndtr(special.ndtri(1.0 - alpha) - mu)
-        bound = profiles.tradeoff(epsilon[row], high[row], alpha)
+        bound = results.tradeoff(epsilon[row], high[row], alpha)
         assert (bound <= exact + 1e-12).all() and np.max(exact - bound) < 2e-3
 
 
 def test_a_picture_of_several_batch_rules_says_every_relation():
     run = {"noise_multiplier": [2.0, 3.0], "slots": 10, "epochs": 2, "delta": 1e-5}
     table = sweep(run | {"sampling": ["random_allocation", "shuffled"]}, progress=False)
-    axes = drawn(inputs.draw_curves, "curve", table, by="sampling")[1]
+    axes = drawn(results.draw_curves, "curve", table, by="sampling")[1]
     assert "add or remove one record, or zero out one record" in axes.get_title(loc="left")
 
 

@@ -11,7 +11,7 @@ from helpers import refusal
 
 from jaxacct.sweeps import merge, plan, read_table, sweep
 from jaxacct.sweeps.grid import concatenate, expand
-from jaxacct.sweeps.planning import LARGEST_BLOCK, SMALLEST_BLOCK, lay_out
+from jaxacct.sweeps.run import LARGEST_BLOCK, SMALLEST_BLOCK, lay_out
 
 GRID = {"noise_multiplier": [2.0, 4.0, 8.0], "sampling_probability": 1.0, "steps": [1, 4, 9], "delta": 1e-5}
 """Gaussian throughout: answered by a formula, so nothing is compiled."""

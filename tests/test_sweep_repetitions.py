@@ -6,7 +6,7 @@ from helpers import refusal
 from selection_cases import rows
 
 from jaxacct.plots import plot
-from jaxacct.sweeps import merge, read_grid, read_table, repetitions, run, sweep
+from jaxacct.sweeps import merge, read_grid, read_table, run, solve, sweep
 from jaxacct.sweeps.grid import expand
 from jaxacct.sweeps.run import SweepInterrupted
 
@@ -101,7 +101,7 @@ def test_the_answers_are_those_of_the_reference_table_in_the_order_of_the_grid(t
 def test_rows_of_a_base_are_looked_at_together():
     inputs = expand(GEOMETRIC | {"noise_multiplier": [2.0, 4.0, 3.0]}).inputs
     inputs = {name: np.append(column, column[2]) for name, column in inputs.items()}
-    groups = list(repetitions._alike(inputs, np.arange(7), True, ("noise_multiplier", "sampling_probability", "steps")))
+    groups = list(solve._by_base(inputs, np.arange(7), True, ("noise_multiplier", "sampling_probability", "steps")))
     assert sorted(int(row) for group in groups for row in group.ravel()) == list(range(7))
     for group in groups:
         same = inputs["noise_multiplier"][group]
@@ -115,9 +115,9 @@ def stand_in(monkeypatch):
 
     def solved(word, some, relation, rtol, numbers, said):
         number = some["noise_multiplier"] / some["gamma"]
-        return repetitions.Bounds(number, number, number, engine=word)
+        return solve.Bounds(number, number, number, engine=word)
 
-    monkeypatch.setattr(repetitions, "_solved", solved)
+    monkeypatch.setattr(solve, "_solved", solved)
 
 
 def test_slices_and_interruptions_give_the_same_bytes(tmp_path, monkeypatch, stand_in):

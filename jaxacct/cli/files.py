@@ -20,7 +20,7 @@ from jaxacct.report.claim import safe
 from jaxacct.sweeps import merge as merged
 from jaxacct.sweeps import plan
 from jaxacct.sweeps import sweep as swept
-from jaxacct.sweeps.parts import part_path, slice_of
+from jaxacct.sweeps.journal import part_path, slice_of
 
 if TYPE_CHECKING:
     from jaxacct.training import Ledger

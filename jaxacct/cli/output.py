@@ -18,8 +18,9 @@ from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.report.claim import CLAIMABLE, down, up
 from jaxacct.sweeps import Table
-from jaxacct.sweeps.columns import ANSWER, WHOLE
-from jaxacct.sweeps.risks import target_of
+from jaxacct.sweeps.grid import ANSWER
+from jaxacct.sweeps.solve import target_of
+from jaxacct.sweeps.table import WHOLE
 
 
 def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None) -> str:

@@ -22,11 +22,10 @@ from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import element
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, RATES, usual_relation
-from jaxacct.sweeps import Table, read_table, repetitions, samplings, sweep
-from jaxacct.sweeps.columns import ANSWER, WORDS
-from jaxacct.sweeps.grid import Grid, expand
-from jaxacct.sweeps.result_files import ENDINGS
-from jaxacct.sweeps.risks import target_of
+from jaxacct.sweeps import Table, read_table, sweep
+from jaxacct.sweeps.grid import ANSWER, LAWS, WORDS, Grid, expand
+from jaxacct.sweeps.solve import alike, expected_repetitions, law_of_k, run_of, run_of_row, target_of
+from jaxacct.sweeps.table import ENDINGS
 
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 """What a calibration can solve for."""
@@ -51,10 +50,10 @@ def _batch(fields: dict[str, Any]) -> bool:
 
 def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
     """The runs of all rows, and their batch rule; they must have one size of groups."""
-    kinds = list(samplings.alike(inputs))
+    kinds = list(alike(inputs))
     if len(kinds) > 1:
         raise InputError("group must be one number, not a list; ask for one size at a time")
-    return samplings.run(inputs, kinds[0][0]), kinds[0][0]["sampling"]
+    return run_of(inputs, kinds[0][0]), kinds[0][0]["sampling"]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _of_mechanism(options: argparse.Namespace) -> int:
     """epsilon and delta of a mechanism that is given as an expression or as JSON."""
-    from jaxacct.interop.expressions import mechanism_of
+    from jaxacct.interop.documents import mechanism_of
 
     for name in CONFIGURATION:
         if getattr(options, name) is not None or options.sampling != "poisson":
@@ -139,7 +138,7 @@ def risk(options: argparse.Namespace) -> int:
 def select(options: argparse.Namespace) -> int:
     """The epsilon of running DP-SGD K times and releasing the best, beside that of a single run."""
     if options.repetitions is None:
-        raise InputError(f"repetitions is missing; name the law of K: {', '.join(repetitions.LAWS)}")
+        raise InputError(f"repetitions is missing; name the law of K: {', '.join(LAWS)}")
     relation = options.relation or usual_relation(options.sampling)
     laws = [word.strip() for word in options.repetitions.split(",")]
     fields = _fields(options, (*CONFIGURATION, *QUESTION["select"])) | {"repetitions": laws if laws[1:] else laws[0]}
@@ -149,7 +148,7 @@ def select(options: argparse.Namespace) -> int:
     columns |= {"top": np.full(len(grid), options.top)} if options.top != 1 else {}
     base = account.epsilon(_run(grid.inputs)[0], grid.inputs["delta"], relation=relation)
     columns |= {f"base_{name}": np.asarray(getattr(base, name)) for name in (*ANSWER, "kind", "status")}
-    table = Table(columns | {"expected_repetitions": repetitions.expected(grid.inputs)})
+    table = Table(columns | {"expected_repetitions": expected_repetitions(grid.inputs)})
     if options.json:
         print(output.as_json(table, batch))
         return 0
@@ -179,7 +178,7 @@ def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) 
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         rows = np.flatnonzero(inputs["repetitions"] == word)
         some = {name: column[rows] for name, column in inputs.items()}
-        base, law = _run(some)[0], repetitions.law(word, some)
+        base, law = _run(some)[0], law_of_k(word, some)
         if usual:
             found = selection.bound_epsilon(base, law, some["delta"], bound=bound, relation=relation)
         else:
@@ -246,7 +245,7 @@ def _row_checked(row: dict[str, Any], seconds: float, mechanism: Mechanism | Non
         return _said("undecided", "selections are not covered")
     if target_of(row) is not None:
         return _said("undecided", "risks are not covered")
-    mechanism = samplings.run_of_row(row) if mechanism is None else mechanism
+    mechanism = run_of_row(row) if mechanism is None else mechanism
     if str(row["quantity"]) == "delta":
         asked = {"epsilon": float(row["epsilon"])}
     else:

@@ -11,8 +11,7 @@ from jaxacct.interop.documents import from_json, to_json
 if TYPE_CHECKING:
     from jaxacct.interop.accountant import CertifiedAccountant
     from jaxacct.interop.dp_accounting_pld import to_dp_accounting_pld
-    from jaxacct.interop.dp_event_writing import to_dp_event
-    from jaxacct.interop.dp_events import from_dp_event, supports
+    from jaxacct.interop.dp_events import from_dp_event, supports, to_dp_event
     from jaxacct.interop.opacus_accountant import OpacusAccountant, register_opacus
 
 __all__ = [
@@ -34,7 +33,7 @@ _HOMES = {
     "register_opacus": "opacus_accountant",
     "supports": "dp_events",
     "to_dp_accounting_pld": "dp_accounting_pld",
-    "to_dp_event": "dp_event_writing",
+    "to_dp_event": "dp_events",
 }
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "from_json", "to_json")

@@ -14,8 +14,7 @@ from jaxacct.accounting.account import delta as certified_delta
 from jaxacct.accounting.account import epsilon as certified_epsilon
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, UnboundedLossError, check
-from jaxacct.interop.dp_event_fields import EventError, refuse
-from jaxacct.interop.dp_events import convert, events_inside
+from jaxacct.interop.dp_events import EventError, convert, events_inside, refuse
 from jaxacct.mechanisms import (
     FiniteOutput,
     Mechanism,

@@ -1,6 +1,7 @@
-"""The mechanism that one of dp_accounting's DpEvent trees describes (needs the dp_accounting package).
+"""dp_accounting's DpEvent trees as mechanisms, and mechanisms as events (needs the dp_accounting package).
 
-An event without noise has no mechanism: None.
+An event without noise has no mechanism: None.  Events may come from a stranger: only plain numbers are read, and a
+refusal says where it stands.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 from dp_accounting import dp_event
 
-from jaxacct.core.validation import COUNT, InputError, check
-from jaxacct.interop.dp_event_fields import EventError, checked, number, numbers, refuse, rounded, whole
+from jaxacct.core.validation import COUNT, InputError, check, refuse_tracers
 from jaxacct.mechanisms import (
     ZCDP,
     ApproximateDP,
@@ -32,13 +33,25 @@ from jaxacct.mechanisms import (
     SampledWithoutReplacement,
     SampledWithReplacement,
     TruncatedPoissonSampled,
+    batch_shape,
     compose,
     repeat,
 )
-from jaxacct.selection import Law, Poisson, TruncatedNegativeBinomial, select
+from jaxacct.mechanisms.combinators import Composed, Repeated
+from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial, select
 
-__all__ = ["EventError", "convert", "events_inside", "from_dp_event", "supports"]
+__all__ = ["EventError", "convert", "events_inside", "from_dp_event", "refuse", "rounded", "supports", "to_dp_event"]
 
+SIMPLEST = 10**6
+"""Data set size up to which the simplest ratio is looked for that is a sampling ratio to the last bit."""
+MAX_SENSITIVITIES = 1000
+"""Most numbers of a field that is a list."""
+LARGEST_WHOLE = 2**53
+"""Largest whole number: float64 holds all up to here."""
+MAX_DEPTH = 64
+"""Most events inside one another; this also ends cycles."""
+MAX_EVENTS = 2**15
+"""Most events in one tree."""
 LARGEST_SCALE = 1e300
 """The scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
 LARGEST_DATASET = 10**9
@@ -166,10 +179,6 @@ LEAVES: dict[str, Leaf] = {
     "TruncatedSubsampledGaussianDpEvent": _capped,
 }
 """By the name of the event's class, which dp_accounting's dp_event must have; not every version has all."""
-MAX_DEPTH = 64
-"""Most events inside one another; this also ends cycles."""
-MAX_EVENTS = 2**15
-"""Most events in one tree."""
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
@@ -367,3 +376,203 @@ _AROUND = {
     "RandomAllocationDpEvent": _allocated,
 }
 """By the name of the event's class: (event, path, mechanism of the event inside or None) -> mechanism or None."""
+
+
+class EventError(InputError):
+    """An event was refused; `event` is the one at fault, the message one line that says where it stands."""
+
+    def __init__(self, path: str, event: object, reason: str) -> None:
+        super().__init__(f"{path or 'event'}: {reason}")
+        self.event = event
+
+
+def refuse(event: Any, path: str, reason: str) -> NoReturn:
+    """Raise an EventError for the event at a path."""
+    raise EventError(path.lstrip("."), event, reason)
+
+
+def checked(event: Any, path: str, build: Callable[[], Any]) -> Any:
+    """What `build` returns; its InputError becomes one of this event."""
+    try:
+        return build()
+    except InputError as error:
+        raise EventError(path.lstrip("."), event, str(error)) from None
+
+
+def number(event: Any, name: str, path: str) -> int | float:
+    """A field as a Python number; nothing but plain and NumPy scalars is looked into."""
+    return _plain(event, name, getattr(event, name), path)
+
+
+def numbers(event: Any, name: str, path: str) -> list[float]:
+    """A field that is a list of numbers."""
+    values = getattr(event, name)
+    flat = type(values) in (list, tuple) or (type(values) is np.ndarray and values.ndim == 1)
+    if not flat or not 0 < len(values) <= MAX_SENSITIVITIES:
+        refuse(event, path, f"{name} must be a list of 1 to {MAX_SENSITIVITIES} numbers; use [0.0, 1.0]")
+    return [_plain(event, f"{name}[{i}]", value, path) for i, value in enumerate(values)]
+
+
+def whole(event: Any, name: str, path: str, least: int, most: int = LARGEST_WHOLE) -> int:
+    """A field that is a whole number from `least` to `most`."""
+    value = number(event, name, path)
+    if not least <= value <= most or value != int(value):
+        largest = "2**53" if most == LARGEST_WHOLE else str(most)
+        refuse(event, path, f"{name} = {value!r:.30} must be a whole number from {least} to {largest}; use an integer")
+    return int(value)
+
+
+def rounded(exact: Fraction, towards: float) -> float:
+    """The nearest float64 on the side of the exact value that `towards` is on.
+
+    >>> rounded(Fraction(1, 10), 0.0) <= Fraction(1, 10) <= rounded(Fraction(1, 10), 1.0)
+    True
+    """
+    value = float(exact)
+    beyond = Fraction(value) > exact if towards < exact else Fraction(value) < exact
+    return math.nextafter(value, towards) if beyond else value
+
+
+def _plain(event: Any, name: str, value: Any, path: str) -> int | float:
+    if isinstance(value, np.integer | np.floating):
+        value = value.item()
+    if type(value) not in (int, float):
+        refuse(event, path, f"{name} must be a number, not {type(value).__name__:.60}; use a Python float or int")
+    return value
+
+
+def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
+    """The DpEvent of a single mechanism (no batch): the inverse of `from_dp_event`.
+
+    Randomized response needs a probability of at least 1/k. Its noise parameter is rounded down, so that the event
+    never promises more. A sampling ratio becomes the smallest sample and data set that give it. dp_accounting 0.6.0 has
+    no event for PureDP(epsilon > 0), ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and
+    RandomAllocation; later versions have.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        One configuration.
+
+    Returns
+    -------
+    dp_accounting.dp_event.DpEvent
+
+    Raises
+    ------
+    InputError
+        A batch, or a mechanism that has no event.
+
+    References
+    ----------
+    dp_accounting's dp_event.py says what each event means.
+
+    >>> from jaxacct.mechanisms import dp_sgd
+    >>> to_dp_event(dp_sgd(1.0, 0.5, 10)).count
+    10
+    """
+    shape = batch_shape(mechanism)
+    refuse_tracers("interop.to_dp_event", "the mechanism outside jit", mechanism=mechanism)
+    if shape:
+        raise InputError(f"a batch of shape {shape} has no DpEvent; convert one configuration at a time")
+    return _event(mechanism.validated())
+
+
+def _event(mechanism: Mechanism) -> dp_event.DpEvent:
+    match mechanism:
+        case Repeated():
+            return _of("SelfComposedDpEvent", mechanism)(_event(mechanism.mechanism), int(mechanism.steps))
+        case Composed():
+            return _of("ComposedDpEvent", mechanism)([_event(item) for item in mechanism.mechanisms])
+        case PoissonSampled(group=1):
+            rate = mechanism.sampling_probability
+            return _of("PoissonSampledDpEvent", mechanism)(rate, _event(mechanism.mechanism))
+        case SampledWithoutReplacement(group=1):
+            drawn, size = _sizes(mechanism.sampling_ratio)
+            return _of("SampledWithoutReplacementDpEvent", mechanism)(size, drawn, _event(mechanism.mechanism))
+        case SampledWithReplacement(group=1):
+            sizes = int(mechanism.dataset_size), int(mechanism.batch_size)
+            return _of("SampledWithReplacementDpEvent", mechanism)(*sizes, _event(mechanism.mechanism))
+        case TruncatedPoissonSampled():
+            size, cap = int(mechanism.dataset_size), int(mechanism.cap)
+            noise = mechanism.mechanism.noise_multiplier
+            return _of("TruncatedSubsampledGaussianDpEvent", mechanism)(
+                size, mechanism.sampling_probability, cap, noise
+            )
+        case RandomAllocation():
+            return _of("RandomAllocationDpEvent", mechanism)(
+                event=_event(mechanism.mechanism),
+                num_selected=int(mechanism.participations),
+                num_steps=int(mechanism.slots),
+            )
+        case Selection(bound="worst_case", law=Poisson() | TruncatedNegativeBinomial()):
+            return _selection_event(mechanism)
+    return _leaf(mechanism)
+
+
+def _leaf(mechanism: Mechanism) -> dp_event.DpEvent:
+    match mechanism:
+        case Gaussian():
+            return dp_event.GaussianDpEvent(mechanism.noise_multiplier)
+        case Laplace():
+            return dp_event.LaplaceDpEvent(mechanism.scale)
+        case DiscreteLaplace():
+            noise = rounded(1 / Fraction(mechanism.scale), math.inf)
+            return _of("DiscreteLaplaceDpEvent", mechanism)(noise, mechanism.sensitivity)
+        case DiscreteGaussian():
+            return _of("DiscreteGaussianDpEvent", mechanism)(
+                sigma=mechanism.sigma, sensitivity=mechanism.sensitivity, dimension=1
+            )
+        case MixtureOfGaussians():
+            shifts, chances = (np.asarray(x).tolist() for x in (mechanism.sensitivities, mechanism.probabilities))
+            return _of("MixtureOfGaussiansDpEvent", mechanism)(mechanism.noise_multiplier, shifts, chances)
+        case PureDP(epsilon=0.0):
+            return dp_event.NoOpDpEvent()
+        case PureDP():
+            return _of("EpsilonDeltaDpEvent", mechanism)(mechanism.epsilon, 0.0)
+        case ApproximateDP():
+            return _of("EpsilonDeltaDpEvent", mechanism)(mechanism.epsilon, mechanism.delta)
+        case ExponentialMechanism() | ReportNoisyMax(noise="gumbel"):
+            return _of("ExponentialMechanismDpEvent", mechanism)(mechanism.epsilon)
+        case ReportNoisyMax(noise="exponential"):
+            return _of("PermuteAndFlipDpEvent", mechanism)(mechanism.epsilon)
+        case RandomizedResponse():
+            return _response_event(mechanism)
+    raise InputError(f"{type(mechanism).__name__} has no DpEvent; account for it with jaxacct.epsilon")
+
+
+def _of(name: str, mechanism: Mechanism) -> Callable[..., Any]:
+    """The event class of a name, refused where the installed dp_accounting has none."""
+    found: Callable[..., Any] | None = getattr(dp_event, name, None)
+    if found is None:
+        raise InputError(
+            f"{type(mechanism).__name__} has no DpEvent: the installed dp_accounting lacks {name}; account for it with "
+            "jaxacct.epsilon"
+        )
+    return found
+
+
+def _response_event(mechanism: RandomizedResponse) -> dp_event.DpEvent:
+    k, truth = mechanism.categories, Fraction(mechanism.probability)
+    exact = (1 - truth) * Fraction(k, k - 1)
+    if exact > 1:
+        raise InputError(f"probability = {mechanism.probability!r} must be >= 1/{k} to have a DpEvent; ask ja.epsilon")
+    return _of("RandomizedResponseDpEvent", mechanism)(rounded(exact, 0.0), k)
+
+
+def _selection_event(mechanism: Selection) -> dp_event.DpEvent:
+    law = mechanism.law
+    mean, shape = float(law.mean), math.inf if isinstance(law, Poisson) else float(law.eta)
+    if mean < 1.0 or shape < 0.0:
+        raise InputError(
+            f"a law of K with mean {mean!r} and eta {shape!r} has no DpEvent; it needs mean >= 1, eta >= 0"
+        )
+    return _of("RepeatAndSelectDpEvent", mechanism)(_event(mechanism.mechanism), mean, shape)
+
+
+def _sizes(ratio: float) -> tuple[int, int]:
+    """Sample and data set whose ratio, rounded up, is this one."""
+    for exact in (Fraction(ratio).limit_denominator(SIMPLEST), Fraction(ratio)):
+        if exact.denominator <= LARGEST_WHOLE and rounded(exact, 1.0) == ratio:
+            return exact.numerator, exact.denominator
+    raise InputError(f"sampling_ratio = {ratio!r} is no ratio of whole numbers up to 2**53; use a larger one")

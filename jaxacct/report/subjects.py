@@ -33,11 +33,10 @@ from jaxacct.report.wording import (
     mechanisms_in,
 )
 from jaxacct.selection import AdaptiveSelection, Selection, select
-from jaxacct.sweeps import Table, read_table, samplings
-from jaxacct.sweeps import repetitions as laws
-from jaxacct.sweeps.columns import WHOLE
-from jaxacct.sweeps.grid import INPUTS
-from jaxacct.sweeps.result_files import ENDINGS
+from jaxacct.sweeps import Table, read_table
+from jaxacct.sweeps.grid import INPUTS, LAWS
+from jaxacct.sweeps.solve import law_of_k, run_of_row
+from jaxacct.sweeps.table import ENDINGS, WHOLE
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.plan.plan import load
 
@@ -566,12 +565,12 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 def _mechanism(cells: dict[str, Any]) -> Mechanism:
     _refuse_other_batches(cells)
-    run = samplings.run_of_row(cells)
+    run = run_of_row(cells)
     word = str(cells.get("repetitions", ""))
     if not word:
         return run
-    numbers = {name: float(cells[name]) for name in laws.LAWS[word]}
-    return select(run, laws.law(word, numbers))
+    numbers = {name: float(cells[name]) for name in LAWS[word]}
+    return select(run, law_of_k(word, numbers))
 
 
 def _refuse_other_batches(cells: dict[str, Any]) -> None:

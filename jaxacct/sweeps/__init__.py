@@ -4,10 +4,9 @@
 """
 
 from jaxacct.sweeps.grid import Grid
-from jaxacct.sweeps.parts import merge
-from jaxacct.sweeps.planning import Plan, plan
+from jaxacct.sweeps.journal import merge
 from jaxacct.sweeps.read import read_grid
-from jaxacct.sweeps.run import SweepInterrupted, sweep
+from jaxacct.sweeps.run import Plan, SweepInterrupted, plan, sweep
 from jaxacct.sweeps.solve import FailedRows
 from jaxacct.sweeps.table import Table, read_table
 

@@ -2,7 +2,7 @@
 
 Of noise_multiplier, sampling_probability, steps, epsilon and delta exactly one is left out: it is solved for.
 Instead of epsilon and delta a risk may be the target, such as target_advantage, or target_tpr with at_fpr.
-`sampling` names how batches are drawn (Poisson where it is left out), (samplings.py).
+`sampling` names how batches are drawn (Poisson where it is left out).
 With `repetitions`, a law of K by name, epsilon is that of running the configuration K times and releasing the best.
 """
 
@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.calibration.risk_targets import RULES, TARGETS, given_target
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
+    OPEN_PROBABILITY,
     POSITIVE,
     REAL,
     Constraint,
@@ -29,8 +31,27 @@ from jaxacct.core.validation import (
     check,
     choice,
 )
-from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES
-from jaxacct.sweeps import repetitions, risks, samplings
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described, rule_name, rule_of
+
+LAWS: dict[str, tuple[str, ...]] = {
+    "geometric": ("gamma",),
+    "logarithmic": ("gamma",),
+    "truncated_negative_binomial": ("eta", "gamma"),
+    "poisson": ("mean",),
+    "binomial": ("trials", "probability_of_run"),
+    "point_mass": ("count",),
+}
+"""The laws of K that may be named, and the numbers of each."""
+
+LAW_NUMBERS: dict[str, Constraint] = {
+    "eta": Constraint("use an eta above -1, such as 1, 0 or -0.5", -1, lower_open=True),
+    "gamma": OPEN_PROBABILITY,
+    "mean": POSITIVE,
+    "trials": COUNT,
+    "probability_of_run": Constraint("use a probability above 0 and at most 1", 0, 1, lower_open=True),
+    "count": COUNT,
+}
+"""The numbers of all laws, with the values that they may take."""
 
 FIELDS: dict[str, Constraint] = {
     **NUMBERS,
@@ -38,16 +59,16 @@ FIELDS: dict[str, Constraint] = {
     "target_delta": DELTA,
     "epsilon": REAL,
     "delta": DELTA,
-    **risks.FIELDS,
-    **repetitions.FIELDS,
+    **RULES,
+    **LAW_NUMBERS,
 }
 """Every number of a configuration with the values it may take."""
 
 INPUTS = (
     "sampling",
-    *(field for field in FIELDS if field not in repetitions.FIELDS),
+    *(field for field in FIELDS if field not in LAW_NUMBERS),
     "repetitions",
-    *repetitions.FIELDS,
+    *LAW_NUMBERS,
 )
 """Every input of a configuration, in the order of the result's columns."""
 
@@ -58,6 +79,12 @@ MODES = ("product", "zip")
 """How arrays become rows: every combination, or side by side."""
 COUNTS = ("batch_size", *(name for name, rule in FIELDS.items() if rule.integral))
 """Fields of which a range is rounded to whole numbers."""
+WORDS_OF_INPUT = ("sampling", "repetitions")
+"""Inputs that are text."""
+ANSWER = ("lower", "estimate", "upper")
+"""Columns of the bracket of an answer."""
+WORDS = ("kind", "status", "engine")
+"""Columns of text that belong to the bracket."""
 LARGEST_GRID = 10_000_000
 """Most configurations in one grid, about a gigabyte of columns; a larger product is refused before it is built."""
 
@@ -114,10 +141,9 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}`, both ends
     included; a range of a count is rounded to whole numbers.  A run is described as for `jaxacct.dp_sgd`: `batch_size`
     with `dataset_size`, or `slots`, gives the sampling probability, and `epochs` the steps.  `target_epsilon` and
-    `epsilon` are one field, and so are `target_delta` and `delta`.  A risk (`risks.FIELDS`) may stand in place of both.
-    `sampling` is the name of a batch rule, or an array of them (`jaxacct.dp_sgd`).
-    `repetitions` is the name of a law of K, or an array of them, and needs the
-    numbers of that law (`repetitions.LAWS`).
+    `epsilon` are one field, and so are `target_delta` and `delta`.  A risk, such as `target_advantage`, may stand in
+    place of both.  `sampling` is the name of a batch rule, or an array of them (`jaxacct.dp_sgd`).
+    `repetitions` is the name of a law of K, or an array of them, and needs the numbers of that law (`LAWS`).
 
     Raises InputError, one line, for unknown or missing fields, values outside their limits (with the index),
     and zipped fields that do not broadcast.
@@ -137,8 +163,8 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     solved = _quantity(axes, quantity)
     if solved != "delta" and "epsilon" in axes:  # a target, under its short name
         check("epsilon", axes["epsilon"], POSITIVE)
-    repetitions.require(axes, solved)
-    samplings.require(axes)
+    _require_law(axes, solved)
+    _require_rule(axes)
     size = math.prod(np.size(axis) for axis in axes.values()) if mode == "product" else 0
     if size > LARGEST_GRID:
         raise InputError(f"the grid has {size:,} configurations; at most {LARGEST_GRID:,} fit; split it")
@@ -148,7 +174,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
     columns = {field: np.array(axis).ravel() for field, axis in zip(axes, meshed, strict=True)}
-    columns = _rename(samplings.derived(columns, solved), solved)
+    columns = _rename(_derived(columns, solved), solved)
     rows = next(iter(columns.values())).size
     inputs = {field: columns[field] for field in INPUTS if field in columns}
     return Grid(np.full(rows, name, dtype=object), np.full(rows, solved, dtype=object), inputs)
@@ -172,14 +198,15 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def _absent(field: str, size: int) -> np.ndarray:
-    return np.full(size, "", object) if field in ("sampling", "repetitions") else np.full(size, np.nan)
+    return np.full(size, "", object) if field in WORDS_OF_INPUT else np.full(size, np.nan)
 
 
 def _axis(field: str, value: Any) -> np.ndarray:
-    if field == "repetitions":
-        axis = repetitions.words(value)
-    elif field == "sampling":
-        axis = samplings.words(value)
+    if field in WORDS_OF_INPUT:
+        axis = np.array(value, object)
+        for index, word in np.ndenumerate(axis):
+            place = f"{field}{list(index) if index else ''}"
+            axis[index] = rule_name(word, place) if field == "sampling" else choice(place, word, LAWS)
     else:
         axis = np.asarray(check(field, _range(field, value) if isinstance(value, Mapping) else value, FIELDS[field]))
     if axis.size == 0:
@@ -224,8 +251,11 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
         raise InputError(f"{lone} needs {other}; give both, or sampling_probability instead")
     present = {field.removeprefix("target_") for field in axes}
     present |= {names[0] for names in (RATES, LENGTHS) if set(names) & set(axes)}
-    if risks.is_target(axes):
-        present |= {"epsilon", "delta"}
+    if any(name in axes for name in RULES):
+        risk = {name: axes.get(name) for name in (*TARGETS, *(n for n in RULES if n not in TARGETS))}
+        first, second = (axes.get(f"target_{word}", axes.get(word)) for word in ("epsilon", "delta"))
+        if given_target(first, second, risk) is not None:
+            present |= {"epsilon", "delta"}
     missing = [quantity for quantity in QUANTITIES if quantity not in present]
     if stated is not None:
         if stated not in missing:
@@ -239,6 +269,49 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
     if len(missing) > 1:
         raise InputError(f"{_and(missing)} missing; leave out only the one to be solved for")
     return missing[0]
+
+
+def _require_law(given: Mapping[str, Any], solved: str) -> None:
+    """Refuse numbers of a law without its name, a name without its numbers, and what cannot be solved for."""
+    numbers = [field for field in LAW_NUMBERS if field in given]
+    if "repetitions" not in given:
+        if numbers:
+            raise InputError(f"{numbers[0]} needs repetitions; name the law of K, such as 'geometric'")
+        return
+    for word in dict.fromkeys(np.ravel(given["repetitions"])):
+        for field in (*LAWS[word], *numbers):
+            if (field in LAWS[word]) != (field in given):
+                which = f"repetitions = {word!r} takes {' and '.join(LAWS[word])}"
+                raise InputError(f"{which}; {'leave out' if field in given else 'give'} {field}")
+    if solved != "epsilon":
+        raise InputError(f"{solved} cannot be solved for with repetitions; give {solved}, and leave out epsilon")
+
+
+def _require_rule(given: Mapping[str, Any]) -> None:
+    """Refuse numbers of a batch rule without the rule, and a rule without its numbers."""
+    rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
+    if "cap" in given and "truncated_poisson" not in rules:
+        raise InputError("cap needs sampling = 'truncated_poisson'; leave it out, or name that batch rule")
+    for rule in rules:
+        for name in rule_of(rule).needs:
+            if name not in given:
+                raise InputError(f"sampling = {rule!r} needs {name}; give it")
+
+
+def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
+    """The columns, completed by the sampling probability and the steps where these follow from other columns."""
+    if not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
+        return columns
+    size = next(iter(columns.values())).size
+    rules = columns.get("sampling", np.full(size, "poisson", object))
+    found = {name: np.full(size, np.nan) for name in ("sampling_probability", "steps") if name != solved}
+    for rule in dict.fromkeys(rules.tolist()):
+        rows = np.flatnonzero(rules == rule)
+        names = [name for name in NUMBERS if name in columns and (name != "cap" or "cap" in rule_of(rule).needs)]
+        run_ = described({name: columns[name][rows] for name in names}, rule, unknown=solved)
+        for name, column in found.items():
+            column[rows] = run_.get(name, np.nan)
+    return columns | {name: column for name, column in found.items() if not np.isnan(column).all()}
 
 
 def _and(words: Sequence[str]) -> str:

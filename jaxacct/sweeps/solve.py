@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.calibration import noise_rate_steps
-from jaxacct.calibration.dp_sgd_search import LEAST_RTOL
+from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration
+from jaxacct.calibration.risk_targets import BESIDE, TARGETS
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting
-from jaxacct.mechanisms.dp_sgd_run import usual_relation
-from jaxacct.sweeps import repetitions, risks, samplings
-from jaxacct.sweeps.columns import ANSWER, WORDS
-from jaxacct.sweeps.grid import Grid
+from jaxacct.mechanisms import Mechanism, dp_sgd
+from jaxacct.mechanisms.dp_sgd_run import NUMBERS, numbers_of_rule, rule_name, usual_relation
+from jaxacct.sweeps.grid import ANSWER, LAWS, WORDS, Grid
 from jaxacct.sweeps.table import Table, blank
+
+if TYPE_CHECKING:
+    from jaxacct.selection import Law
 
 _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
     "noise_multiplier": noise_rate_steps.calibrate_noise_multiplier,
@@ -26,8 +30,8 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
     "steps": noise_rate_steps.calibrate_steps,
 }
 """What solves for each quantity that is calibrated."""
-
-
+BASES_AT_ONCE = 16
+"""Base mechanisms, each with a curve of some 2 MB, that are solved together."""
 USUAL = "usual"
 """Relation of a sweep whose batch rules have different usual relations: each row has that of its own rule."""
 
@@ -130,7 +134,7 @@ def _failed(quantity: str) -> dict[str, Any]:
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
     """The columns that the rows gain; rows of one batch rule are answered together."""
     pieces, places = [], []
-    for given, rows in samplings.alike(inputs):
+    for given, rows in alike(inputs):
         pieces.append(_of_one_rule(quantity, {name: column[rows] for name, column in inputs.items()}, chosen, given))
         places.append(rows)
     order = np.argsort(np.concatenate(places))
@@ -144,12 +148,12 @@ def _of_one_rule(
     relation = chosen.relation_of(given["sampling"])
     if quantity in _CALIBRATIONS:
         solver = _CALIBRATIONS[quantity]
-        value, word, bounds = risks.calibrated(solver, inputs, quantity, given, relation=relation, rtol=chosen.rtol)
+        value, word, bounds = _calibrated(solver, inputs, quantity, given, relation=relation, rtol=chosen.rtol)
         status = np.where(word == "ok", bounds.status, word)
         return _columns(bounds) | {quantity: value, "status": _shared(status)}
     if "repetitions" in inputs and quantity == "epsilon":
-        return _columns(repetitions.epsilon(inputs, relation, chosen.rtol, given))
-    mechanism = samplings.run(inputs, given)
+        return _columns(_of_selections(inputs, relation, chosen.rtol, given))
+    mechanism = run_of(inputs, given)
     accuracy = chosen._replace(relation=relation)._asdict()
     if quantity == "epsilon":
         return _columns(account.epsilon(mechanism, inputs["delta"], **accuracy))
@@ -166,3 +170,173 @@ def _shared(words: np.ndarray) -> np.ndarray:
     """Text as references to one object per word, so that a million rows cost a million references."""
     known, code = np.unique(words, return_inverse=True)
     return known.astype(object)[code]
+
+
+def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Rows that share a batch rule, a group size, and whether they have steps: pairs (rule and size, rows).
+
+    >>> inputs = {"steps": np.ones(3), "group": np.array([1.0, 2.0, 1.0])}
+    >>> [(rule, rows.tolist()) for rule, rows in alike(inputs)]
+    [({'sampling': 'poisson', 'group': 1}, [0, 2]), ({'sampling': 'poisson', 'group': 2}, [1])]
+    """
+    size = next(iter(inputs.values())).size
+    rules = inputs.get("sampling", np.full(size, "", object))
+    group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
+    in_epochs = np.isnan(inputs.get("steps", np.ones(size)))
+    for word in dict.fromkeys(rules.tolist()):
+        for number, by_epochs in np.unique(np.stack([group, in_epochs])[:, rules == word], axis=1).T:
+            rows = np.flatnonzero((rules == word) & (group == number) & (in_epochs == by_epochs))
+            yield {"sampling": word or "poisson", "group": int(number)}, rows
+
+
+def _numbers(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns from which the runs of a batch rule and group size are made."""
+    given = {name: inputs[name] for name in NUMBERS if name in inputs and not np.isnan(inputs[name]).all()}
+    return numbers_of_rule(rule["sampling"], given, rule["group"])
+
+
+def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
+    """The runs of rows with the same batch rule and group size."""
+    return dp_sgd(**_numbers(inputs, rule), **rule)
+
+
+def run_of_row(row: Mapping[str, Any]) -> Mechanism:
+    """The run of one row of a result, whose cells are numbers and text.
+
+    >>> row = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 10.0, "group": 2.0, "cap": float("nan")}
+    >>> run_of_row(row).expression()
+    'ja.dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=10, group=2)'
+    """
+    word = str(row.get("sampling", "") or "poisson")
+    rule_name(word, "sampling")
+    cells = {name: float(row[name]) for name in NUMBERS if name in row}
+    group = cells.get("group", math.nan)
+    given = {name: cell for name, cell in cells.items() if not math.isnan(cell)}
+    return run_of(given, {"sampling": word, "group": 1 if math.isnan(group) else int(group)})
+
+
+def target_of(row: Mapping[str, Any]) -> str | None:
+    """The name of the risk that a row of a table has as its target, None where it has none."""
+    return next((name for name in TARGETS if name in row and not np.isnan(float(row[name]))), None)
+
+
+def _calibrated(
+    solve: Callable[..., Calibration],
+    inputs: Mapping[str, np.ndarray],
+    quantity: str,
+    rule: Mapping[str, Any],
+    **settings: Any,
+) -> tuple[np.ndarray, np.ndarray, Bounds]:
+    """(value, status, bracket) of rows that may have different targets: of epsilon, or of the risk.
+
+    rule : the batch rule and group size of all rows, as `dp_sgd` takes them.
+    """
+    known = {name: column for name, column in _numbers(inputs, rule).items() if name != quantity}
+    settings |= rule
+    size = next(iter(known.values())).size
+    left = np.ones(size, bool)
+    pieces: list[tuple[np.ndarray, Calibration, Bounds]] = []
+    for target in (*TARGETS, "target_epsilon"):
+        if target not in inputs:
+            continue
+        rows = np.flatnonzero(left & ~np.isnan(inputs[target]))
+        left[rows] = False
+        beside = ("target_delta",) if target == "target_epsilon" else BESIDE.get(target, ())
+        # a floor that is left out is the usual one
+        fields = {name: inputs[name][rows] for name in (target, *beside) if name in inputs}
+        open_ = np.isnan(fields["above_fpr"]) if "above_fpr" in fields else np.zeros(rows.size, bool)
+        for part in (np.flatnonzero(~open_), np.flatnonzero(open_)):
+            if not part.size:
+                continue
+            given = {name: column[part] for name, column in fields.items() if not np.isnan(column[part]).any()}
+            found = solve(**given, **{name: column[rows[part]] for name, column in known.items()}, **settings)
+            pieces.append((rows[part], found, found.epsilon if found.risk is None else found.risk))
+    order = np.argsort(np.concatenate([rows for rows, _, _ in pieces]))
+    join = lambda take: np.concatenate([np.asarray(take(found, bounds)) for _, found, bounds in pieces])[order]
+    columns = [
+        join(lambda found, bounds, name=name: getattr(bounds, name))
+        for name in ("lower", "estimate", "upper", "kind", "status", "engine")
+    ]
+    return join(lambda found, bounds: found.value), join(lambda found, bounds: found.status), Bounds(*columns)
+
+
+def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
+    """The law of K with this name.
+
+    >>> float(law_of_k("binomial", {"trials": 20, "probability_of_run": 0.5}).mean)
+    10.0
+    """
+    from jaxacct import selection  # takes a while to import, and rows without repetitions do not need it
+
+    made: dict[str, Callable[..., Law]] = {
+        "geometric": selection.Geometric,
+        "logarithmic": selection.Logarithmic,
+        "truncated_negative_binomial": selection.TruncatedNegativeBinomial,
+        "poisson": selection.Poisson,
+        "binomial": selection.Binomial,
+        "point_mass": selection.PointMass,
+    }
+    return made[word](*(numbers[field] for field in LAWS[word]))
+
+
+def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """E[K] of every row, all of which have repetitions."""
+    found = np.zeros(inputs["repetitions"].size)
+    for word in dict.fromkeys(inputs["repetitions"].tolist()):
+        rows = inputs["repetitions"] == word
+        found[rows] = law_of_k(word, {field: inputs[field][rows] for field in LAWS[word]}).mean
+    return found
+
+
+def _of_selections(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: Mapping[str, Any]) -> Bounds:
+    """The epsilon of every row: of its base where it has no repetitions, else of the selection, for the worst score.
+
+    inputs : noise_multiplier, sampling_probability, steps, delta, repetitions and the numbers of the laws, each (B,).
+    rule : the batch rule and group size of all rows, as `dp_sgd` takes them.
+    """
+    size = inputs["delta"].size
+    numbers = tuple(_numbers(inputs, rule))
+    ends, labels = np.full((3, size), np.nan), np.full((3, size), "", object)
+    for word in dict.fromkeys(inputs["repetitions"].tolist()):
+        for rows in _by_base(inputs, np.flatnonzero(inputs["repetitions"] == word), word != "", numbers):
+            some = {name: column[rows] for name, column in inputs.items()}
+            found = _solved(word, some, relation, rtol, numbers, rule)
+            ends[:, rows] = found.lower, found.estimate, found.upper
+            labels[:, rows] = found.kind, found.status, found.engine
+    return Bounds(*ends, *labels)
+
+
+def _solved(
+    word: str,
+    some: Mapping[str, np.ndarray],
+    relation: str,
+    rtol: float,
+    numbers: tuple[str, ...],
+    rule: Mapping[str, Any],
+) -> Bounds:
+    """Rows of one law; `numbers` are the columns that a run is made from."""
+    if not word:
+        given: dict[str, Any] = {name: some[name] for name in numbers}
+        return account.epsilon(dp_sgd(**given, **rule), some["delta"], relation=relation, rtol=rtol)
+    from jaxacct.selection import select
+
+    given = {name: some[name][:, :1] for name in numbers}
+    chosen = select(dp_sgd(**given, **rule), law_of_k(word, some))
+    return account.epsilon(chosen, some["delta"], relation=relation, rtol=rtol)
+
+
+def _by_base(
+    inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool, numbers: tuple[str, ...]
+) -> Iterator[np.ndarray]:
+    """The rows in arrays (bases, rows of that base), so that the curve of a base is computed once."""
+    if not selected:
+        yield rows
+        return
+    parameters = np.stack([inputs[name][rows] for name in numbers], axis=1)
+    _, which, count = np.unique(parameters, axis=0, return_inverse=True, return_counts=True)
+    sorted_rows = rows[np.argsort(which.ravel(), kind="stable")]
+    first = np.cumsum(count) - count
+    for size in np.unique(count):
+        bases = first[count == size]
+        for start in range(0, bases.size, BASES_AT_ONCE):
+            yield sorted_rows[bases[start : start + BASES_AT_ONCE, None] + np.arange(size)]

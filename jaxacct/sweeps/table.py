@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,20 @@ from typing import Any
 import numpy as np
 
 from jaxacct.core import markup
-from jaxacct.core.files import optional_package, write_csv
+from jaxacct.core.files import optional_package, replacing, write_csv
 from jaxacct.core.text import outward
-from jaxacct.core.validation import LARGEST_COUNT, InputError
-from jaxacct.sweeps.columns import ANSWER, TEXT, WHOLE, place, product_axes
-from jaxacct.sweeps.grid import INPUTS
-from jaxacct.sweeps.result_files import read_columns, write_parquet
+from jaxacct.core.validation import LARGEST_COUNT, InputError, shown
+from jaxacct.mechanisms.dp_sgd_run import SOURCES
+from jaxacct.sweeps.grid import ANSWER, COUNTS, INPUTS, QUANTITIES, WORDS, Grid
 
+TEXT = ("name", "quantity", "sampling", "repetitions", "relation", *WORDS)
+"""Columns of text; all others are float64."""
+WHOLE = (*COUNTS, "epochs")
+"""Columns whose whole numbers are written without a decimal point."""
+ENDINGS = (".csv", ".parquet")
+"""How the name of a result may end."""
+REPLACE = "replace it with --overwrite (overwrite=True)"
+"""What to do about a result that is there already."""
 ROWS_PER_PIECE = 8192
 """Rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""
 
@@ -93,12 +102,18 @@ class Table:
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
         numbers = {name for name, column in self.columns.items() if _is_numeric(column)}
-        text = tuple(name for name in self.columns if name not in numbers)
         pieces = (
             {name: _for_parquet(name, column, name in numbers) for name, column in piece.columns.items()}
             for piece in self._pieces()
         )
-        write_parquet(Path(path), text, tuple(self.columns), pieces)
+        arrow = optional_package("pyarrow", "a Parquet file")
+        schema = arrow.schema([(name, arrow.float64() if name in numbers else arrow.string()) for name in self.columns])
+        with (
+            replacing(Path(path)) as temporary,
+            importlib.import_module("pyarrow.parquet").ParquetWriter(str(temporary), schema) as writer,
+        ):
+            for piece in pieces:
+                writer.write_table(arrow.table(piece, schema=schema))
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame (needs pandas)."""
@@ -161,7 +176,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     >>> bool((again["upper"] == t["upper"]).all())
     True
     """
-    columns = read_columns(Path(path), TEXT)
+    columns = _read_columns(Path(path))
     missing = [name for name in ("quantity", "relation", *ANSWER) if name not in columns]
     if missing:
         raise InputError(f"{path}: is no result of a sweep: it has no column {missing[0]!r}")
@@ -212,3 +227,142 @@ def _cell(name: str, value: float, quantity: str) -> str:
     if math.isnan(value):
         return "nan" if name in (*ANSWER, quantity) else ""
     return str(int(value)) if name in WHOLE and value.is_integer() else repr(value)
+
+
+def layout(grid: Grid) -> tuple[str, ...]:
+    """The columns of a grid's result: name, quantity, inputs, what is solved for, bracket, and its words."""
+    solved = [quantity for quantity in INPUTS if quantity in grid.quantity and not measures(quantity)]
+    inputs = [field for field in INPUTS if field in grid.inputs or field in solved]
+    name = ["name"] if any(grid.name) else []
+    return (*name, "quantity", *inputs, "relation", *ANSWER, *WORDS)
+
+
+def measures(quantity: str) -> bool:
+    """Whether lower, estimate and upper hold the quantity itself (otherwise the epsilon or the risk reached)."""
+    return quantity in ("epsilon", "delta")
+
+
+def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inputs that differ between rows and do not follow from others, with their values as first met.
+
+    >>> columns = {"steps": np.array([1.0, 1.0, 2.0, 2.0]), "delta": np.array([1e-5, 1e-6, 1e-5, 1e-6])}
+    >>> {name: values.tolist() for name, values in varying(columns).items()}
+    {'steps': [1.0, 2.0], 'delta': [1e-05, 1e-06]}
+    """
+    solved = set(columns.get("quantity", ()))
+    found = {}
+    for name in ("name", "quantity", *INPUTS):
+        if name in solved or name not in columns or any(source in columns for source in SOURCES.get(name, ())):
+            continue
+        values, first = np.unique(columns[name], return_index=True)
+        if values.size > 1:
+            found[name] = values[np.argsort(first)]
+    return found
+
+
+def product_axes(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The varying inputs of a table that holds each of their combinations once; others are refused."""
+    axes = varying(columns)
+    rows = len(columns["quantity"])
+    cells = int(np.prod([len(values) for values in axes.values()], dtype=np.int64))
+    if "quantity" in axes:
+        raise InputError(f"the table solves for {' and '.join(axes['quantity'])}; labelled axes need one quantity")
+    if cells != rows or np.unique(place(columns, axes)).size != rows:
+        sizes = " x ".join(f"{len(values)} {name}" for name, values in axes.items()) or "one configuration"
+        raise InputError(
+            f"the table has {rows:,} rows and is no product of its inputs ({sizes}); "
+            "labelled axes need a product grid without repeated values, use to_pandas() for others"
+        )
+    return axes
+
+
+def place(columns: Mapping[str, np.ndarray], axes: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The position of every row in the product of the axes, in C order."""
+    index = np.zeros(len(columns["quantity"]), np.int64)
+    for name, values in axes.items():
+        order = np.argsort(values)
+        index = index * len(values) + order[np.searchsorted(values[order], columns[name])]
+    return index
+
+
+def solved_for(columns: Mapping[str, np.ndarray]) -> list[str]:
+    """What the rows are solved for, in the usual order."""
+    return [quantity for quantity in QUANTITIES if quantity in set(columns["quantity"])]
+
+
+def out_path(out: Any) -> Path:
+    """The path of a result; what is no path is refused."""
+    if not isinstance(out, str | os.PathLike) or not os.fspath(out):
+        raise InputError(f"out = {shown(out)} must be the path of a file; name the result, such as 'result.csv'")
+    return Path(out)
+
+
+def refuse_existing(path: Path, remedy: str = REPLACE) -> None:
+    """Refuse to write over a file that is there."""
+    if path.exists():
+        raise InputError(f"{path}: is there already; {remedy}, or give another name")
+
+
+def check_result(path: Path) -> None:
+    """Refuse a result that could not be written, before any work is done for it."""
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(f"{path}: the result must end in .csv or .parquet")
+    if path.suffix.lower() == ".parquet":
+        optional_package("pyarrow", "a Parquet file")
+    if path.is_dir():
+        raise InputError(f"{path}: cannot be written: it is a folder")
+
+
+def _read_columns(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a result file; whatever is wrong with it is refused in one line."""
+    readers: dict[str, Callable[[Path], dict[str, np.ndarray]]]
+    readers = {".csv": _read_csv, ".parquet": _read_parquet}
+    if path.suffix.lower() not in readers:
+        raise InputError(f"{path}: a result must end in .csv or .parquet")
+    try:
+        return readers[path.suffix.lower()](path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, csv.Error) as error:
+        raise InputError(f"{path}: is no result of a sweep: {' '.join(str(error).split())}") from None
+
+
+def _read_csv(path: Path) -> dict[str, np.ndarray]:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin a file with a mark
+        reader = csv.reader(file, strict=True)
+        names = _distinct(next(reader, []))
+        columns: list[list[Any]] = [[] for _ in names]
+        known: dict[str, str] = {}
+        for cells in reader:
+            if len(cells) != len(names):
+                raise ValueError(f"line {reader.line_num} has {len(cells)} cells under a header of {len(names)}")
+            for name, column, cell in zip(names, columns, cells, strict=True):
+                number = name in INPUTS or name in ANSWER
+                column.append(float(cell or "nan") if number and name not in TEXT else known.setdefault(cell, cell))
+    return {name: _column(name, column) for name, column in zip(names, columns, strict=True)}
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names of the columns; ValueError for one that is there twice, of which one would be taken in silence."""
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ValueError(f"column {shown(name)} appears twice")
+    return names
+
+
+def _read_parquet(path: Path) -> dict[str, np.ndarray]:
+    optional_package("pyarrow", "a Parquet file")
+    columns = importlib.import_module("pyarrow.parquet").read_table(str(path)).to_pydict()
+    return {name: _column(name, column) for name, column in columns.items()}
+
+
+def _column(name: str, cells: list[Any]) -> np.ndarray:
+    """One column: text, or numbers; a column that is no sweep's own holds numbers if all its cells are numbers."""
+    if name in TEXT:
+        return np.array(cells, object)
+    try:
+        return np.array([float(cell if cell != "" else "nan") for cell in cells], np.float64)
+    except (TypeError, ValueError):
+        if name in INPUTS or name in ANSWER:
+            raise
+        return np.array(cells, object)
