@@ -16,7 +16,7 @@ from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, check
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.plots import style
-from jaxacct.plots.profiles import SMALLEST_DELTA
+from jaxacct.plots.results import SMALLEST_DELTA
 from jaxacct.representations.mechanism_profile import Profile, profile
 
 __all__ = ["plot_profiles", "plot_tradeoffs"]
