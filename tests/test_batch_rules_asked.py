@@ -9,7 +9,7 @@ import jaxacct as ja
 from jaxacct.cli import main
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import rounds_of, slots_of
-from jaxacct.plots import profiles
+from jaxacct.plots import results
 from jaxacct.sweeps import read_table
 from jaxacct.sweeps.solve import run_of_row
 
@@ -131,8 +131,8 @@ def test_pictures_and_reports_describe_the_run_of_the_row(tmp_path, monkeypatch)
     from jaxacct.report import report
 
     table = ja.sweep(GRID | {"sampling": ["poisson", "random_allocation"]}, progress=False)
-    monkeypatch.setattr(profiles, "EPSILONS_PER_PROFILE", 12)
-    eps, _, _, upper = profiles.profile(table)
+    monkeypatch.setattr(results, "EPSILONS_PER_PROFILE", 12)
+    eps, _, _, upper = results.profile(table)
     assert upper[1, 5] == pytest.approx(ja.delta(run("random_allocation"), eps[1, 5]).upper, rel=1e-3)
     table.to_csv(tmp_path / "result.csv")
     report(str(tmp_path / "result.csv"), out=str(tmp_path / "page.md"))
