@@ -19,9 +19,9 @@ import numpy as np
 
 import jaxacct as ja
 from jaxacct import representations, selection
-from jaxacct.accounting.account import _upper_ends, effort_of
-from jaxacct.accounting.replacement_in_two_steps import epsilon_replaced
-from jaxacct.core.validation import InputError, options
+from jaxacct.accounting.mechanism_engines import epsilon_replaced
+from jaxacct.core.validation import InputError
+from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms import Composed, Repeated
 from jaxacct.mechanisms.table import EXAMPLES
 
@@ -97,9 +97,7 @@ def ways(mechanism: ja.Mechanism, delta: float, relation: str) -> Iterator[tuple
         share = delta / len(mechanism.mechanisms)
         yield "sum", lambda: sum(upper(one, share) for one in mechanism.mechanisms)
     if relation == "replace_one":
-        two = lambda: epsilon_replaced(
-            mechanism, np.asarray(delta), _upper_ends(mechanism, effort_of(options()), "auto")
-        )
+        two = lambda: epsilon_replaced(MechanismQuestion("epsilon", mechanism, delta, relation))
         yield "removed and added", lambda: float(two().upper)
     if relation == "zero_out":
         yield "replaced", lambda: float(ja.epsilon(mechanism, delta, relation="replace_one").upper)

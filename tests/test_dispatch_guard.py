@@ -6,8 +6,8 @@ import pytest
 import jaxacct as ja
 from jaxacct.accounting import dispatch
 from jaxacct.engines import contour, lattice, quick_bounds
-from jaxacct.engines.contour import Answer
 from jaxacct.engines.lattice import LatticeAnswer
+from jaxacct.engines.protocol import Answer
 from jaxacct.mechanisms import components
 
 DELTA, EPS = 1e-5, 1.0

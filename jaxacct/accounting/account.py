@@ -1,21 +1,16 @@
 """epsilon and delta of a mechanism, as certified brackets: the public questions, and how they become questions to
-the directions of the neighbouring relation (directions.py), each with an effort.
+the engines (directions.py), each with an effort.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-import jaxacct.accounting.gaussian_mixtures  # noqa: F401  # puts its engine in the list
-from jaxacct.accounting.directions import worse_direction
-from jaxacct.accounting.dispatch import engine_of_mechanism
-from jaxacct.accounting.replacement_in_two_steps import Ask, delta_replaced, epsilon_replaced, smaller
-from jaxacct.accounting.sampled_once import sampled_once
-from jaxacct.accounting.single_round import single_rounds
+import jaxacct.accounting.mechanism_engines  # noqa: F401  # puts its engines in the list
+from jaxacct.accounting.directions import answer
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.keywords import with_hints
@@ -23,27 +18,17 @@ from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     GIBIBYTE,
     REAL,
-    Options,
     check,
     options,
     refuse_tracers,
 )
 from jaxacct.engines.backend import job
-from jaxacct.engines.contour import TOLERANCE, Hint
-from jaxacct.engines.protocol import Effort
+from jaxacct.engines.protocol import Effort, MechanismQuestion
 from jaxacct.mechanisms import Mechanism
-from jaxacct.mechanisms.balls_in_bins import replaced_in_two_steps
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.mechanisms.poisson_sampled import groups_inside
-from jaxacct.mechanisms.shuffled_attacks import attacks_on
 
-__all__ = ["REVERSED", "bracket_epsilon", "delta", "effort_of", "effort_of_search", "epsilon"]
+__all__ = ["REVERSED", "delta", "delta_without_attacks", "effort_of_search", "epsilon"]
 
-REFINED_SHARE = 0.01
-"""The contour engine refines to `0.5 min(rtol, max(NARROWEST, REFINED_SHARE rtol))`, relatively: a narrow bracket costs
-it little more than one of width rtol."""
-NARROWEST = 1e-6
-"""Below this width the share of rtol is not followed; only a smaller rtol asks for less."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """The relation with the two directions exchanged; relations not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -109,109 +94,9 @@ def epsilon(
     refuse_tracers("ja.epsilon", _KERNEL, mechanism=mechanism, delta=delta)
     given = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
-    delta = check("delta", delta, DELTA_OR_ZERO)
+    at, effort = np.asarray(check("delta", delta, DELTA_OR_ZERO)), Effort(given.rtol, given.memory_bytes)
     with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
-        found = bracket_epsilon(mechanism, delta, given.relation, effort_of(given), given.engine)
-        ask = lambda attacked: bracket_epsilon(attacked, delta, given.relation, effort_of(given))
-        return _above_attacks(found, mechanism, given.relation, ask)
-
-
-def bracket_epsilon(
-    mechanism: Mechanism,
-    delta: float | np.ndarray,
-    relation: str,
-    effort: Effort,
-    engine: str = "auto",
-    hint: Hint | None = None,
-) -> Bounds:
-    """`epsilon` for checked arguments, with the effort of each engine spelt out.
-
-    hint : where the contour engine should begin, row by row of the flat batch.
-    """
-    once = _sampled_once("epsilon", mechanism, delta, relation, effort, engine)
-    if once is not None:
-        return once
-    if relation == "replace_one" and replaced_in_two_steps(mechanism):
-        return epsilon_replaced(mechanism, np.asarray(delta), _upper_ends(mechanism, effort, engine))
-    if relation == "replace_one" and groups_inside(mechanism):
-        one = worse_direction("epsilon", mechanism, delta, relation, effort, engine, hint)
-        return smaller(one, epsilon_replaced(mechanism, np.asarray(delta), _upper_ends(mechanism, effort, engine)))
-    whole = engine_of_mechanism(mechanism, engine)
-    if whole is not None:
-        return whole.epsilon(mechanism, np.asarray(delta), relation, effort.rtol)
-    apart = single_rounds(
-        "epsilon",
-        mechanism,
-        np.asarray(delta, np.float64),
-        engine,
-        lambda some, at: bracket_epsilon(some, at, relation, effort),
-    )
-    if apart is not None:
-        return apart
-    return worse_direction("epsilon", mechanism, delta, relation, effort, engine, hint)
-
-
-def _bracket_delta(
-    mechanism: Mechanism, epsilon: float | np.ndarray, relation: str, effort: Effort, engine: str
-) -> Bounds:
-    """`delta` for checked arguments."""
-    once = _sampled_once("delta", mechanism, epsilon, relation, effort, engine)
-    if once is not None:
-        return once
-    if relation == "replace_one" and replaced_in_two_steps(mechanism):
-        return delta_replaced(mechanism, np.asarray(epsilon), _upper_ends(mechanism, effort, engine))
-    if relation == "replace_one" and groups_inside(mechanism):
-        one = worse_direction("delta", mechanism, epsilon, relation, effort, engine)
-        return smaller(one, delta_replaced(mechanism, np.asarray(epsilon), _upper_ends(mechanism, effort, engine)))
-    whole = engine_of_mechanism(mechanism, engine)
-    if whole is not None:
-        return whole.delta(mechanism, np.asarray(epsilon), relation, effort.rtol)
-    apart = single_rounds(
-        "delta",
-        mechanism,
-        np.asarray(epsilon, np.float64),
-        engine,
-        lambda some, at: _bracket_delta(some, at, relation, effort, engine),
-    )
-    if apart is not None:
-        return apart
-    return worse_direction("delta", mechanism, epsilon, relation, effort, engine)
-
-
-def _sampled_once(
-    quantity: str, mechanism: Mechanism, given: float | np.ndarray, relation: str, effort: Effort, engine: str
-) -> Bounds | None:
-    """The answer of `sampled_once`; None where it has none, or where the user chose an engine."""
-
-    def ask(quantity: str, some: Mechanism, values: np.ndarray, under: str) -> Bounds:
-        return (bracket_epsilon if quantity == "epsilon" else _bracket_delta)(some, values, under, effort, engine)
-
-    if engine != "auto":
-        return None
-    return sampled_once(quantity, mechanism, np.asarray(given, np.float64), relation, effort.rtol, ask)
-
-
-def _above_attacks(found: Bounds, mechanism: Mechanism, relation: str, ask: Callable[[Mechanism], Bounds]) -> Bounds:
-    """A bound, with the lower end of the best attack that is known of the mechanism."""
-    low = found.lower
-    for attacked in attacks_on(mechanism, relation, found.upper.size):
-        low = np.fmax(low, ask(attacked).lower)
-    if low is found.lower:
-        return found
-    agree = low <= found.upper  # of ends that contradict each other the theorem's stands
-    low = np.where(agree, low, found.lower)
-    status = np.where(agree, found.status, "contradiction")
-    return Bounds(low, np.clip(found.estimate, low, found.upper), found.upper, found.kind, status, found.engine)
-
-
-def _upper_ends(mechanism: Mechanism, effort: Effort, engine: str) -> Ask:
-    """Upper ends of "epsilon" or "delta" under other relations."""
-
-    def upper(quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-        ask = bracket_epsilon if quantity == "epsilon" else _bracket_delta
-        return np.asarray(ask(mechanism, values, relation, effort, engine).upper)
-
-    return upper
+        return answer(MechanismQuestion("epsilon", mechanism, at, given.relation, effort, given.engine, attacks=True))
 
 
 @with_hints
@@ -259,31 +144,28 @@ def delta(
     0.33782
     """
     refuse_tracers("ja.delta", _KERNEL, mechanism=mechanism, epsilon=epsilon)
-    keywords: dict[str, Any] = {
-        "relation": relation,
-        "engine": engine,
-        "rtol": rtol,
-        "memory_bytes": memory_bytes,
-        "backend": backend,
-    }
-    found = delta_without_attacks(mechanism, epsilon, **keywords)
-    ask = lambda attacked: delta_without_attacks(attacked, epsilon, **keywords | {"engine": "auto"})
-    return _above_attacks(found, mechanism, relation, ask)
+    keywords = {"relation": relation, "engine": engine, "rtol": rtol, "memory_bytes": memory_bytes, "backend": backend}
+    return _delta(mechanism, epsilon, True, keywords)
 
 
 def delta_without_attacks(mechanism: Mechanism, epsilon: Any, **keywords: Any) -> Bounds:
     """`delta`, but with lower end 0 where only an attack gives another: for many eps, or in a search."""
+    return _delta(mechanism, epsilon, False, keywords)
+
+
+def _delta(mechanism: Mechanism, epsilon: Any, attacks: bool, keywords: dict[str, Any]) -> Bounds:
     given = options(**keywords)
     mechanism = require_mechanism("mechanism", mechanism)
-    epsilon = check("epsilon", epsilon, REAL)
-    ask = lambda at, relation: _bracket_delta(mechanism, at, relation, effort_of(given), given.engine)
+    epsilon = np.asarray(check("epsilon", epsilon, REAL))
+    effort = Effort(given.rtol, given.memory_bytes)
+    asked = MechanismQuestion("delta", mechanism, epsilon, given.relation, effort, given.engine, attacks=attacks)
     with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
         below = np.less(epsilon, 0.0)
         if not below.any():
-            return ask(epsilon, given.relation)
-        back = ask(np.abs(epsilon), REVERSED.get(given.relation, given.relation))
-        one_way = given.relation in REVERSED and not below.all()
-        ahead = ask(np.abs(epsilon), given.relation) if one_way else back
+            return answer(asked)
+        asked = asked._replace(given=np.abs(epsilon))
+        back = answer(asked._replace(relation=REVERSED.get(given.relation, given.relation)))
+        ahead = answer(asked) if given.relation in REVERSED and not below.all() else back
         return _reflected(ahead, back, epsilon, given.rtol)
 
 
@@ -306,13 +188,6 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
     return Bounds(low, np.clip(ends[1], low, high), high, *words)
 
 
-def effort_of(given: Options) -> Effort:
-    """The effort of each engine that a relative width calls for."""
-    rtol = given.rtol
-    contour_width = 0.5 * min(rtol, max(NARROWEST, REFINED_SHARE * rtol))
-    return Effort(rtol, contour_width, TOLERANCE, 0.1 * rtol, given.memory_bytes)
-
-
 def effort_of_search(rtol: float) -> Effort:
     """The effort of one evaluation in a search that ends within `rtol` of its target."""
-    return Effort(0.25 * rtol, 0.25 * rtol, 0.01 * rtol, 0.2 * rtol, GIBIBYTE)
+    return Effort(0.25 * rtol, in_search=True)

@@ -1,8 +1,10 @@
-"""The bracket of a mechanism's epsilons or deltas: each direction of the neighbouring relation is composed and answered
-by itself, and the larger answer is taken at the end.
+"""The bracket of a mechanism's epsilons or deltas, by an engine that answers for it as a whole, or by its parts.
 
-A mechanism whose pair is known from points alone has two pairs, one that dominates it and one that it dominates.  Each
-is composed by itself: the upper end of the answer is that of the first, the lower end that of the second.
+By parts each direction of the neighbouring relation is composed and answered by itself, and the larger answer is taken
+at the end.  A mechanism whose pair is known from points alone has two pairs, one that dominates it and one that it
+dominates.  Each is composed by itself: the upper end of the answer is that of the first, the lower end that of the
+second.  Both go through the lattice engine together.  What it answers is held against the quick theorems of either
+pair; an answer that contradicts them, or its own other end, is not used, and neither is one that never came.
 
 Which engine answers is decided in dispatch.py; `Bounds.engine` says which one did.
 """
@@ -15,59 +17,73 @@ from operator import itemgetter
 import jax
 import numpy as np
 
-from jaxacct.accounting.dispatch import Side, ask_engines, is_open, kinds_of, some_rows, upper_by_moments
-from jaxacct.accounting.pairs_above_and_below import (
-    BETWEEN_PAIRS,
-    OK_WIDTH,
-    WIDE,
-    delta_of_pairs,
-    differing,
-    epsilon_of_pairs,
-    prepare_pairs,
-    rows_with_rounds,
+from jaxacct.accounting.dispatch import (
+    FAILURES,
+    Side,
+    ask_engines,
+    engine_of_mechanism,
+    is_open,
+    kinds_of,
+    some_rows,
+    upper_by_moments,
 )
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.core.validation import UnboundedLossError, broadcast_shape
-from jaxacct.engines.backend import job
-from jaxacct.engines.contour import Answer, Hint
-from jaxacct.engines.protocol import Effort, Question
-from jaxacct.engines.quick_bounds import largest_loss
+from jaxacct.core.progress import Progress
+from jaxacct.core.validation import InputError, UnboundedLossError
+from jaxacct.engines import quick_bounds
+from jaxacct.engines.backend import job, on_cores
+from jaxacct.engines.devices import double_precision
+from jaxacct.engines.protocol import Answer, Effort, MechanismQuestion, Question
 from jaxacct.mechanisms import Components, Mechanism, allocation_rounds, batch_shape, components, directions
-from jaxacct.mechanisms.base import element
+from jaxacct.mechanisms.balls_in_bins import rounds_inside
+from jaxacct.mechanisms.base import element, take_rows
 
-__all__ = ["worse_direction"]
+__all__ = ["answer", "by_parts"]
 
 LARGEST_SLACK = 1e-3
 """Engines are asked if the difference of delta and the mass at infinity has at most this relative uncertainty."""
 BLOCK = 100_000
 """Rows answered together: 100,000 hold about 1 GiB while they are answered."""
+ROWS_WITH_PROGRESS = 16
+"""Configurations from which on a progress bar shows."""
+ROUNDS_TOGETHER = 20
+"""Rounds whose profiles are computed together: their contours are then fewer and larger arrays."""
+ROWS_TOGETHER = 256
+"""Configurations whose theorems are evaluated together."""
+THREADS = 1
+"""Threads: arrays are short, and two threads that wait for the interpreter take half as much CPU time again as one, and
+as long."""
+BETWEEN_PAIRS = 7.0 / 9.0
+"""Where the truth lies between the lower and the upper pair of a smooth loss.
+
+Chords between points a distance h apart lie f'' h^2/12 above a function on average, and the corners below, where chords
+that are continued meet, make a polygon 7 f'' h^2/24 below it."""
+OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
+"""Relative width up to which a bracket between two pairs has the status "ok" however small rtol is: the pairs are
+hardly ever narrower than that, and asking for less is no failure."""
+WIDE = 8e-4
+"""Relative width of epsilon from which on rounds of random allocation are asked again with more losses."""
+
+
+def answer(question: MechanismQuestion) -> Bounds:
+    """The bracket of epsilon or delta, by the first engine in the list that answers for the mechanism, or its parts."""
+    whole = engine_of_mechanism(question)
+    return by_parts(question) if whole is None else whole.bracket(question)
 
 
 @np.errstate(under="ignore")  # bounds allow for it; a user may have asked NumPy to raise
-def worse_direction(
-    quantity: str,
-    mechanism: Mechanism,
-    given: float | np.ndarray,
-    relation: str,
-    effort: Effort,
-    engine: str,
-    hint: Hint | None = None,
-) -> Bounds:
-    """The bracket of "epsilon" at given deltas, or of "delta" at given epsilons: the larger of the directions' answers.
-
-    If the kind is not "certified", the lower end is set to 0.
-    """
-    mine = batch_shape(mechanism)
-    shape = broadcast_shape({"the mechanism": mine, "delta" if quantity == "epsilon" else "epsilon": np.shape(given)})
-    target = np.broadcast_to(np.asarray(given, np.float64), shape).reshape(-1)
-    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
+def by_parts(question: MechanismQuestion) -> Bounds:
+    """The larger of the directions' answers.  If the kind is not "certified", the lower end is set to 0."""
+    quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
+    shape, rows, target = question.flat()
     kind = mechanism.kind_of_bracket(relation)
     with job(target.size):
+        two = mechanism.has_bracket()
         # the pairs that dominate the mechanism, then those that it dominates, where they are others and say something
-        which = (False, True) if kind == "certified" and mechanism.has_bracket() else (False,)
-        if mechanism.has_bracket():
-            prepare_pairs(mechanism)
+        which = (False, True) if kind == "certified" and two else (False,)
+        if two:
+            _prepare_pairs(mechanism)
         pairs = [_sides(mechanism, relation, below) for below in which]
         if quantity == "epsilon" and not target.all():
             zeros = np.flatnonzero(target == 0)
@@ -76,17 +92,17 @@ def worse_direction(
         found = []
         for first in range(0, max(target.size, 1), BLOCK):
             block = slice(first, first + BLOCK)
-            near = None if hint is None else jax.tree.map(itemgetter(block), hint)
-            taken = [[parts.take(block if mine == shape else rows[block]) for parts in sides] for sides in pairs]
-            if len(taken) == 1:
-                found.append(_larger(quantity, taken[0], target[block], effort, engine, near))
-            else:
-                found.append(_larger_of_pairs(quantity, taken[0], taken[1], target[block], effort, engine, near))
-        if len(pairs) > 1 and quantity == "epsilon" and engine != "contour":
-            found = [_with_more_losses(mechanism, rows, _joined(found), target, relation, effort, engine)]
-    worst, engines, contradicted = _joined(found)
+            asked = _some(question._replace(given=target), block)
+            taken = [
+                [parts.take(block if batch_shape(mechanism) == shape else rows[block]) for parts in sides]
+                for sides in pairs
+            ]
+            found.append(_larger(asked, taken[0]) if len(taken) == 1 else _larger_of_pairs(asked, taken[0], taken[1]))
+        worst, engines, contradicted = _joined(found)
+        if len(pairs) > 1 and quantity == "epsilon" and question.engine != "contour":
+            _with_more_losses(question._replace(given=target), rows, Side(worst, engines, contradicted))
     if quantity == "epsilon" and len(pairs) == 1:
-        _near_infinity(mechanism, relation, pairs[0], rows, target, effort, engine, Side(worst, engines, contradicted))
+        _near_infinity(question._replace(given=target), pairs[0], rows, Side(worst, engines, contradicted))
     wanted = max(effort.rtol, OK_WIDTH[quantity]) if len(pairs) > 1 else effort.rtol
     status = np.where(is_open(worst, wanted), "width", "ok").astype("<U16")
     status[contradicted] = "contradiction"
@@ -99,181 +115,80 @@ def worse_direction(
     return Bounds(low, mid, high, kind, status, engines)
 
 
-def _near_infinity(
-    mechanism: Mechanism,
-    relation: str,
-    sides: list[Components],
-    rows: np.ndarray,
-    target: np.ndarray,
-    effort: Effort,
-    engine: str,
-    found: Side,
-) -> None:
+def _sides(mechanism: Mechanism, relation: str, below: bool) -> list[Components]:
+    return [components(mechanism, relation, side, below) for side in directions(mechanism, relation)]
+
+
+def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQuestion:
+    """The question for some of its rows, which are flat."""
+    hint = None if question.hint is None else jax.tree.map(itemgetter(rows), question.hint)
+    return question._replace(given=question.given[rows], hint=hint)
+
+
+def _joined(found: list[Side]) -> Side:
+    """The answers of several blocks as one."""
+    return jax.tree.map(lambda *blocks: np.concatenate(blocks), *found) if len(found) > 1 else found[0]
+
+
+def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: np.ndarray, found: Side) -> None:
     """Repeat, with exact sums, rows whose delta is so near the mass at infinity that rounding decides; update found."""
+    target, mechanism, relation = question.given, question.mechanism, question.relation
     due = np.zeros(target.shape, bool)
     for parts in sides:
         infinite = parts.delta_infinity[rows]
         wrong = parts.infinity_units[rows] * ROUNDOFF * infinite + 4.0 * ROUNDOFF * target
         due |= (infinite > 0.0) & (target > 0.0) & (np.abs(target - infinite) * LARGEST_SLACK <= wrong)
-    shape = batch_shape(mechanism)
     for row in np.flatnonzero(due):
-        one = element(mechanism, np.unravel_index(rows[row], shape))
+        one = element(mechanism, np.unravel_index(rows[row], batch_shape(mechanism)))
         masses = [one.infinity_exactly(side) for side in directions(mechanism, relation)]
         if (relation == "replace_one" and not one.symmetric()) or any(mass is None for mass in masses):
             continue
         left = [float(Fraction(target[row]) - mass) for mass in masses if mass is not None]
         some = [parts.take(rows[[row]]) for parts in sides]
-        again = _larger("epsilon", some, target[[row]], effort, engine, None, left)
+        again = _larger(question._replace(given=target[[row]], hint=None), some, left)
         for kept, new in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
             kept[row] = new[0]
 
 
-def _sides(mechanism: Mechanism, relation: str, below: bool) -> list[Components]:
-    return [components(mechanism, relation, side, below) for side in directions(mechanism, relation)]
-
-
-def _joined(found: list[Side]) -> Side:
-    """The answers of several blocks as one."""
-    worst = Answer(*(np.concatenate(ends) for ends in zip(*(side.answer for side in found), strict=True)))
-    engines, contradicted = (np.concatenate([getattr(side, name) for side in found]) for name in Side._fields[1:])
-    return Side(worst, engines, contradicted)
-
-
-def _with_more_losses(
-    mechanism: Mechanism,
-    rows: np.ndarray,
-    found: Side,
-    target: np.ndarray,
-    relation: str,
-    effort: Effort,
-    engine: str,
-) -> Side:
-    """The answers for epsilon, where those that are wide have been asked again, with more losses of rounds inside.
-
-    rows : (B,) the configuration of each answer.
-    """
-    worst, engines, contradicted = found
-    wide, ended = is_open(worst, max(effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
-    which: tuple[tuple[allocation_rounds.Losses, np.ndarray], ...] = ("dense", wide & ended), ("far", wide & ~ended)
-    for losses, asked in which:
-        some = rows_with_rounds(mechanism, rows[asked])
-        if some is None:
-            continue
-        with allocation_rounds.with_losses(losses):
-            prepare_pairs(some)
-            above, below = (_sides(some, relation, lower) for lower in (False, True))
-        again = _larger_of_pairs("epsilon", above, below, target[asked], effort, engine, None)
-        first, kept = Answer(*(end[asked] for end in worst)), again.contradicted
-        low = np.where(kept, first.lower, np.maximum(first.lower, again.answer.lower))
-        high = np.where(kept, first.upper, np.minimum(first.upper, again.answer.upper))
-        agree = low <= high  # of ends that contradict each other neither is used
-        contradicted[asked] = ~agree
-        low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
-        worst.lower[asked], worst.upper[asked] = low, high
-        with np.errstate(invalid="ignore"):
-            middle = np.where(np.isfinite(high), low + BETWEEN_PAIRS * (high - low), high)
-        worst.estimate[asked] = np.clip(middle, low, high)
-    return Side(worst, engines, contradicted)
-
-
-def _larger(
-    quantity: str,
-    sides: list[Components],
-    given: np.ndarray,
-    effort: Effort,
-    engine: str,
-    hint: Hint | None,
-    left: list[float] | None = None,
-) -> Side:
+def _larger(question: MechanismQuestion, sides: list[Components], left: list[float] | None = None) -> Side:
     """Answer the rows of one block.  Each end is the larger of the two directions' ends.
 
     left : for a single row, delta less the mass at infinity in each direction, if it is known exactly.
     """
+    given = question.given
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
     contradicted = np.zeros(given.shape, bool)
     first: Side | None = None
     for place, parts in enumerate(sides):
-        if quantity == "epsilon":
-            known = None if left is None else left[place]
-            side = _one_epsilon(parts, given, worst.lower, effort, engine, hint, known)
+        if question.quantity == "epsilon":
+            side = _one_epsilon(question, parts, worst.lower, None if left is None else left[place])
         elif first is None:
-            first = side = _one_delta(_removing(parts, given), given, worst.lower, effort, engine, hint)
+            first = side = _one_delta(question, _removing(parts, given), worst.lower)
         else:
-            side = _other_delta((sides[0], parts), first, given, worst.lower, effort, engine)
+            side = _other_delta(question._replace(hint=None), (sides[0], parts), first, worst.lower)
         engines = np.where(side.answer.upper > worst.upper, side.engine, engines)
         worst = Answer(*(np.maximum(a, b) for a, b in zip(worst, side.answer, strict=True)))
         contradicted |= side.contradicted
     return Side(worst, engines, contradicted)
 
 
-def _larger_of_pairs(
-    quantity: str,
-    above: list[Components],
-    below: list[Components],
-    given: np.ndarray,
-    effort: Effort,
-    engine: str,
-    hint: Hint | None,
-) -> Side:
-    """`_larger` for mechanisms with two pairs: the upper end of the one that dominates, the lower end of the other.
-
-    Both go through the lattice together; rows without an answer from there ask about each pair by itself.
-    """
-    low, high = np.full(given.shape, np.nan), np.full(given.shape, np.nan)
-    engines = np.full(given.shape, "lattice", dtype="<U32")
-    contradicted = np.zeros(given.shape, bool)
-    if engine != "contour":
-        rows = np.flatnonzero(differing(above, below) & (given > 0.0 if quantity == "epsilon" else True))
-        low[rows] = high[rows] = 0.0
-        for up, down in zip(above, below, strict=True) if rows.size else ():
-            asked = up.take(rows), down.take(rows), given[rows]
-            ends = (
-                epsilon_of_pairs(*asked, high[rows], effort)
-                if quantity == "epsilon"
-                else delta_of_pairs(*asked, effort)
-            )
-            low[rows], high[rows] = np.maximum(low[rows], ends.lower), np.maximum(high[rows], ends.upper)
-    rows = np.flatnonzero(np.isnan(low) | np.isnan(high))
-    if rows.size:
-        near = None if hint is None else jax.tree.map(itemgetter(rows), hint)
-        one, other = (
-            _larger(quantity, [parts.take(rows) for parts in sides], given[rows], effort, engine, near)
-            for sides in (above, below)
-        )
-        low[rows], high[rows], engines[rows] = np.maximum(other.answer.lower, 0.0), one.answer.upper, one.engine
-        contradicted[rows] = one.contradicted | other.contradicted
-    agree = low <= high
-    low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf if quantity == "epsilon" else 1.0)
-    with np.errstate(invalid="ignore"):
-        middle = np.where(np.isfinite(high), low + BETWEEN_PAIRS * (high - low), high)
-    return Side(Answer(low, np.clip(middle, low, high), high), engines, contradicted | ~agree)
-
-
-def _one_epsilon(
-    parts: Components,
-    target: np.ndarray,
-    floor: np.ndarray,
-    effort: Effort,
-    engine: str,
-    hint: Hint | None,
-    left: float | None = None,
-) -> Side:
+def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarray, left: float | None) -> Side:
     """Epsilon in one direction: what is left of delta beside the mass at infinity goes to the engines."""
-    kinds, infinite = kinds_of(parts), parts.delta_infinity
+    kinds, infinite, target = kinds_of(parts), parts.delta_infinity, question.given
     finite = target - infinite if left is None else np.full(target.shape, left)
     wrong = parts.infinity_units * ROUNDOFF * infinite if left is None else 0.0 * infinite
     with np.errstate(over="ignore"):
         slack = (4.0 * ROUNDOFF * (target if left is None else finite) + wrong) / np.maximum(finite, SMALLEST_POSITIVE)
     at_infinity = finite < -wrong
     live = (finite > 0) & (slack < LARGEST_SLACK)
-    question = Question(parts, kinds, finite, slack, floor, effort, hint)
-    side = ask_engines("epsilon", question, live & ~kinds.empty, engine)
-    side = _least_of_guarantee("epsilon", question, live, side)
+    asked = Question(parts, kinds, finite, slack, floor, question.effort, question.hint)
+    side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
+    side = _least_of_guarantee("epsilon", asked, live, side)
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
     # what is left of delta is 0, or lost in the rounding of the mass at infinity
     edge = ~live & ~at_infinity
-    largest, above = largest_loss(parts)
+    largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     exactly = (target == 0.0) if left is None else (finite == 0.0)
     rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))  # losses without an upper bound
@@ -286,14 +201,12 @@ def _one_epsilon(
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
 
 
-def _one_delta(
-    parts: Components, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str, hint: Hint | None = None
-) -> Side:
+def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray) -> Side:
     """Delta in one direction: that of the finite losses by the engines, and the mass at infinity."""
-    kinds, infinite = kinds_of(parts), parts.delta_infinity
-    question = Question(parts, kinds, eps, np.zeros(eps.shape), floor, effort, hint)
-    side = ask_engines("delta", question, ~kinds.empty & (infinite < 1.0), engine)
-    side = _least_of_guarantee("delta", question, infinite < 1.0, side)
+    kinds, infinite, eps = kinds_of(parts), parts.delta_infinity, question.given
+    asked = Question(parts, kinds, eps, np.zeros(eps.shape), floor, question.effort, question.hint)
+    side = ask_engines("delta", asked, ~kinds.empty & (infinite < 1.0), question.engine)
+    side = _least_of_guarantee("delta", asked, infinite < 1.0, side)
     low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
     low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
     wrong = parts.infinity_units * ROUNDOFF * infinite
@@ -326,26 +239,28 @@ def _removing(parts: Components, eps: np.ndarray) -> Components:
 
 
 def _other_delta(
-    both: tuple[Components, Components], first: Side, eps: np.ndarray, floor: np.ndarray, effort: Effort, engine: str
+    question: MechanismQuestion, both: tuple[Components, Components], first: Side, floor: np.ndarray
 ) -> Side:
     """Delta in the second of both directions; where it is the same question as the first, that answer is taken."""
+    eps = question.given
     one, parts = (_removing(side, eps) for side in both)
-    differs = [
-        np.any((a != b).reshape(eps.size, int(np.prod(a.shape[1:]))), axis=1)
-        if a.shape == b.shape  # laws made for one direction may have other numbers of atoms
-        else np.ones(eps.size, bool)
-        for a, b in zip(one, parts, strict=True)
-    ]
-    rows = np.flatnonzero(np.any(differs, axis=0))
+    # laws made for one direction may have other numbers of atoms
+    differs = [a.shape != b.shape or _rows_that_differ(a, b) for a, b in zip(one, parts, strict=True)]
+    rows = np.flatnonzero(np.any([np.broadcast_to(each, eps.shape) for each in differs], axis=0))
     if rows.size == 0:
         return first
-    found = _one_delta(parts.take(rows), eps[rows], floor[rows], effort, engine)
+    found = _one_delta(_some(question, rows), parts.take(rows), floor[rows])
     if rows.size == eps.size:
         return found
     side = jax.tree.map(np.copy, first)
     for kept, new in zip(jax.tree.leaves(side), jax.tree.leaves(found), strict=True):
         kept[rows] = new
     return side
+
+
+def _rows_that_differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """(B,) the rows in which two arrays of one shape differ."""
+    return np.any((one != other).reshape(len(one), int(np.prod(one.shape[1:]))), axis=1)
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -356,3 +271,164 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
         raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))
+
+
+# Mechanisms with two pairs.
+
+
+def _prepare_pairs(mechanism: Mechanism) -> None:
+    """Make the profiles of all rounds of random allocation inside, which takes the longest."""
+    rounds = rounds_inside(mechanism)[: allocation_rounds.KEPT]
+    blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
+    for _ in on_cores(allocation_rounds.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], THREADS):
+        pass
+
+
+def _bar(size: int) -> Progress:
+    return Progress(size, None if size >= ROWS_WITH_PROGRESS else False)
+
+
+def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
+    """Ask about epsilons that are wide again, with more losses of the rounds of random allocation inside; update found.
+
+    rows : (B,) the configuration of each answer.
+    """
+    worst, _, contradicted = found
+    wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
+    which: tuple[tuple[allocation_rounds.Losses, np.ndarray], ...] = ("dense", wide & ended), ("far", wide & ~ended)
+    for losses, asked in which:
+        some = _rows_with_rounds(question.mechanism, rows[asked])
+        if some is None:
+            continue
+        with allocation_rounds.with_losses(losses):
+            _prepare_pairs(some)
+            above, below = (_sides(some, question.relation, lower) for lower in (False, True))
+        again = _larger_of_pairs(question._replace(given=question.given[asked], hint=None), above, below)
+        low, high = worst.lower[asked], worst.upper[asked]
+        low = np.where(again.contradicted, low, np.maximum(low, again.answer.lower))
+        high = np.where(again.contradicted, high, np.minimum(high, again.answer.upper))
+        ends, agree = _between("epsilon", low, high)
+        contradicted[asked] = ~agree
+        for kept, end in zip(worst, ends, strict=True):
+            kept[asked] = end
+
+
+def _rows_with_rounds(mechanism: Mechanism, rows: np.ndarray) -> Mechanism | None:
+    """Some configurations, if there are any and rounds of random allocation are inside."""
+    try:
+        some = take_rows(mechanism, rows) if rows.size else None
+    except InputError:  # of a mechanism that is not taken apart
+        return None
+    return some if some is not None and rounds_inside(some) else None
+
+
+def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, np.ndarray]:
+    """The bracket between two pairs, and where its ends agree; of ends that contradict each other neither is used."""
+    agree = low <= high
+    low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf if quantity == "epsilon" else 1.0)
+    with np.errstate(invalid="ignore"):
+        middle = np.where(np.isfinite(high), low + BETWEEN_PAIRS * (high - low), high)
+    return Answer(low, np.clip(middle, low, high), high), agree
+
+
+def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below: list[Components]) -> Side:
+    """`_larger` for mechanisms with two pairs: the upper end of the one that dominates, the lower end of the other.
+
+    Both go through the lattice together; rows without an answer from there ask about each pair by itself.
+    """
+    given, quantity = question.given, question.quantity
+    low, high = np.full(given.shape, np.nan), np.full(given.shape, np.nan)
+    engines = np.full(given.shape, "lattice", dtype="<U32")
+    contradicted = np.zeros(given.shape, bool)
+    if question.engine != "contour":
+        rows = np.flatnonzero(_differing(above, below) & (given > 0.0 if quantity == "epsilon" else True))
+        low[rows] = high[rows] = 0.0
+        for up, down in zip(above, below, strict=True) if rows.size else ():
+            asked = up.take(rows), down.take(rows), given[rows]
+            ends = (
+                _epsilon_of_pairs(*asked, high[rows], question.effort)
+                if quantity == "epsilon"
+                else _delta_of_pairs(*asked, question.effort)
+            )
+            low[rows], high[rows] = np.maximum(low[rows], ends.lower), np.maximum(high[rows], ends.upper)
+    rows = np.flatnonzero(np.isnan(low) | np.isnan(high))
+    if rows.size:
+        one, other = (_larger(_some(question, rows), [parts.take(rows) for parts in sides]) for sides in (above, below))
+        low[rows], high[rows], engines[rows] = np.maximum(other.answer.lower, 0.0), one.answer.upper, one.engine
+        contradicted[rows] = one.contradicted | other.contradicted
+    ends, agree = _between(quantity, low, high)
+    return Side(ends, engines, contradicted | ~agree)
+
+
+def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
+    """(B,) the configurations whose finite parts differ in some direction; noise differs only by its rounding."""
+    found = np.zeros(above[0].sign.size, bool)
+    for one, other in zip(above, below, strict=True):
+        for a, b in ((one.finite_loss, other.finite_loss), (one.finite_mass, other.finite_mass)):
+            if a.shape != b.shape:  # some configurations may not have finite parts
+                found |= np.any(one.finite_n > 0, axis=1) | np.any(other.finite_n > 0, axis=1)
+            else:
+                found |= _rows_that_differ(a, b)
+        found |= one.log_survival != other.log_survival
+    return found
+
+
+def _epsilon_of_pairs(
+    above: Components, below: Components, target: np.ndarray, ceiling: np.ndarray, effort: Effort
+) -> Answer:
+    """Epsilon at deltas; NaN at all three ends of a row that has no answer.
+
+    ceiling : the upper end of the other direction; less than that is not asked for.
+    """
+    from jaxacct.engines import lattice
+
+    wrong = above.infinity_units * ROUNDOFF * above.delta_infinity
+    least = (target - above.delta_infinity - wrong) * (1.0 - 4.0 * ROUNDOFF)
+    most = (target - below.delta_infinity + below.infinity_units * ROUNDOFF * below.delta_infinity) * (
+        1.0 + 4.0 * ROUNDOFF
+    )
+    ends = np.full((3, target.size), np.nan)
+
+    def asked(row: int) -> lattice.LatticeAnswer:
+        try:
+            with np.errstate(all="ignore"), double_precision():
+                return lattice.epsilon_of_pairs(
+                    above, below, row, (least[row], most[row]), ceiling[row], effort.rtol, effort.memory_bytes
+                )
+        except FAILURES:
+            return lattice.NOTHING
+
+    rows = np.flatnonzero(least > SMALLEST_POSITIVE).tolist()
+    for place, found in on_cores(asked, rows, _bar(len(rows)), threads=THREADS):
+        if found.lower <= found.upper < np.inf:
+            ends[:, rows[place]] = max(found.lower, 0.0), found.lower, found.upper
+    for first in range(0, len(rows), ROWS_TOGETHER):
+        some = np.array(rows[first : first + ROWS_TOGETHER])
+        zero = np.zeros(some.size)
+        low = quick_bounds.limits("epsilon", above.take(some), least[some], zero)[0]
+        high = quick_bounds.limits("epsilon", below.take(some), most[some], zero)[1]
+        ends[:, some[~((ends[2, some] >= low) & (ends[1, some] <= high))]] = np.nan
+    return Answer(*ends)
+
+
+def _delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort: Effort) -> Answer:
+    """Delta at epsilons, with the mass at infinity; NaN at all three ends of a row that has no answer."""
+    from jaxacct.engines import lattice
+
+    ends = np.full((3, eps.size), np.nan)
+    try:
+        with np.errstate(all="ignore"), double_precision():
+            found = lattice.deltas_of_pairs(above, below, range(eps.size), eps, effort.rtol, effort.memory_bytes)
+    except FAILURES:
+        return Answer(*ends)
+    zero = np.zeros(eps.size)
+    least = quick_bounds.limits("delta", above, eps, zero)[0]
+    most = quick_bounds.limits("delta", below, eps, zero)[1]
+    for row, one in enumerate(found):
+        if not (one.lower <= one.upper < np.inf and one.upper >= least[row] and one.lower <= most[row]):
+            continue
+        low = one.lower + below.delta_infinity[row] * (1.0 - (4.0 + below.infinity_units[row]) * ROUNDOFF)
+        high = one.upper + above.delta_infinity[row] * (1.0 + (4.0 + above.infinity_units[row]) * ROUNDOFF)
+        low, high = max(low * (1.0 - 4.0 * ROUNDOFF), 0.0), min(high * (1.0 + 4.0 * ROUNDOFF), 1.0)
+        ends[:, row] = low, low, high
+    return Answer(*ends)

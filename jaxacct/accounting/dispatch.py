@@ -1,18 +1,17 @@
 """Which engine answers: the engines for compositions, and the walk through the list of them, cheap ones first.
 
 No engine has the last word.  Every bracket is held against theorems that share nothing with the engines
-(`engines.threshold_tests` from below, `engines.simple_bounds` from above), and the brackets of two engines are held
-against each other.  What contradicts a theorem is not used; where two engines contradict each other, neither is used.
-Then the theorems answer.  Theorems also narrow a bracket that is wider than asked for.
+(`engines.theorems`), and the brackets of two engines are held against each other.  What contradicts a theorem is not
+used; where two engines contradict each other, neither is used.  Then the theorems answer.  Theorems also narrow a
+bracket that is wider than asked for.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,19 +19,31 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.validation import InputError
 from jaxacct.engines import contour, quick_bounds
-from jaxacct.engines.allocation import OneRound, SameBins
 from jaxacct.engines.devices import double_precision
-from jaxacct.engines.protocol import ENGINES, Answer, Engine, Kinds, MechanismEngine, Question, register
+from jaxacct.engines.protocol import (
+    ENGINES,
+    Answer,
+    Effort,
+    Engine,
+    Kinds,
+    MechanismEngine,
+    MechanismQuestion,
+    Question,
+    register,
+)
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 
 __all__ = [
     "Side",
+    "answered_by_parts",
     "ask_engines",
+    "beyond_kernels",
     "engine_of_mechanism",
     "is_open",
     "kinds_of",
     "limits_by_theorems",
+    "nearly_always_sampled",
     "some_rows",
     "upper_by_moments",
 ]
@@ -45,6 +56,8 @@ NARROW_BY_THEOREMS = 0.01
 """If the theorems make a bracket narrower than this share of rtol, no costly engine is asked."""
 WIDE = {"epsilon": 0.01, "delta": 0.5}
 """Rényi accounting is tried for brackets with a larger relative width; it does not improve narrower ones."""
+NARROWEST, REFINED_SHARE = 1e-6, 0.01
+"""The contour engine refines to half of rtol, or of `REFINED_SHARE rtol` where that is at least NARROWEST."""
 NO_RELATIVE_ACCURACY = 1e-300
 """Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
 NEARLY_ALWAYS_SAMPLED = 0.9
@@ -59,52 +72,57 @@ class Side(NamedTuple):
     contradicted: np.ndarray
 
 
-def engine_of_mechanism(mechanism: Mechanism, engine: str) -> MechanismEngine | None:
-    """The engine that answers for the mechanism as a whole, None where its parts are asked.
+def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
+    """The first engine in the list that answers for the mechanism as a whole, None where its parts are asked.
 
-    InputError where another engine is wanted.
+    InputError where the user named an engine that cannot answer.
     """
-    for known in ENGINES:
-        if isinstance(known, MechanismEngine) and known.supports(mechanism):
-            if engine != "auto" and known.beside_parts:
-                return None
-            if engine != "auto":
+    whole = [one for one in ENGINES if isinstance(one, MechanismEngine)]
+    for known in whole:
+        if isinstance(question.mechanism, known.classes) and known.supports(question):
+            if question.engine == "auto" or known.if_engine_is_named == "answers":
+                return known
+            if known.if_engine_is_named == "refuses":
                 raise InputError(
-                    f"engine = {engine!r} cannot answer for a {type(mechanism).__name__}, which has a method of its "
-                    "own; use 'auto'"
+                    f"engine = {question.engine!r} cannot answer for a {type(question.mechanism).__name__}, which has "
+                    "a method of its own; use 'auto'"
                 )
-            return known
     return None
+
+
+def answered_by_parts(mechanism: Mechanism) -> bool:
+    """Whether no engine answers for the mechanism as a whole."""
+    return engine_of_mechanism(MechanismQuestion("delta", mechanism)) is None
 
 
 def kinds_of(parts: Components) -> Kinds:
     """What the compositions consist of."""
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
+    return Kinds(~plain & alone, plain & alone, np.where(plain | (others > 0), 0.0, steps))
+
+
+def beyond_kernels(parts: Components, kinds: Kinds) -> np.ndarray:
+    """Where mu^2 of Gaussians under- or overflows beside other parts: the kernels would take them for nothing."""
     ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
-    sampled_steps = np.where(plain | (others > 0), 0.0, steps)  # of Gaussians, where there is nothing else
-    empty, gaussian = ~plain & alone, plain & alone
-    return Kinds(
-        empty=empty,
-        gaussian=gaussian,
-        closed_form=gaussian | (sampled_steps == 1),
-        two_steps=sampled_steps == 2,
-        smooth=contour.reach(parts).answers & ~empty,
-        nearly_always_sampled=np.any((parts.gauss_n > 0) & (parts.gauss_q > NEARLY_ALWAYS_SAMPLED), axis=1),
-        beyond_kernels=plain & ~alone & ~ordinary,
-    )
+    return (parts.mu > 0) & ~kinds.gaussian & ~ordinary
+
+
+def nearly_always_sampled(parts: Components) -> np.ndarray:
+    """Where some sampling rate is so high that sampling may change less than the width of a bracket."""
+    return np.any((parts.gauss_n > 0) & (parts.gauss_q > NEARLY_ALWAYS_SAMPLED), axis=1)
 
 
 def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: str) -> Side:
     """Brackets of "epsilon" or "delta" for the rows of the mask `asked`; others keep the empty answer [-inf, inf]."""
-    size, rtol, floor, kinds = question.target.size, question.effort.rtol, question.floor, question.kinds
+    size, rtol, floor, parts = question.target.size, question.effort.rtol, question.floor, question.parts
     side = Side(
         Answer(np.full(size, -np.inf), np.full(size, np.nan), np.full(size, np.inf)),
         np.full(size, "", dtype="<U32"),
         np.zeros(size, bool),
     )
     answer, used, contradicted = side
-    left = asked & ~kinds.beyond_kernels  # rows that engines may still be asked about
+    left = asked & ~beyond_kernels(parts, question.kinds)  # rows that engines may still be asked about
     known = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     for one in known:
         if one.cost > COSTLY:
@@ -120,7 +138,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     # rows whose brackets are too wide, or were dropped after a contradiction
     wanting = is_open(answer, rtol, floor) | contradicted
     # rows to be checked by all theorems: an upper end of 0 always looks narrow, so it is among them
-    doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | kinds.nearly_always_sampled))
+    doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | nearly_always_sampled(parts)))
     limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
@@ -138,7 +156,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             if limits is not None:  # a contradiction leaves nothing; theorems stand
                 _narrow_by_theorems(side, doubtful, *limits)
     # skip zCDP guarantees: their moments cover more than this pair, and the caller takes the smaller of both bounds
-    rows = np.flatnonzero(asked & ~question.parts.guaranteed() & is_open(answer, WIDE[quantity], floor))
+    rows = np.flatnonzero(asked & ~parts.guaranteed() & is_open(answer, WIDE[quantity], floor))
     if rows.size:
         high = upper_by_moments(quantity, some_rows(question, rows))
         _narrow_by_theorems(side, rows, np.full(rows.size, -np.inf), high)
@@ -250,7 +268,9 @@ class ClosedForm(Engine):
     name = "closed_form"
     cost = 1e-5
     settles = True
-    supports: ClassVar[Any] = operator.attrgetter("kinds.closed_form")
+
+    def supports(self, question: Question) -> np.ndarray:
+        return question.kinds.gaussian | (question.kinds.sampled_steps == 1)
 
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import closed_form
@@ -268,7 +288,9 @@ class TwoSteps(Engine):
 
     name = "two_steps"
     cost = 1e-3
-    supports: ClassVar[Any] = operator.attrgetter("kinds.two_steps")
+
+    def supports(self, question: Question) -> np.ndarray:
+        return question.kinds.sampled_steps == 2
 
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import two_steps
@@ -286,19 +308,28 @@ class Contour(Engine):
 
     name = "contour"
     cost = 2e-3
-    supports: ClassVar[Any] = operator.attrgetter("kinds.smooth")
     refusal = "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; use engine='auto' or 'lattice'"
 
+    def supports(self, question: Question) -> np.ndarray:
+        return contour.reach(question.parts).answers & ~question.kinds.empty
+
     def epsilon(self, question: Question) -> Answer:
-        effort = question.effort
         asked = question.parts, question.target, question.slack, question.floor
-        found = contour.epsilon(*asked, effort.contour_width, effort.contour_tolerance, question.hint)
+        found = contour.epsilon(*asked, *self._accuracy(question.effort), question.hint)
         return Answer(*(np.maximum(end, 0.0) for end in found))  # the kernels look at negative epsilons too
 
     def delta(self, question: Question) -> Answer:
         floor = np.maximum(question.floor - question.parts.delta_infinity, 0.0) * (1 - 8 * ROUNDOFF)
-        asked, effort = (question.parts, question.target, floor), question.effort
-        return contour.delta(*asked, effort.contour_width, effort.contour_tolerance, question.hint)
+        asked = question.parts, question.target, floor
+        return contour.delta(*asked, *self._accuracy(question.effort), question.hint)
+
+    @staticmethod
+    def _accuracy(effort: Effort) -> tuple[float, float]:
+        """Relative width at which it stops refining, and relative size of delta down to which it drives what it cuts
+        off: a narrow bracket costs it little more than one of width rtol."""
+        if effort.in_search:
+            return effort.rtol, 0.04 * effort.rtol
+        return 0.5 * min(effort.rtol, max(NARROWEST, REFINED_SHARE * effort.rtol)), contour.TOLERANCE
 
 
 class Lattice(Engine):
@@ -313,29 +344,27 @@ class Lattice(Engine):
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import lattice
 
-        effort = question.effort
-        ask = functools.partial(
-            lattice.epsilon, rtol=effort.lattice_rtol, enough=effort.rtol, memory_bytes=effort.memory_bytes
-        )
         low, high = question.target * (1.0 - question.slack), question.target * (1.0 + question.slack)
         with double_precision():
-            found = [ask(question.parts, row, low[row], high[row]) for row in range(low.size)]
+            found = [
+                lattice.epsilon(question.parts, row, low[row], high[row], **self._accuracy(question.effort))
+                for row in range(low.size)
+            ]
         return _stacked(found)
 
     def delta(self, question: Question) -> Answer:
         from jaxacct.engines import lattice
 
-        effort, rows = question.effort, range(question.target.size)
+        rows = range(question.target.size)
         with double_precision():
-            found = lattice.deltas(
-                question.parts,
-                rows,
-                question.target,
-                rtol=effort.lattice_rtol,
-                enough=effort.rtol,
-                memory_bytes=effort.memory_bytes,
-            )
+            found = lattice.deltas(question.parts, rows, question.target, **self._accuracy(question.effort))
         return _stacked(found)
+
+    @staticmethod
+    def _accuracy(effort: Effort) -> dict[str, Any]:
+        """The relative width for which it plans, the one that is enough, and the limit on its memory."""
+        planned = (0.8 if effort.in_search else 0.1) * effort.rtol
+        return {"rtol": planned, "enough": effort.rtol, "memory_bytes": effort.memory_bytes}
 
 
 def _by_formula(
@@ -362,5 +391,5 @@ def _stacked(found: Sequence[Any]) -> Answer:
     return Answer(*ends.T)
 
 
-for _engine in (OneRound(), SameBins(), ClosedForm(), TwoSteps(), Contour(), Lattice()):
+for _engine in (ClosedForm(), TwoSteps(), Contour(), Lattice()):
     register(_engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxacct.accounting.account import delta_without_attacks
-from jaxacct.accounting.dispatch import kinds_of
+from jaxacct.accounting.dispatch import beyond_kernels, kinds_of, nearly_always_sampled
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.contour import delta_about, delta_along, reach
@@ -97,5 +97,6 @@ def deltas_along(
 def _plain(parts: Components) -> np.ndarray:
     """Whether the contour engine alone answers, row by row."""
     kinds = kinds_of(parts)
-    others = kinds.closed_form | kinds.two_steps | kinds.beyond_kernels | kinds.nearly_always_sampled
-    return kinds.smooth & (parts.delta_infinity == 0.0) & ~others
+    by_formula = kinds.gaussian | (kinds.sampled_steps == 1) | (kinds.sampled_steps == 2)
+    others = by_formula | beyond_kernels(parts, kinds) | nearly_always_sampled(parts)
+    return reach(parts).answers & ~kinds.empty & (parts.delta_infinity == 0.0) & ~others

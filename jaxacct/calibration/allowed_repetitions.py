@@ -19,6 +19,7 @@ from jaxacct.core.keywords import with_hints
 from jaxacct.core.text import plain_record
 from jaxacct.core.validation import DELTA, POSITIVE, InputError, broadcast_shape, check, choice, options, refuse_tracers
 from jaxacct.engines import backend
+from jaxacct.engines.protocol import Effort
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
@@ -161,7 +162,6 @@ def repetitions_allowed(
 
     target, level = np.broadcast_to(target, shape), np.broadcast_to(level, shape)
     least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
-    given = options(relation=relation)
     with backend.job(int(np.prod(shape))):  # the few that are left are answered as all were
         found = search_mechanisms(
             chosen,
@@ -169,7 +169,7 @@ def repetitions_allowed(
             level,
             (least, most),
             relation,
-            account.effort_of(given),
+            Effort(1e-4),
             rtol=EPSILON_SHARE * rtol,
             whole=family == "point_mass",
             closest=rtol,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accounting import account
+from jaxacct.accounting.directions import answer
 from jaxacct.accounting.dispatch import engine_of_mechanism
 from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration, result
 from jaxacct.calibration.search import Found, Search, Start, certified_search, start_at
@@ -25,7 +26,7 @@ from jaxacct.core.validation import (
     options,
 )
 from jaxacct.engines.backend import job
-from jaxacct.engines.protocol import Effort, MechanismEngine
+from jaxacct.engines.protocol import Effort, MechanismEngine, MechanismQuestion
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, take_rows
 
@@ -176,7 +177,7 @@ def search_mechanisms(
         """The mechanism at the values of some rows, and the engine that answers for these rows alone."""
         values[rows] = some
         made = make(values.reshape(epsilon.shape))
-        known = None if relation == "replace_one" else engine_of_mechanism(made, "auto")
+        known = engine_of_mechanism(MechanismQuestion("epsilon", made, relation=relation))
         return made, known if known is not None and known.by_rows else None
 
     def evaluate(rows: np.ndarray, some: np.ndarray, effort: Effort = effort) -> Bounds:
@@ -189,12 +190,12 @@ def search_mechanisms(
 
     def bracket(rows: np.ndarray, some: np.ndarray, effort: Effort) -> Bounds:
         made, known = at(rows, some)
-        if known is not None:
-            asked = part_of(made, rows), deltas[rows], relation, effort.rtol
-            return known.epsilon_near(*asked, target[rows]) if effort.rtol < ROUGH[-1] else known.epsilon(*asked)
-        if made.has_bracket() and rows.size < target.size:
-            return account.bracket_epsilon(part_of(made, rows), deltas[rows], relation, effort)
-        found = account.bracket_epsilon(made, deltas.reshape(epsilon.shape), relation, effort)
+        asked = MechanismQuestion("epsilon", made, deltas.reshape(epsilon.shape), relation, effort)
+        part = known is not None or (made.has_bracket() and rows.size < target.size)
+        if part:
+            near = target[rows] if known is not None and effort.rtol < ROUGH[-1] else None
+            return answer(asked._replace(mechanism=part_of(made, rows), given=deltas[rows], hint=near))
+        found = answer(asked)
         columns = found.lower, found.estimate, found.upper, found.kind, found.status, found.engine
         return Bounds(*(np.asarray(column).reshape(-1)[rows] for column in columns))
 

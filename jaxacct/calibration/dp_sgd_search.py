@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxacct.accounting import account
+from jaxacct.accounting.directions import answer
 from jaxacct.calibration.search import CLAIMED, Found, Search, Start, certified_search
 from jaxacct.calibration.starting_points import Goal, calibration_start
 from jaxacct.core import markup
@@ -28,6 +29,7 @@ from jaxacct.core.validation import (
 )
 from jaxacct.engines.backend import job
 from jaxacct.engines.contour import no_hint
+from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms.dp_sgd_run import NUMBERS, dp_sgd
 
 __all__ = ["Calibration", "calibrated", "certified", "checked_goal", "result", "search_for", "started"]
@@ -171,7 +173,7 @@ def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -
     fields = {name: column[rows] for name, column in goal.known.items()} | {goal.unknown: values}
     effort = account.effort_of_search(goal.rtol)
     hint = jax.tree.map(lambda known: known[rows], goal.hint)
-    return account.bracket_epsilon(dp_sgd(**fields), goal.delta[rows], relation, effort, hint=hint)
+    return answer(MechanismQuestion("epsilon", dp_sgd(**fields), goal.delta[rows], relation, effort, hint=hint))
 
 
 def result(found: Found, shape: tuple[int, ...], relation: str, best: Any = True) -> Calibration:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxacct.accounting import account
+from jaxacct.accounting.directions import answer
 from jaxacct.calibration.dp_sgd_search import (
     MAX_STEPS,
     RATE_RANGE,
@@ -29,6 +30,7 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice
 from jaxacct.engines.backend import job
+from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms.dp_sgd_run import (
     NOISE_RANGE,
     NUMBERS,
@@ -367,7 +369,7 @@ def _by_rule(task: Task) -> Calibration:
     def certified(rows: np.ndarray, values: np.ndarray) -> Bounds:
         fields = {name: goal.known[name][rows] for name in task.numbers} | {unknown: values}
         asked = dp_sgd(**fields, sampling=task.sampling, group=task.group)
-        return account.bracket_epsilon(asked, goal.delta[rows], goal.relation, effort)
+        return answer(MechanismQuestion("epsilon", asked, goal.delta[rows], goal.relation, effort))
 
     search = search_for(goal, certified)
     if "epochs" in goal.known:  # a smaller rate has more steps than are counted

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.accounting.directions import worse_direction
+from jaxacct.accounting.directions import by_parts
 from jaxacct.calibration.dp_sgd_search import INFEASIBLE, started
 from jaxacct.calibration.search import AIM, CLAIMED, Found, Search, Start, certified_search
 from jaxacct.calibration.starting_points import NEARLY, PLAIN_FOR_DELTA, TOLERANCE, Goal, calibration_start, room
@@ -17,6 +17,7 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.backend import evaluate
 from jaxacct.engines.contour import no_hint
+from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.kernels import rate_calibration
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, dp_sgd
 
@@ -103,7 +104,7 @@ def noise_for(
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         run, hint = dp_sgd(values, q[rows], steps[rows]), jax.tree.map(itemgetter(rows), goal.hint)
-        return worse_direction("delta", run, target.epsilon[rows], relation, effort, "auto", hint)
+        return by_parts(MechanismQuestion("delta", run, target.epsilon[rows], relation, effort, hint=hint))
 
     search = Search(
         evaluate=evaluate,
@@ -269,7 +270,8 @@ def _better(
     run, effort = dp_sgd(noise, flat["sampling_probability"], flat["steps"]), account.effort_of_search(ROUGH_DELTA)
     side = "add_one" if relation == "add_one" else "remove_one"  # the larger as a rule
     with np.errstate(over="ignore"):  # a place whose sum is infinite is not the best
-        sums = worse_direction("delta", run, at, side, effort, "contour").estimate + np.exp(at) * fpr
+        asked = MechanismQuestion("delta", run, at, side, effort, "contour")
+        sums = by_parts(asked).estimate + np.exp(at) * fpr
     best = np.clip(np.argmin(np.where(np.isnan(sums), np.inf, sums), axis=0), 1, places - 2)
     left, middle, right = (np.take_along_axis(sums, best[None] + by, axis=0)[0] for by in (-1, 0, 1))
     with np.errstate(all="ignore"):  # a guess that is not a number moves nothing

@@ -13,11 +13,10 @@ import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import InputError, UnboundedLossError, broadcast_shape
+from jaxacct.core.validation import InputError, UnboundedLossError
 from jaxacct.engines import closed_form
 from jaxacct.engines.backend import in_blocks
-from jaxacct.engines.contour import Answer
-from jaxacct.engines.protocol import MechanismEngine
+from jaxacct.engines.protocol import Answer, MechanismEngine, MechanismQuestion
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import Contour, bracket_near, brackets_at, contours_at, estimate_near, put_below
 from jaxacct.kernels.allocation.placement import TOLERANCE
@@ -447,43 +446,51 @@ def _ends(
 class OneRound(MechanismEngine):
     """One round of random allocation of a Gaussian, one slot a record."""
 
-    name = "allocation"
-    by_rows = True
+    name, classes, by_rows = "allocation", (RandomAllocation,), True
 
-    def supports(self, mechanism: Any) -> bool:
+    def supports(self, question: MechanismQuestion) -> bool:
+        mechanism: Any = question.mechanism
         return (
-            isinstance(mechanism, RandomAllocation)
-            and type(mechanism.mechanism) is Gaussian
+            type(mechanism.mechanism) is Gaussian
             and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
             and not mechanism.symmetric()  # plain releases, under any relation
         )
 
-    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return self._epsilon(mechanism, delta, relation, rtol, None)
-
-    def epsilon_near(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray) -> Bounds:
-        return self._epsilon(mechanism, delta, relation, rtol, near)
-
-    def _epsilon(
-        self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray | None
-    ) -> Bounds:
-        if np.any(np.asarray(delta) == 0.0):
-            raise UnboundedLossError(np.asarray(delta) == 0.0)
-        return _bracket_of("epsilon", mechanism, delta, relation, rtol, near)
-
-    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _bracket_of("delta", mechanism, epsilon, relation, rtol)
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        mechanism: Any = question.mechanism
+        relation, rtol = question.relation, question.effort.rtol
+        if question.quantity == "epsilon" and np.any(np.equal(question.given, 0.0)):
+            raise UnboundedLossError(np.equal(question.given, 0.0))
+        if relation not in _DIRECTIONS_OF:
+            raise InputError(
+                f"relation = {relation!r} gives no pair for random allocation; "
+                "ask ja.epsilon or ja.delta: they bound it"
+            )
+        shape, _, target = question.flat()
+        sigma, slots = (
+            np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
+            for x in (mechanism.mechanism.noise_multiplier, mechanism.slots)
+        )
+        asked, ways = (sigma, slots, target), _DIRECTIONS_OF[relation]
+        if question.quantity == "epsilon":  # the hint is about where it is
+            begin = None if question.hint is None else np.broadcast_to(question.hint, shape).reshape(-1)
+            worst = epsilon_of_both(*asked, rtol, begin) if len(ways) == 2 else epsilon(*asked, ways[0], rtol, begin)
+        else:
+            worst = delta_of_both(*asked) if len(ways) == 2 else delta(*asked, ways[0])
+        narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
+            worst.upper <= NO_RELATIVE_ACCURACY
+        )
+        status = np.where(narrow, "ok", "width").astype("<U16")
+        status[worst.upper == 0.0] = "zero"
+        lower, estimate, upper = (end.reshape(shape) for end in worst)
+        return Bounds(lower, estimate, upper, "certified", status.reshape(shape), OneRound.name)
 
     def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
-        from jaxacct.engines import allocation
-
         shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(delta))
         columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta
-        return allocation.guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
+        return guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
 
     def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
-        from jaxacct.engines import allocation
-
         if relation not in _DIRECTIONS_OF:
             return None
         shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(epsilon), np.shape(delta))
@@ -492,62 +499,21 @@ class OneRound(MechanismEngine):
             for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon)
         )
         # removing a record was the larger direction in every case seen
-        return allocation.excess(sigma, slots, asked, eps, _DIRECTIONS_OF[relation][0]).reshape(shape)
-
-
-def _bracket_of(
-    quantity: str, mechanism: Any, given: np.ndarray, relation: str, rtol: float, near: np.ndarray | None = None
-) -> Bounds:
-    from jaxacct.engines import allocation  # SciPy: only where it is needed
-
-    if relation not in _DIRECTIONS_OF:
-        raise InputError(
-            f"relation = {relation!r} gives no pair for random allocation; ask ja.epsilon or ja.delta: they bound it"
-        )
-    mine = batch_shape(mechanism)
-    shape = broadcast_shape({"the mechanism": mine, "delta" if quantity == "epsilon" else "epsilon": np.shape(given)})
-    sigma, slots, target = (
-        np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
-        for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, given)
-    )
-    ways = _DIRECTIONS_OF[relation]
-    if quantity == "epsilon":
-        begin = None if near is None else np.broadcast_to(near, shape).reshape(-1)
-        worst = (
-            allocation.epsilon_of_both(sigma, slots, target, rtol, begin)
-            if len(ways) == 2
-            else allocation.epsilon(sigma, slots, target, ways[0], rtol, begin)
-        )
-    else:
-        worst = (
-            allocation.delta_of_both(sigma, slots, target)
-            if len(ways) == 2
-            else allocation.delta(sigma, slots, target, ways[0])
-        )
-    narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
-        worst.upper <= NO_RELATIVE_ACCURACY
-    )
-    status = np.where(narrow, "ok", "width").astype("<U16")
-    status[worst.upper == 0.0] = "zero"
-    lower, estimate, upper = (end.reshape(shape) for end in worst)
-    return Bounds(lower, estimate, upper, "certified", status.reshape(shape), OneRound.name)
+        return excess(sigma, slots, asked, eps, _DIRECTIONS_OF[relation][0]).reshape(shape)
 
 
 class SameBins(MechanismEngine):
     """Balls in bins by themselves; composed with other mechanisms they have two pairs, as any random allocation."""
 
-    name = "same_bins"
+    name, classes = "same_bins", (BallsInBins,)
 
-    def supports(self, mechanism: Any) -> bool:
-        return isinstance(mechanism, BallsInBins) and not mechanism.symmetric()
+    def supports(self, question: MechanismQuestion) -> bool:
+        return not question.mechanism.symmetric()
 
-    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
-        less, more = (mechanism.one_round(below) for below in (False, True))
-        return _joined(*(OneRound().epsilon(one, delta, relation, rtol) for one in (less, more)))
-
-    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-        less, more = (mechanism.one_round(below) for below in (False, True))
-        return _joined(*(OneRound().delta(one, epsilon, relation, rtol) for one in (less, more)))
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        mechanism: Any = question.mechanism
+        rounds = (mechanism.one_round(below) for below in (False, True))
+        return _joined(*(OneRound().bracket(question._replace(mechanism=one)) for one in rounds))
 
 
 def _joined(above: Bounds, below: Bounds) -> Bounds:

@@ -22,7 +22,7 @@ import scipy
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import contour
-from jaxacct.engines.contour import Answer
+from jaxacct.engines.protocol import Answer
 
 LEAST_GAP = 1e-300
 """Least difference of two Mills ratios, or slope, that is divided by."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import evaluate
+from jaxacct.engines.protocol import Answer
 from jaxacct.kernels import contour
 from jaxacct.kernels.law import LossLaw
 from jaxacct.kernels.split import contour as split_contour
@@ -78,14 +79,6 @@ FIRST_SPLIT = sum(not rung.split for rung in LADDER)
 """Place of the first split rung of the ladder."""
 MOST_RUNGS = 5
 """Rungs for many eps: on finer ones a contour takes as long as the ladder does for each eps."""
-
-
-class Answer(NamedTuple):
-    """Ends and estimate of a batch, without NaN; lower = -inf and upper = inf where nothing is known."""
-
-    lower: np.ndarray
-    estimate: np.ndarray
-    upper: np.ndarray
 
 
 def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:

@@ -22,7 +22,7 @@ from jaxacct.kernels.mixture_law import BranchLaw
 from jaxacct.kernels.mixture_nodes import Nodes, chernoff, nodes_for_delta, nodes_for_epsilon
 from jaxacct.kernels.mixture_placement import Part, saddle
 from jaxacct.kernels.special import logsumexp
-from jaxacct.mechanisms import Composed, Gaussian, Mechanism, Repeated, batch_shape
+from jaxacct.mechanisms import Composed, Mechanism, Repeated, batch_shape
 from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import GaussianPart
@@ -36,7 +36,6 @@ __all__ = [
     "one_delta",
     "one_epsilon",
     "rows_of_branches",
-    "suits",
 ]
 
 ROUNDING, ROUNDING_OF_SQUARES = 1e-12, 4e-15
@@ -384,15 +383,6 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
     gain, cost = float(np.exp(first)), float(np.exp(min(second, 700.0)))
     doubt = ROUNDING + ROUNDING_OF_SQUARES * (u * u + float(np.square(shift[-1])) + abs(epsilon))
     return max(gain - cost, 0.0), doubt * (gain + cost)
-
-
-def suits(mechanism: Mechanism) -> bool:
-    """Whether it is made of mixtures of Gaussians, of which at least one is not answered by its parts."""
-    leaves = [leaf for _, leaf in flat(mechanism)]
-    of_mixtures = [leaf for leaf in leaves if isinstance(leaf, OfGaussianMixtures)]
-    if not all(isinstance(leaf, Gaussian | OfGaussianMixtures) for leaf in leaves):
-        return False
-    return all(leaf.of_gaussians() for leaf in of_mixtures) and any(not leaf.ordinary() for leaf in of_mixtures)
 
 
 def flat(mechanism: Any, count: np.ndarray | float = 1.0) -> list[tuple[np.ndarray, Any]]:

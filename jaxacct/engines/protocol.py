@@ -12,44 +12,77 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
-from jaxacct.engines.contour import Answer, Hint
+from jaxacct.core.validation import GIBIBYTE, RELATIONS, broadcast_shape
+from jaxacct.mechanisms.base import Mechanism, batch_shape
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["ENGINES", "Answer", "Effort", "Engine", "Kinds", "MechanismEngine", "Question", "register"]
+__all__ = [
+    "ENGINES",
+    "Answer",
+    "Effort",
+    "Engine",
+    "Kinds",
+    "MechanismEngine",
+    "MechanismQuestion",
+    "Question",
+    "register",
+]
+
+
+class Answer(NamedTuple):
+    """Ends and estimate of a batch, without NaN; lower = -inf and upper = inf where nothing is known."""
+
+    lower: np.ndarray
+    estimate: np.ndarray
+    upper: np.ndarray
 
 
 class Effort(NamedTuple):
-    """How narrow brackets should be: in the end, and engine by engine.  It changes widths and never what holds."""
+    """How narrow brackets should be, and at what cost.  It changes widths and never what holds."""
 
     rtol: float
     """Relative width at which a bracket is narrow enough."""
-    contour_width: float
-    """Relative width at which the contour engine stops refining."""
-    contour_tolerance: float
-    """Relative size of delta down to which the contour engine drives what it cuts off."""
-    lattice_rtol: float
-    """Relative width for which the lattice engine plans."""
-    memory_bytes: int
-    """Limit on the lattice engine's memory."""
+    memory_bytes: int = GIBIBYTE
+    """Limit on an engine's memory."""
+    in_search: bool = False
+    """Whether it is one evaluation of many, of which only its place beside a target matters: no engine refines further
+    than rtol because it is cheap to do so."""
+
+
+class MechanismQuestion(NamedTuple):
+    """What a user or a search asks: epsilon at deltas, or delta at epsilons, of a mechanism under a relation."""
+
+    quantity: str
+    """"epsilon" or "delta"."""
+    mechanism: Mechanism
+    given: Any = 0.0
+    """The deltas or epsilons, at least 0; they broadcast with the mechanism."""
+    relation: str = RELATIONS[0]
+    effort: Effort = Effort(1e-4)
+    engine: str = "auto"
+    """The engine that is wanted, by name."""
+    hint: Any = None
+    """What a search knows beforehand, for the engine that answers; it decides nothing but the time."""
+    attacks: bool = False
+    """Whether attacks, which take longer, may raise the lower end."""
+
+    def flat(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
+        """The shape of the answer; in its flat order, the number of each row's configuration, and what is given."""
+        mine, other = batch_shape(self.mechanism), "delta" if self.quantity == "epsilon" else "epsilon"
+        shape = broadcast_shape({"the mechanism": mine, other: np.shape(self.given)})
+        rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
+        return shape, rows, np.broadcast_to(np.asarray(self.given, np.float64), shape).reshape(-1)
 
 
 class Kinds(NamedTuple):
-    """What B compositions consist of, as far as it decides which engine suits."""
+    """What B compositions consist of."""
 
     empty: np.ndarray
     """(B,) nothing is released: every part is sampled at rate 0."""
     gaussian: np.ndarray
     """(B,) Gaussians without sampling, and nothing else."""
-    closed_form: np.ndarray
-    """(B,) Gaussians without sampling, or one sampled step: their delta is a formula."""
-    two_steps: np.ndarray
-    """(B,) two sampled Gaussian steps, alike or not."""
-    smooth: np.ndarray
-    """(B,) what the contour can answer: a Gaussian part, and no Poisson sampled Laplace part."""
-    nearly_always_sampled: np.ndarray
-    """(B,) some sampling rate is so high that sampling may change less than the width of a bracket."""
-    beyond_kernels: np.ndarray
-    """(B,) Gaussians whose mu^2 under- or overflows beside other parts: the kernels would take them for nothing."""
+    sampled_steps: np.ndarray
+    """(B,) how many sampled Gaussian steps, where there is nothing else; otherwise 0."""
 
 
 class Question(NamedTuple):
@@ -64,8 +97,8 @@ class Question(NamedTuple):
     floor: np.ndarray
     """(B,) the answer is not refined where its upper end is at most this, since the other direction is larger."""
     effort: Effort
-    hint: Hint | None = None
-    """Where the contour engine should begin."""
+    hint: Any = None
+    """As of `MechanismQuestion`, row by row."""
 
 
 class Engine(ABC):
@@ -74,7 +107,7 @@ class Engine(ABC):
     name: ClassVar[str]
     """As it stands in `Bounds.engine`."""
     cost: ClassVar[float]
-    """Seconds of CPU for one configuration, roughly; cheap engines are registered first."""
+    """Seconds of CPU for one configuration, roughly; cheap engines are asked first."""
     settles: ClassVar[bool] = False
     """Whether what it answers is exact up to rounding, so that no other engine is asked."""
     refusal: ClassVar[str] = "this engine cannot answer for every configuration of the batch; use engine='auto'"
@@ -97,26 +130,23 @@ class MechanismEngine(ABC):
     """A way to compute epsilon and delta of a mechanism as a whole, in all directions of a relation."""
 
     name: ClassVar[str]
-    beside_parts: ClassVar[bool] = False
-    """Whether the parts of the mechanism bound it as well, so that an engine of compositions may be asked for."""
+    cost: ClassVar[float] = 0.0
+    """They are asked before the engines of compositions, in the order in which they were registered."""
+    classes: ClassVar[tuple[type[Mechanism], ...]]
+    """The classes of mechanisms that it may answer for."""
+    if_engine_is_named: ClassVar[str] = "refuses"
+    """What happens where a user names an engine of compositions: this one "refuses", or "stands back" since the parts
+    bound the mechanism as well, or "answers" by what that engine says of others."""
     by_rows: ClassVar[bool] = False
     """Whether its time grows with the rows of a batch, so that a search asks only for those that it needs."""
 
-    @abstractmethod
-    def supports(self, mechanism: Any) -> bool:
-        """Whether it answers for this mechanism."""
+    def supports(self, question: MechanismQuestion) -> bool:
+        """Whether it answers for this mechanism, one of its classes, under this relation."""
+        return True
 
     @abstractmethod
-    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """The bracket of epsilon at delta >= 0, which broadcasts with the mechanism."""
-
-    @abstractmethod
-    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """The bracket of delta at epsilon >= 0, which broadcasts with the mechanism."""
-
-    def epsilon_near(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float, near: np.ndarray) -> Bounds:
-        """`epsilon`, begun at about what it is; `near` has the shape of delta and decides nothing but the time."""
-        return self.epsilon(mechanism, delta, relation, rtol)
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        """The bracket of epsilon or delta."""
 
     def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
         """About epsilon at delta, at next to no cost, for a search to begin with; None where nothing is known."""
@@ -131,10 +161,10 @@ class MechanismEngine(ABC):
 
 
 ENGINES: list[Engine | MechanismEngine] = []
-"""All engines, in the order in which they are asked; those of compositions are there once dispatch is imported."""
+"""All engines, in the order in which they are asked; those of compositions are there once accounting is imported."""
 
 
 def register(engine: Engine | MechanismEngine) -> None:
     """Put an engine in the list that dispatch walks, behind all that cost less; one of the same name is replaced."""
     known = [one for one in ENGINES if one.name != engine.name] + [engine]
-    ENGINES[:] = sorted(known, key=lambda one: one.cost if isinstance(one, Engine) else 0.0)
+    ENGINES[:] = sorted(known, key=lambda one: one.cost)

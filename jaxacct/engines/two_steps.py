@@ -15,7 +15,7 @@ from scipy import special
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import closed_form
-from jaxacct.engines.contour import Answer
+from jaxacct.engines.protocol import Answer
 from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["Steps", "bounds", "cells", "delta", "epsilon", "placed", "surveyed"]

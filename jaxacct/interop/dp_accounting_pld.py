@@ -9,7 +9,7 @@ import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from jaxacct.accounting.dispatch import engine_of_mechanism
+from jaxacct.accounting.dispatch import answered_by_parts
 from jaxacct.core.validation import POSITIVE, RELATIONS, InputError, check_flag, check_one, choice, refuse_tracers
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.concentrated import concentrated_pair
@@ -92,7 +92,7 @@ def _has_lower_pair(mechanism: Mechanism, relation: str) -> bool:
     """Whether `expand_below` gives a pair that the mechanism dominates."""
     if mechanism.has_bracket():
         return mechanism.kind_of_bracket(relation) == "certified"
-    return mechanism.kind_under(relation) == "certified" and engine_of_mechanism(mechanism, "auto") is None
+    return mechanism.kind_under(relation) == "certified" and answered_by_parts(mechanism)
 
 
 def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> PrivacyLossDistribution | None:

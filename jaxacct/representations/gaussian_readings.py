@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxacct.accounting.dispatch import engine_of_mechanism
+from jaxacct.accounting.dispatch import answered_by_parts
 from jaxacct.accounting.gaussian_mu import gaussian_fit
 from jaxacct.accounting.gaussian_regret import gaussian_regret
 from jaxacct.accounting.true_positive_rates import Deltas
@@ -62,7 +62,7 @@ def gaussian_readings(profile: SymmetricProfile, above_fpr: Any, regret: bool) -
 def _exact(profile: SymmetricProfile) -> np.ndarray:
     """mu of rows that are Gaussians without sampling, or nothing; NaN for others."""
     size = int(np.prod(batch_shape(profile.mechanism)))
-    if engine_of_mechanism(profile.mechanism, "auto") is not None:
+    if not answered_by_parts(profile.mechanism):
         return np.full(size, np.nan)
     mu, other = np.zeros(size), np.zeros(size, bool)
     for direction in directions(profile.mechanism, profile.relation):

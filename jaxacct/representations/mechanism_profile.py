@@ -26,6 +26,7 @@ from jaxacct.core.validation import (
     options,
     refuse_tracers,
 )
+from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import element, register, require_mechanism, take_rows
 from jaxacct.mechanisms.loss_components import add_and_remove
@@ -495,5 +496,7 @@ def profile(
     """
     chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
-    engine_of_mechanism(mechanism, chosen.engine)  # refuses an engine that cannot answer
+    engine_of_mechanism(
+        MechanismQuestion("delta", mechanism, engine=chosen.engine)
+    )  # refuses an engine that cannot answer
     return Profile(mechanism, *chosen)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxacct.accounting.dispatch import engine_of_mechanism
+from jaxacct.accounting.dispatch import answered_by_parts
 from jaxacct.accounting.true_positive_rates import Deltas, best_epsilon, rate_at, start_at
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
@@ -112,7 +112,7 @@ def bracket(profile: CertifiedProfile, mechanism: Mechanism, fpr: float | np.nda
 def _smooth(profile: CertifiedProfile) -> np.ndarray:
     """Rows whose loss has a density and no mass at infinity."""
     mechanism = profile.mechanism
-    smooth = np.full(int(np.prod(batch_shape(mechanism))), engine_of_mechanism(mechanism, "auto") is None)
+    smooth = np.full(int(np.prod(batch_shape(mechanism))), answered_by_parts(mechanism))
     if smooth.size and smooth[0]:
         for side in directions(mechanism, profile.relation):
             parts = components(mechanism, profile.relation, side)

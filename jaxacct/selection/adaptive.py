@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import UnboundedLossError, broadcast_shape
-from jaxacct.engines.protocol import MechanismEngine
+from jaxacct.engines.protocol import MechanismEngine, MechanismQuestion
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape, repeat
 from jaxacct.mechanisms.base import element, register, require_mechanism
@@ -123,15 +123,14 @@ class AdaptiveMixture(MechanismEngine):
     """The engine of `AdaptiveSelection`; with K fixed that is a composition, whose parts are asked."""
 
     name = "adaptive_mixture"
+    classes = (AdaptiveSelection,)
 
-    def supports(self, mechanism: Mechanism) -> bool:
-        return isinstance(mechanism, AdaptiveSelection) and not mechanism.fixed
+    def supports(self, question: MechanismQuestion) -> bool:
+        return not cast(AdaptiveSelection, question.mechanism).fixed
 
-    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _bracket("epsilon", mechanism, delta, relation, rtol)
-
-    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _bracket("delta", mechanism, epsilon, relation, rtol)
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        quantity, chosen, values, relation, effort, *_ = question
+        return _bracket(quantity, cast(AdaptiveSelection, chosen), values, relation, effort.rtol)
 
 
 register_engine(AdaptiveMixture())

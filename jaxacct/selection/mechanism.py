@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, broadcast_shape, check_one, choice
-from jaxacct.engines.protocol import MechanismEngine
+from jaxacct.engines.protocol import MechanismEngine, MechanismQuestion
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import register, require_mechanism
@@ -112,15 +112,11 @@ class WorstScore(MechanismEngine):
     """The engine of `Selection`: the worst score, or the bound that the selection names."""
 
     name = "worst_score"
+    classes = (Selection,)
 
-    def supports(self, mechanism: Mechanism) -> bool:
-        return isinstance(mechanism, Selection)
-
-    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _bracket("epsilon", mechanism, delta, relation, rtol)
-
-    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _bracket("delta", mechanism, epsilon, relation, rtol)
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        quantity, chosen, values, relation, effort, *_ = question
+        return _bracket(quantity, cast(Selection, chosen), values, relation, effort.rtol)
 
 
 register_engine(WorstScore())

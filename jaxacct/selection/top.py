@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import Constraint, InputError, broadcast_shape, check_one
 from jaxacct.engines import backend
-from jaxacct.engines.protocol import MechanismEngine
+from jaxacct.engines.protocol import MechanismEngine, MechanismQuestion
 from jaxacct.engines.protocol import register as register_engine
 from jaxacct.mechanisms import Mechanism, batch_shape, repeat
 from jaxacct.mechanisms.base import element, register, require_mechanism
@@ -114,15 +114,11 @@ class BestOfMany(MechanismEngine):
     """The engine of `TopSelection`."""
 
     name = "top_envelope"
+    classes = (TopSelection,)
 
-    def supports(self, mechanism: Mechanism) -> bool:
-        return isinstance(mechanism, TopSelection)
-
-    def epsilon(self, mechanism: Any, delta: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _bracket("epsilon", mechanism, delta, relation, rtol)
-
-    def delta(self, mechanism: Any, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-        return _bracket("delta", mechanism, epsilon, relation, rtol)
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        quantity, chosen, values, relation, effort, *_ = question
+        return _bracket(quantity, cast(TopSelection, chosen), values, relation, effort.rtol)
 
 
 register_engine(BestOfMany())

@@ -1,0 +1,499 @@
+"""Engines that answer for a mechanism as a whole, most of them by asking about other mechanisms, in the order in which
+dispatch asks them.  README.md of `mechanisms` has the proofs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxacct.accounting.directions import answer, by_parts
+from jaxacct.accounting.dispatch import engine_of_mechanism, is_open
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.progress import Progress
+from jaxacct.engines.allocation import OneRound, SameBins
+from jaxacct.engines.protocol import Answer, Effort, MechanismEngine, MechanismQuestion, register
+from jaxacct.mechanisms import (
+    Composed,
+    Gaussian,
+    Mechanism,
+    PoissonSampled,
+    Repeated,
+    SampledWithoutReplacement,
+    batch_shape,
+)
+from jaxacct.mechanisms.balls_in_bins import replaced_in_two_steps
+from jaxacct.mechanisms.base import Combinator, take_rows, weakest
+from jaxacct.mechanisms.base import register as register_mechanism
+from jaxacct.mechanisms.finite import log_mixture
+from jaxacct.mechanisms.gaussian_branches import LOSS_OF_PRESENCE, OfGaussianMixtures
+from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.poisson_sampled import groups_inside
+from jaxacct.mechanisms.random_allocation import RandomAllocation
+from jaxacct.mechanisms.sampled_releases import Several
+from jaxacct.mechanisms.shuffled_attacks import attacks_on
+
+if TYPE_CHECKING:
+    from jaxacct.engines.mixture import Ends, Known, Row
+
+__all__ = ["epsilon_replaced"]
+
+
+class Attacked(MechanismEngine):
+    """What others answer, with the lower end of the best attack that is known of the mechanism."""
+
+    name, classes, if_engine_is_named = "attacks", (Mechanism,), "answers"
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        if not question.attacks or question.relation in LOSS_OF_PRESENCE:
+            return False
+        return bool(attacks_on(question.mechanism, question.relation, question.flat()[1].size))
+
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        found, low = answer(question._replace(attacks=False)), None
+        for attacked in attacks_on(question.mechanism, question.relation, found.upper.size):
+            seen = answer(question._replace(mechanism=attacked, engine="auto", attacks=False)).lower
+            low = np.fmax(found.lower if low is None else low, seen)
+        agree = low <= found.upper  # of ends that contradict each other the theorem's stands
+        low = np.where(agree, low, found.lower)
+        status = np.where(agree, found.status, "contradiction")
+        return Bounds(low, np.clip(found.estimate, low, found.upper), found.upper, found.kind, status, found.engine)
+
+
+# One sample with several releases.
+#
+# Let q be the sampling rate, H the profile of the composition without sampling, a = e^eps and k = 1 - (1 - q) a:
+#
+#     remove: delta(eps) = q H(1 + (a - 1)/q),        add: delta(eps) = k H(1 + (a - 1)/k) if k > 0, otherwise 0.
+
+UNITS = 32.0
+"""Bound on the rounding of a transformed eps or delta, in units of ROUNDOFF: up to four operations of a few units."""
+SECTIONS = 16
+"""Points at which one turn of the search for epsilon evaluates delta, per configuration."""
+LARGEST_EPSILON = 1e300
+"""Largest epsilon at which delta of the releases is evaluated."""
+MOST_SEARCHES = 40
+"""Turns of the search for epsilon; each divides the bracket by 17."""
+_SIDES = {"remove_one": ("remove",), "replace_one": ("remove",), "add_one": ("add",)}
+"""The formula of each listed relation; the other relations take the larger of both."""
+_Ends = tuple[np.ndarray, np.ndarray]
+"""Lower and upper ends."""
+
+
+class SampledOnce(MechanismEngine):
+    """One sample on which several mechanisms run: exactly, from the profile of their composition.
+
+    Repeated and composed samples use dominating pairs instead (jaxacct/mechanisms/sampled_releases.py).
+    """
+
+    name, if_engine_is_named = "sampled_once", "stands back"
+    classes = (Repeated, Composed, PoissonSampled, SampledWithoutReplacement)
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        return _several(question) is not None
+
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        quantity, relation, rtol = question.quantity, question.relation, question.effort.rtol
+        drawn = _several(question)
+        assert drawn is not None
+        shape, _, given = question.flat()
+        at = given.reshape(shape)
+        run = _Releases(question, drawn, np.broadcast_to(np.asarray(drawn.rate, np.float64), shape))
+        low, high = np.zeros(shape), np.zeros(shape)
+        for side in _SIDES.get(relation, ("remove", "add")):
+            ends = run.delta(at, side) if quantity == "delta" else run.epsilon(at, side, high)
+            low, high = np.maximum(low, ends[0]), np.maximum(high, ends[1])
+        kind = weakest({*run.kinds, question.mechanism.kind_of_bracket(relation)})
+        low = low if kind == "certified" else np.zeros(shape)
+        agree = low <= high
+        low, high = np.where(agree, low, 0.0), np.where(agree, high, 1.0 if quantity == "delta" else np.inf)
+        with np.errstate(invalid="ignore"):
+            middle = np.where(np.isfinite(high), low + 0.5 * (high - low), high) if kind == "certified" else high
+        status = np.where((kind == "certified") & is_open(Answer(low, middle, high), rtol), "width", "ok")
+        status = status.astype("<U32")
+        status[np.isinf(high)] = "width"
+        status[~agree] = "contradiction"
+        status[high == 0.0] = "zero"
+        if quantity == "epsilon":
+            status[low == np.inf] = "mass_at_infinity"
+        return Bounds(low, middle, high, kind, status, run.engine)
+
+
+def _several(question: MechanismQuestion) -> Several | None:
+    """The releases of a single sample; None where the answer does not follow from their profile."""
+    mechanism = question.mechanism
+    while isinstance(mechanism, Repeated | Composed):  # unwrap a composition of one mechanism
+        inner = mechanism.inside()
+        if len(inner) > 1 or (isinstance(mechanism, Repeated) and np.any(np.not_equal(mechanism.steps, 1.0))):
+            return None
+        mechanism = inner[0]
+    if not isinstance(mechanism, PoissonSampled | SampledWithoutReplacement):
+        return None
+    return mechanism.several(question.relation)
+
+
+class _Releases:
+    """The releases from one sample: their composition, the sampling rate, and the brackets of the composition."""
+
+    def __init__(self, question: MechanismQuestion, drawn: Several, rate: np.ndarray) -> None:
+        self.question, self.rate, self.relations = question._replace(mechanism=drawn.base), rate, drawn.relations
+        self.kinds: set[str] = set()
+        self.engine = np.full(rate.shape, "", "<U32")
+
+    def ask(self, quantity: str, values: np.ndarray, side: str) -> Bounds:
+        """Brackets of the releases without the sampling; values may have extra leading axes."""
+        found = answer(self.question._replace(quantity=quantity, given=values, relation=self.relations[side]))
+        self.kinds |= set(np.ravel(found.kind).tolist())
+        words = np.asarray(found.engine).reshape(-1, *self.rate.shape)[0] if found.upper.size else self.engine
+        self.engine = np.where(self.engine == "", words, self.engine)
+        return found
+
+    def delta(self, eps: np.ndarray, side: str) -> _Ends:
+        """Ends of delta in one direction; eps may have extra leading axes."""
+        wrong, q = UNITS * ROUNDOFF, self.rate
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            risen = np.expm1(eps)
+            if side == "remove":
+                least, most = q + 0.0 * eps, q + 0.0 * eps
+            else:
+                factor, off = q - (1.0 - q) * risen, wrong * (q + (1.0 - q) * risen)
+                factor, off = np.where(q == 1.0, 1.0, factor), np.where(q == 1.0, 0.0, off)
+                least, most = np.maximum(factor - off, 0.0), np.maximum(factor + off, 0.0)
+            inner = [_inner(eps, risen, factor) for factor in (least, most)]
+        inside = np.stack([inner[0] * (1.0 + wrong), inner[1] * (1.0 - wrong)])
+        found = self.ask("delta", np.minimum(inside, LARGEST_EPSILON), side)
+        low = np.where(inside[0] > LARGEST_EPSILON, 0.0, least * found.lower[0] * (1.0 - wrong))
+        return np.where(least > 0.0, low, 0.0), np.where(most > 0.0, most * found.upper[1] * (1.0 + wrong), 0.0)
+
+    def epsilon(self, delta: np.ndarray, side: str, known: np.ndarray) -> _Ends:
+        """Ends of epsilon in one direction; `known`, an upper end of the other direction, ends the search early."""
+        wrong, q = UNITS * ROUNDOFF, self.rate
+        if side == "add":
+            return self._searched(delta, known)
+        share = np.where(delta < q, delta / np.where(q > 0.0, q, 1.0), 0.5)
+        more, less = share * (1.0 + wrong), share * (1.0 - wrong)
+        low = _outer(self.ask("epsilon", np.minimum(more, 0.5 + 0.5 * less), side).lower, q) * (1.0 - wrong)
+        high = _outer(self.ask("epsilon", less, side).upper, q) * (1.0 + wrong)
+        return np.where((delta < q) & (more < 1.0), low, 0.0), np.where(delta < q, high, 0.0)
+
+    def _searched(self, delta: np.ndarray, known: np.ndarray) -> _Ends:
+        """Ends of epsilon in the add direction, where 0 <= epsilon <= -log(1 - q)."""
+        q = self.rate
+        with np.errstate(divide="ignore"):
+            top = np.where(q < 1.0, -np.log1p(-q) * (1.0 + UNITS * ROUNDOFF), np.inf)
+        plain = self.ask("epsilon", np.where(q > 0.0, delta, 0.5), "add")  # sampling leaks no more than the releases
+        low, high = np.where(q < 1.0, 0.0, plain.lower), np.minimum(plain.upper, top)
+        high = np.where(q > 0.0, high, 0.0)
+        low = np.where(q > 0.0, low, 0.0)
+        ends = self.delta(np.where(np.isfinite(known), known, 0.0), "add")
+        small = (ends[1] <= delta) & np.isfinite(known)  # the other direction decides
+        high = np.where(small, np.minimum(high, known), high)
+        share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
+        for _ in range(MOST_SEARCHES):
+            wide = high * (1.0 - 0.25 * self.question.effort.rtol) > low  # an infinite end stays as it is
+            if not np.any(~small & np.isfinite(high) & wide):
+                break
+            first = np.where(np.isfinite(low), low, 0.0)
+            last = np.where(np.isfinite(high), high, first)
+            at = np.concatenate([first[None], first + share * (last - first)])
+            ends = self.delta(at, "add")
+            above, below = ends[0] > delta, ends[1] <= delta
+            before, low = low, np.maximum(low, np.max(np.where(above, at, 0.0), axis=0))
+            narrower = np.minimum(high, np.min(np.where(below, at, np.inf), axis=0))
+            if np.all((narrower == high) & (low == before)):
+                break
+            high = narrower
+        return np.minimum(low, high), high
+
+
+def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """log(1 + (e^eps - 1)/factor), the epsilon at which the releases are evaluated."""
+    safe = np.where(factor > 0.0, factor, 1.0)
+    ratio = risen / safe
+    return np.where(np.isfinite(ratio), np.log1p(ratio), eps - np.log(safe))
+
+
+def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """log(1 - q + q e^loss); infinite where the loss is infinite and q > 0."""
+    mixed = log_mixture(np.where(np.isfinite(loss), loss, 0.0), q)
+    return np.where(np.isfinite(loss), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))
+
+
+# A replaced record as one that is removed and one that is added.
+
+SHARES = 9
+"""Shares of eps, or of delta in logarithms of the odds, that are tried for the first of the two steps."""
+NEARER = 5
+"""As many again between the neighbours of the best of them."""
+WIDEST_LOG_ODDS = 12.0
+"""Shares of delta from e^-12 to 1 - e^-12."""
+
+
+class RemovedAndAdded(MechanismEngine):
+    """Replacement as removal and addition, for mechanisms without a good pair for the replacement.
+
+    From data D over D less a record to that with another record in its place,
+
+        delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x),
+
+    for the profiles of all that is run, composed first.  A mechanism with groups has a pair; the smaller bound holds.
+    """
+
+    name, classes, if_engine_is_named = "remove_and_add", (Mechanism,), "answers"
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        mechanism = question.mechanism
+        return question.relation == "replace_one" and (replaced_in_two_steps(mechanism) or groups_inside(mechanism))
+
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        in_two_steps = (epsilon_replaced if question.quantity == "epsilon" else _delta_replaced)(question)
+        if replaced_in_two_steps(question.mechanism):
+            return in_two_steps
+        at_once = by_parts(question)
+        better = in_two_steps.upper < at_once.upper
+        upper, status, engine = (
+            np.where(better, getattr(in_two_steps, name), getattr(at_once, name))
+            for name in ("upper", "status", "engine")
+        )
+        return Bounds(np.zeros_like(upper), upper, upper, "bound", status, engine)
+
+
+def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
+    """Upper ends of the mechanism under another relation, value by value along the first axis."""
+    asked = question._replace(quantity=quantity, relation=relation, hint=None)
+    return np.stack([np.asarray(answer(asked._replace(given=each)).upper) for each in values])
+
+
+def _delta_replaced(question: MechanismQuestion) -> Bounds:
+    """delta(eps) of a replaced record, from above; the best of some x in [0, eps]."""
+    shape, _, given = question.flat()
+    eps = given.reshape(shape)
+
+    def both(share: np.ndarray) -> np.ndarray:
+        first = np.minimum(share * eps, eps)
+        rest = np.maximum(eps - first, 0.0) * (1.0 - 2.0 * ROUNDOFF)
+        removed, added = (
+            _upper(question, "delta", at, relation) for at, relation in ((first, "remove_one"), (rest, "add_one"))
+        )
+        with np.errstate(over="ignore"):
+            total = removed + np.exp(first * (1.0 + 4.0 * ROUNDOFF)) * added * (1.0 + 16.0 * ROUNDOFF * (1.0 + first))
+        return np.minimum(np.where(np.isnan(total), 1.0, total * (1.0 + 4.0 * ROUNDOFF)), 1.0)
+
+    share = np.linspace(0.0, 1.0, SHARES).reshape(-1, *(1,) * len(shape))
+    return _bound(_refined(both, share, 1.0 / (SHARES - 1)), 1.0)
+
+
+def epsilon_replaced(question: MechanismQuestion) -> Bounds:
+    """epsilon at delta of a replaced record, from above; the best of some shares of delta for the first step."""
+    shape, _, given = question.flat()
+    target = given.reshape(shape)
+    if not target.all():
+        _upper(question, "epsilon", target[None], "remove_one")  # refuses delta = 0
+
+    def both(log_odds: np.ndarray) -> np.ndarray:
+        share = 1.0 / (1.0 + np.exp(-log_odds))
+        first = np.maximum(target * share, SMALLEST_POSITIVE)
+        x = _upper(question, "epsilon", first, "remove_one")
+        with np.errstate(over="ignore", invalid="ignore"):
+            left = (target - first) * (1.0 - 8.0 * ROUNDOFF) * np.exp(-x * (1.0 + 4.0 * ROUNDOFF))
+        usable = (left > 1e-300) & np.isfinite(x)
+        rest = _upper(question, "epsilon", np.where(usable, left, 0.5), "add_one")
+        return np.where(usable, (x + rest) * (1.0 + 4.0 * ROUNDOFF), np.inf)
+
+    odds = np.linspace(-WIDEST_LOG_ODDS, WIDEST_LOG_ODDS, SHARES).reshape(-1, *(1,) * len(shape))
+    return _bound(_refined(both, odds, 2.0 * WIDEST_LOG_ODDS / (SHARES - 1)), np.inf)
+
+
+def _refined(values: Callable[[np.ndarray], np.ndarray], at: np.ndarray, apart: float) -> np.ndarray:
+    """The least of the values at some places, and at more between the neighbours of the best."""
+    coarse = values(at)
+    best = np.take_along_axis(np.broadcast_to(at, coarse.shape), np.argmin(coarse, axis=0)[None], 0)
+    nearer = np.linspace(-1.0, 1.0, NEARER + 2)[1:-1].reshape(-1, *(1,) * (coarse.ndim - 1))
+    fine = values(np.clip(best + apart * nearer, at.min(), at.max()))
+    return np.minimum(coarse.min(axis=0), fine.min(axis=0))
+
+
+def _bound(upper: np.ndarray, largest: float) -> Bounds:
+    status = np.where(upper == 0.0, "zero", np.where(np.isfinite(upper), "ok", "width"))
+    upper = np.where(np.isnan(upper), largest, upper)
+    return Bounds(np.zeros_like(upper), upper, upper, "bound", status, RemovedAndAdded.name)
+
+
+# Gaussian mixtures.
+
+SIGNS = {"add_one": (-1.0,), "remove_one": (1.0,)}
+"""The directions of a relation: 1 remove, -1 add; both where it is not listed."""
+ROWS_WITH_PROGRESS = 8
+"""Configurations from which on a progress bar shows."""
+
+
+class MixtureContour(MechanismEngine):
+    """Compositions of Gaussian mixtures and Gaussians, by a contour integral: groups, capped and fixed samples.
+
+    Every direction of the relation is composed and answered by itself, and the larger answer is taken at the end.  The
+    dominating finite pairs answer where the contour cannot.
+    """
+
+    name, classes, if_engine_is_named = "mixture_contour", (Mechanism,), "stands back"
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        """Whether it is made of mixtures of Gaussians, of which at least one is not answered by its parts."""
+        leaves = _leaves(question.mechanism)
+        of_mixtures = [leaf for leaf in leaves if isinstance(leaf, OfGaussianMixtures)]
+        if all(leaf.ordinary() for leaf in of_mixtures):
+            return False
+        others = all(isinstance(leaf, Gaussian | OfGaussianMixtures) for leaf in leaves)
+        return others and all(leaf.of_gaussians() for leaf in of_mixtures)
+
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        from jaxacct.engines import mixture  # SciPy: only where a mixture is asked about
+
+        quantity, mechanism, relation, rtol = question[0], question.mechanism, question.relation, question.effort.rtol
+        parts_of = question._replace(effort=Effort(rtol), hint=None)
+        branches = mixture.rows_of_branches(mechanism, relation)
+        if branches is None:
+            return by_parts(parts_of)
+        shape, places, target = question.flat()
+        answers = Answer(*np.full((3, target.size), np.nan))
+        bar = Progress(target.size, None if target.size > ROWS_WITH_PROGRESS else False)
+        place, known = -1, dict[float, mixture.Known]()
+        with contextlib.closing(bar):
+            for done, at in enumerate(np.lexsort((target, places)).tolist()):  # neighbours share contours
+                if places[at] != place:
+                    place, known = int(places[at]), {}
+                ends = _larger(quantity, branches[place], float(target[at]), relation, known)
+                answers.lower[at], answers.estimate[at], answers.upper[at] = ends
+                bar.update(done + 1)
+        engine = np.full(target.size, self.name, dtype="<U32")
+        certified = mixture.attained(mechanism, relation)
+        with np.errstate(invalid="ignore"):
+            left = np.flatnonzero(~(answers.upper < np.inf) | is_open(answers, rtol))
+        for at in left.tolist():  # one by one: a row that fails there as well does not end the others
+            one = take_rows(mechanism, places[[at]]) if batch_shape(mechanism) else mechanism
+            asked = parts_of._replace(mechanism=one, given=float(target[at]))
+            lower, upper, word = _by_parts(asked, certified)
+            low = float(np.fmax(np.fmax(answers.lower[at], lower), 0.0))
+            if upper < answers.upper[at] or np.isnan(answers.upper[at]):
+                engine[at] = word
+            high = float(np.fmin(answers.upper[at], upper))
+            if not low <= high:  # two ways contradict each other: neither is used
+                low, high, engine[at] = 0.0, (np.inf if quantity == "epsilon" else 1.0), "theorem"
+            answers.lower[at], answers.upper[at] = low, high
+            answers.estimate[at] = np.clip(np.fmin(answers.estimate[at], high), low, high)
+        status = np.where(is_open(answers, rtol), "width", "ok").astype("<U16")
+        status[answers.upper == 0.0] = "zero"
+        lower_ends = answers.lower if certified else np.zeros(target.size)
+        low_ends, middles, high_ends = (x.reshape(shape) for x in (lower_ends, answers.estimate, answers.upper))
+        kind = "certified" if certified else "bound"
+        return Bounds(low_ends, middles, high_ends, kind, status.reshape(shape), engine.reshape(shape))
+
+
+def _leaves(mechanism: Mechanism) -> list[Mechanism]:
+    """The single steps that are composed."""
+    if isinstance(mechanism, Repeated | Composed):
+        return [leaf for inner in mechanism.inside() for leaf in _leaves(inner)]
+    return [mechanism]
+
+
+@register_mechanism
+@dataclass(frozen=True, eq=False)
+class _Above(Combinator):
+    """A mechanism of which only the pair that dominates it is known."""
+
+    mechanism: Any
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self.mechanism.expand(relation, direction)
+
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        return "bound"
+
+
+def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, float, str]:
+    """(lower, upper, engine) from the pairs that bound one configuration; no lower end where it is not certified."""
+    found = by_parts(question)
+    lower, upper = (float(np.reshape(end, -1)[0]) for end in (found.lower, found.upper))
+    word = str(np.reshape(found.engine, -1)[0])
+    if not certified:
+        return -np.inf, upper, word
+    if np.reshape(found.status, -1)[0] == "width":  # one pair alone has a lattice that suits it better
+        alone = by_parts(question._replace(mechanism=_Above(question.mechanism)))
+        upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
+    return lower, upper, word
+
+
+def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[float, Known]) -> Ends:
+    """Each end is the larger of the directions' ends.  Without an upper end in one direction there is none."""
+    from jaxacct.engines import mixture
+
+    if quantity == "epsilon" and value == 0.0:
+        return mixture.UNKNOWN  # refused, or known from the largest loss
+    signs = SIGNS.get(relation, (1.0, -1.0))
+    if quantity == "epsilon":
+        found = np.array([mixture.one_epsilon(row, sign, value) for sign in signs])
+    else:
+        found = np.array([mixture.one_delta(row, sign, value, known.setdefault(sign, {})) for sign in signs])
+    if np.isnan(found[:, 1]).any():
+        return float(np.max(found[:, 0])), np.nan, np.inf
+    low, mid, high = (float(x) for x in found.max(axis=0))
+    return low, mid, high
+
+
+class SingleRounds(MechanismEngine):
+    """Rounds of random allocation of which some configurations have one round only.
+
+    One round has an engine of its own, far narrower than the pairs that stand for a round in a composition.  So the
+    rows of one round are asked by themselves, as the mechanism without the repetition, and the others as they are.
+    """
+
+    name, classes, if_engine_is_named = "single_rounds", (Repeated,), "stands back"
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        if question.quantity == "epsilon" and not np.all(question.given):
+            return False  # a delta of 0 is refused where all parts are seen
+        inner, steps = _once(question.mechanism)
+        if not isinstance(inner, RandomAllocation) or not np.any(steps == 1.0):
+            return False
+        return engine_of_mechanism(question._replace(mechanism=inner)) is not None
+
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        inner, steps = _once(question.mechanism)
+        shape, places, given = question.flat()
+        once = np.broadcast_to(steps == 1.0, shape).reshape(-1)
+        if once.all():
+            return answer(question._replace(mechanism=inner, given=given.reshape(shape)))
+        inner = take_rows(Repeated(inner, steps), places).mechanism  # all fields along one axis
+        asked = (take_rows(inner, np.flatnonzero(once)), once), (take_rows(question.mechanism, places[~once]), ~once)
+        found = [answer(question._replace(mechanism=some, given=given[rows], hint=None)) for some, rows in asked]
+        columns = []
+        for name in ("lower", "estimate", "upper", "kind", "status", "engine"):
+            one, two = (np.asarray(getattr(each, name)) for each in found)
+            column = np.empty(once.size, np.result_type(one, two))
+            column[once], column[~once] = one, two
+            columns.append(column.reshape(shape))
+        return Bounds(*columns)
+
+
+def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
+    """What is repeated, and how often."""
+    steps = np.asarray(1.0)
+    while isinstance(mechanism, Repeated):
+        mechanism, steps = mechanism.mechanism, steps * np.asarray(mechanism.steps, np.float64)
+    return mechanism, steps
+
+
+for _engine in (
+    Attacked(),
+    SampledOnce(),
+    RemovedAndAdded(),
+    OneRound(),
+    SameBins(),
+    MixtureContour(),
+    SingleRounds(),
+):
+    register(_engine)
