@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
+from jaxacct.accounting.mechanism_engines import OneRound
 from jaxacct.core.validation import InputError
 from jaxacct.engines import allocation
-from jaxacct.engines.allocation import OneRound
 from jaxacct.kernels.allocation import bracket, cutoff, law, placement, theorems
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 

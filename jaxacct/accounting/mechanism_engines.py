@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxacct.accounting.directions import answer, by_parts
-from jaxacct.accounting.dispatch import engine_of_mechanism, is_open
+from jaxacct.accounting.dispatch import NO_RELATIVE_ACCURACY, engine_of_mechanism, is_open
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress
-from jaxacct.engines.allocation import OneRound, SameBins
+from jaxacct.core.validation import InputError, UnboundedLossError
 from jaxacct.engines.protocol import Answer, Effort, MechanismEngine, MechanismQuestion, register
 from jaxacct.mechanisms import (
     Composed,
@@ -27,8 +27,8 @@ from jaxacct.mechanisms import (
     SampledWithoutReplacement,
     batch_shape,
 )
-from jaxacct.mechanisms.balls_in_bins import replaced_in_two_steps
-from jaxacct.mechanisms.base import Combinator, take_rows, weakest
+from jaxacct.mechanisms.balls_in_bins import BallsInBins, replaced_in_two_steps
+from jaxacct.mechanisms.base import DIRECTIONS, Combinator, take_rows, weakest
 from jaxacct.mechanisms.base import register as register_mechanism
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian_branches import LOSS_OF_PRESENCE, OfGaussianMixtures
@@ -324,6 +324,152 @@ def _bound(upper: np.ndarray, largest: float) -> Bounds:
     return Bounds(np.zeros_like(upper), upper, upper, "bound", status, RemovedAndAdded.name)
 
 
+# Single rounds of random allocation.
+
+_DIRECTIONS_OF = {
+    "add_or_remove_one": DIRECTIONS,
+    "zero_out": DIRECTIONS,
+    "remove_one": ("remove",),
+    "add_one": ("add",),
+}
+"""The directions whose larger answer each relation takes."""
+
+
+class OneRound(MechanismEngine):
+    """One round of random allocation of a Gaussian, one slot a record."""
+
+    name, classes, by_rows = "allocation", (RandomAllocation,), True
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        mechanism: Any = question.mechanism
+        return (
+            type(mechanism.mechanism) is Gaussian
+            and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
+            and not mechanism.symmetric()  # plain releases, under any relation
+        )
+
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        from jaxacct.engines import allocation  # SciPy: only where it is needed
+
+        mechanism: Any = question.mechanism
+        relation, rtol = question.relation, question.effort.rtol
+        if question.quantity == "epsilon" and np.any(np.equal(question.given, 0.0)):
+            raise UnboundedLossError(np.equal(question.given, 0.0))
+        if relation not in _DIRECTIONS_OF:
+            raise InputError(
+                f"relation = {relation!r} gives no pair for random allocation; "
+                "ask ja.epsilon or ja.delta: they bound it"
+            )
+        shape, _, target = question.flat()
+        sigma, slots = (
+            np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
+            for x in (mechanism.mechanism.noise_multiplier, mechanism.slots)
+        )
+        asked, ways = (sigma, slots, target), _DIRECTIONS_OF[relation]
+        if question.quantity == "epsilon":  # the hint is about where it is
+            begin = None if question.hint is None else np.broadcast_to(question.hint, shape).reshape(-1)
+            worst = (
+                allocation.epsilon_of_both(*asked, rtol, begin)
+                if len(ways) == 2
+                else allocation.epsilon(*asked, ways[0], rtol, begin)
+            )
+        else:
+            worst = allocation.delta_of_both(*asked) if len(ways) == 2 else allocation.delta(*asked, ways[0])
+        narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
+            worst.upper <= NO_RELATIVE_ACCURACY
+        )
+        status = np.where(narrow, "ok", "width").astype("<U16")
+        status[worst.upper == 0.0] = "zero"
+        lower, estimate, upper = (end.reshape(shape) for end in worst)
+        return Bounds(lower, estimate, upper, "certified", status.reshape(shape), OneRound.name)
+
+    def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
+        from jaxacct.engines import allocation
+
+        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(delta))
+        columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta
+        return allocation.guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
+
+    def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
+        from jaxacct.engines import allocation
+
+        if relation not in _DIRECTIONS_OF:
+            return None
+        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(epsilon), np.shape(delta))
+        sigma, slots, asked, eps = (
+            np.broadcast_to(x, shape).reshape(-1)
+            for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon)
+        )
+        # removing a record was the larger direction in every case seen
+        return allocation.excess(sigma, slots, asked, eps, _DIRECTIONS_OF[relation][0]).reshape(shape)
+
+
+class SameBins(MechanismEngine):
+    """Balls in bins by themselves, which are one round with less noise, rounded both ways.
+
+    Composed with other mechanisms they have two pairs, as any random allocation.
+    """
+
+    name, classes = "same_bins", (BallsInBins,)
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        return not question.mechanism.symmetric()
+
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        mechanism: Any = question.mechanism
+        rounds = (mechanism.one_round(below) for below in (False, True))
+        return _both_ends(*(OneRound().bracket(question._replace(mechanism=one)) for one in rounds))
+
+
+def _both_ends(above: Bounds, below: Bounds) -> Bounds:
+    """The upper end with slightly less noise, the lower end with slightly more."""
+    low, high = np.minimum(below.lower, above.upper), above.upper
+    return Bounds(low, np.clip(above.estimate, low, high), high, above.kind, above.status, above.engine)
+
+
+class SingleRounds(MechanismEngine):
+    """Rounds of random allocation of which some configurations have one round only.
+
+    One round has an engine of its own, far narrower than the pairs that stand for a round in a composition.  So the
+    rows of one round are asked by themselves, as the mechanism without the repetition, and the others as they are.
+    """
+
+    name, classes, if_engine_is_named = "single_rounds", (Repeated,), "stands back"
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        if question.quantity == "epsilon" and not np.all(question.given):
+            return False  # a delta of 0 is refused where all parts are seen
+        inner, steps = _once(question.mechanism)
+        if not isinstance(inner, RandomAllocation) or not np.any(steps == 1.0):
+            return False
+        return engine_of_mechanism(question._replace(mechanism=inner)) is not None
+
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        inner, steps = _once(question.mechanism)
+        shape, places, given = question.flat()
+        once = np.broadcast_to(steps == 1.0, shape).reshape(-1)
+        if once.all():
+            return answer(question._replace(mechanism=inner, given=given.reshape(shape)))
+        inner = take_rows(Repeated(inner, steps), places).mechanism  # all fields along one axis
+        asked = (take_rows(inner, np.flatnonzero(once)), once), (take_rows(question.mechanism, places[~once]), ~once)
+        found = [answer(question._replace(mechanism=some, given=given[rows], hint=None)) for some, rows in asked]
+        columns = []
+        for name in ("lower", "estimate", "upper", "kind", "status", "engine"):
+            one, two = (np.asarray(getattr(each, name)) for each in found)
+            column = np.empty(once.size, np.result_type(one, two))
+            column[once], column[~once] = one, two
+            columns.append(column.reshape(shape))
+        return Bounds(*columns)
+
+
+def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
+    """What is repeated, and how often."""
+    steps = np.asarray(1.0)
+    while isinstance(mechanism, Repeated):
+        mechanism, steps = mechanism.mechanism, steps * np.asarray(mechanism.steps, np.float64)
+    return mechanism, steps
+
+
 # Gaussian mixtures.
 
 SIGNS = {"add_one": (-1.0,), "remove_one": (1.0,)}
@@ -442,49 +588,6 @@ def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[fl
         return float(np.max(found[:, 0])), np.nan, np.inf
     low, mid, high = (float(x) for x in found.max(axis=0))
     return low, mid, high
-
-
-class SingleRounds(MechanismEngine):
-    """Rounds of random allocation of which some configurations have one round only.
-
-    One round has an engine of its own, far narrower than the pairs that stand for a round in a composition.  So the
-    rows of one round are asked by themselves, as the mechanism without the repetition, and the others as they are.
-    """
-
-    name, classes, if_engine_is_named = "single_rounds", (Repeated,), "stands back"
-
-    def supports(self, question: MechanismQuestion) -> bool:
-        if question.quantity == "epsilon" and not np.all(question.given):
-            return False  # a delta of 0 is refused where all parts are seen
-        inner, steps = _once(question.mechanism)
-        if not isinstance(inner, RandomAllocation) or not np.any(steps == 1.0):
-            return False
-        return engine_of_mechanism(question._replace(mechanism=inner)) is not None
-
-    def bracket(self, question: MechanismQuestion) -> Bounds:
-        inner, steps = _once(question.mechanism)
-        shape, places, given = question.flat()
-        once = np.broadcast_to(steps == 1.0, shape).reshape(-1)
-        if once.all():
-            return answer(question._replace(mechanism=inner, given=given.reshape(shape)))
-        inner = take_rows(Repeated(inner, steps), places).mechanism  # all fields along one axis
-        asked = (take_rows(inner, np.flatnonzero(once)), once), (take_rows(question.mechanism, places[~once]), ~once)
-        found = [answer(question._replace(mechanism=some, given=given[rows], hint=None)) for some, rows in asked]
-        columns = []
-        for name in ("lower", "estimate", "upper", "kind", "status", "engine"):
-            one, two = (np.asarray(getattr(each, name)) for each in found)
-            column = np.empty(once.size, np.result_type(one, two))
-            column[once], column[~once] = one, two
-            columns.append(column.reshape(shape))
-        return Bounds(*columns)
-
-
-def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
-    """What is repeated, and how often."""
-    steps = np.asarray(1.0)
-    while isinstance(mechanism, Repeated):
-        mechanism, steps = mechanism.mechanism, steps * np.asarray(mechanism.steps, np.float64)
-    return mechanism, steps
 
 
 for _engine in (

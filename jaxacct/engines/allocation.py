@@ -2,40 +2,25 @@
 
 Remove is (P, Q), add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I); S = dP/dQ.
 delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+.  Epsilon is found by Newton steps; the
-contour is placed anew for each.  Balls in bins are one round with less noise, which is rounded both ways.
+contour is placed anew for each.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import InputError, UnboundedLossError
 from jaxacct.engines import closed_form
 from jaxacct.engines.backend import in_blocks
-from jaxacct.engines.protocol import Answer, MechanismEngine, MechanismQuestion
+from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.allocation import theorems
 from jaxacct.kernels.allocation.bracket import Contour, bracket_near, brackets_at, contours_at, estimate_near, put_below
 from jaxacct.kernels.allocation.placement import TOLERANCE
-from jaxacct.mechanisms.balls_in_bins import BallsInBins
-from jaxacct.mechanisms.base import DIRECTIONS, batch_shape
-from jaxacct.mechanisms.gaussian import Gaussian
-from jaxacct.mechanisms.random_allocation import RandomAllocation
 
-__all__ = ["OneRound", "SameBins", "delta", "delta_of_both", "epsilon", "epsilon_of_both", "excess", "guess", "search"]
+__all__ = ["delta", "delta_of_both", "epsilon", "epsilon_of_both", "excess", "guess", "search"]
 
-_DIRECTIONS_OF = {
-    "add_or_remove_one": DIRECTIONS,
-    "zero_out": DIRECTIONS,
-    "remove_one": ("remove",),
-    "add_one": ("add",),
-}
-"""The directions whose larger answer each relation takes."""
-NO_RELATIVE_ACCURACY = 1e-300
-"""Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
 ROUNDS = 14
 """Most placements of the contour."""
 NEWTON = 5
@@ -441,82 +426,3 @@ def _ends(
         if np.all(np.isfinite(above) | (eps <= floor)) and np.all((below > 0.0) | (low == 0.0)):
             break
     return below, above
-
-
-class OneRound(MechanismEngine):
-    """One round of random allocation of a Gaussian, one slot a record."""
-
-    name, classes, by_rows = "allocation", (RandomAllocation,), True
-
-    def supports(self, question: MechanismQuestion) -> bool:
-        mechanism: Any = question.mechanism
-        return (
-            type(mechanism.mechanism) is Gaussian
-            and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
-            and not mechanism.symmetric()  # plain releases, under any relation
-        )
-
-    def bracket(self, question: MechanismQuestion) -> Bounds:
-        mechanism: Any = question.mechanism
-        relation, rtol = question.relation, question.effort.rtol
-        if question.quantity == "epsilon" and np.any(np.equal(question.given, 0.0)):
-            raise UnboundedLossError(np.equal(question.given, 0.0))
-        if relation not in _DIRECTIONS_OF:
-            raise InputError(
-                f"relation = {relation!r} gives no pair for random allocation; "
-                "ask ja.epsilon or ja.delta: they bound it"
-            )
-        shape, _, target = question.flat()
-        sigma, slots = (
-            np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
-            for x in (mechanism.mechanism.noise_multiplier, mechanism.slots)
-        )
-        asked, ways = (sigma, slots, target), _DIRECTIONS_OF[relation]
-        if question.quantity == "epsilon":  # the hint is about where it is
-            begin = None if question.hint is None else np.broadcast_to(question.hint, shape).reshape(-1)
-            worst = epsilon_of_both(*asked, rtol, begin) if len(ways) == 2 else epsilon(*asked, ways[0], rtol, begin)
-        else:
-            worst = delta_of_both(*asked) if len(ways) == 2 else delta(*asked, ways[0])
-        narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
-            worst.upper <= NO_RELATIVE_ACCURACY
-        )
-        status = np.where(narrow, "ok", "width").astype("<U16")
-        status[worst.upper == 0.0] = "zero"
-        lower, estimate, upper = (end.reshape(shape) for end in worst)
-        return Bounds(lower, estimate, upper, "certified", status.reshape(shape), OneRound.name)
-
-    def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
-        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(delta))
-        columns = mechanism.mechanism.noise_multiplier, mechanism.slots, delta
-        return guess(*(np.broadcast_to(x, shape).reshape(-1) for x in columns)).reshape(shape)
-
-    def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
-        if relation not in _DIRECTIONS_OF:
-            return None
-        shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(epsilon), np.shape(delta))
-        sigma, slots, asked, eps = (
-            np.broadcast_to(x, shape).reshape(-1)
-            for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon)
-        )
-        # removing a record was the larger direction in every case seen
-        return excess(sigma, slots, asked, eps, _DIRECTIONS_OF[relation][0]).reshape(shape)
-
-
-class SameBins(MechanismEngine):
-    """Balls in bins by themselves; composed with other mechanisms they have two pairs, as any random allocation."""
-
-    name, classes = "same_bins", (BallsInBins,)
-
-    def supports(self, question: MechanismQuestion) -> bool:
-        return not question.mechanism.symmetric()
-
-    def bracket(self, question: MechanismQuestion) -> Bounds:
-        mechanism: Any = question.mechanism
-        rounds = (mechanism.one_round(below) for below in (False, True))
-        return _joined(*(OneRound().bracket(question._replace(mechanism=one)) for one in rounds))
-
-
-def _joined(above: Bounds, below: Bounds) -> Bounds:
-    """The upper end with slightly less noise, the lower end with slightly more."""
-    low, high = np.minimum(below.lower, above.upper), above.upper
-    return Bounds(low, np.clip(above.estimate, low, high), high, above.kind, above.status, above.engine)
