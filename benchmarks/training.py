@@ -30,9 +30,9 @@ import optax
 from flax import linen as nn
 
 from jaxacct.training import Ledger, Plan, Trainer, clipped_sum, fresh_key
-from jaxacct.training.run import progress
-from jaxacct.training.run.history import Stretch
+from jaxacct.training.run import log
 from jaxacct.training.run.log import run_log
+from jaxacct.training.run.state import Stretch
 from jaxacct.training.step import noise
 from jaxacct.training.step.step_function import Carried, numbers
 
@@ -246,7 +246,7 @@ def loop(module, rounds):
     data = (jnp.asarray(images), jnp.asarray(rng.integers(0, 10, SIZE)))
     step = TrainerStep(module, module.init(jax.random.key(0), images[0]), data)
     jax.block_until_ready(step())
-    progress.PAUSES = (0.0, 0.0)  # on a terminal there are five lines a second at most
+    log.PAUSES = (0.0, 0.0)  # on a terminal there are five lines a second at most
     begin = time.perf_counter()
     step.plan.live_epsilon(1)
     table = time.perf_counter() - begin
@@ -254,7 +254,7 @@ def loop(module, rounds):
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         told = stack.enter_context(run_log(f"{folder}/log.jsonl", 1, state))
         told.begin(step.plan, state, None)
-        line = progress.Live(step.plan, 0, True)
+        line = log.Live(step.plan, 0, True)
         adds = {
             "alone": lambda number: None,
             "with its line": lambda number: line.update(number, step.carried.clip_norm),

@@ -27,8 +27,7 @@ import optax
 from training import BATCH, CLIP_NORM, NOISE, SIZE, Convnet, loss_of
 
 from jaxacct.training import Plan, Source, Trainer
-from jaxacct.training.run.program import Program
-from jaxacct.training.run.streaming import Streamed
+from jaxacct.training.run.program import Program, Streamed
 
 BLOCK = 20
 """Steps in a row; the batch that is loaded ahead when a block ends is one of so many."""

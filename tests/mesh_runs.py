@@ -107,7 +107,7 @@ def one_step(trainer, words, params, noise_multiplier, rows, users=None):
     import jax
     import numpy as np
 
-    from jaxacct.training.step.parts import apart
+    from jaxacct.training.step.models import apart
 
     where, now = trainer.placement, numbers_of(trainer, noise_multiplier)
     state = trainer.init(params, KEY)
@@ -223,8 +223,7 @@ def run(folder, name):
     import optax
 
     from jaxacct.training import Source
-    from jaxacct.training.run.program import Program
-    from jaxacct.training.run.streaming import Streamed
+    from jaxacct.training.run.program import Program, Streamed
 
     for kind in (Program, Streamed):
         on_record_first(kind, f"{folder}/run.jsonl")
@@ -291,9 +290,8 @@ def noise(_, __):
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from jaxacct.core.chacha import key_from_bytes
+    from jaxacct.training.sharding.mesh_step import param_specs, sharded_noise
     from jaxacct.training.step import noise
-    from jaxacct.training.step.sharded_layout import param_specs
-    from jaxacct.training.step.sharded_step import sharded_noise
 
     key = key_from_bytes(KEY)
     tree = {
@@ -341,13 +339,13 @@ def one_audit(how, _):
 
     from jaxacct.audit import from_scores
     from jaxacct.training import Trainer
-    from jaxacct.training.step import sharded_step
+    from jaxacct.training.sharding import mesh_step
     from jaxacct.training.step.step_function import Carried
 
     if how == "less noise":
-        real = sharded_step.sharded_noise
+        real = mesh_step.sharded_noise
         less = lambda noise: lambda key, tree, std: noise(key, tree, 0.9 * std)
-        sharded_step.sharded_noise = lambda mesh, specs: less(real(mesh, specs))
+        mesh_step.sharded_noise = lambda mesh, specs: less(real(mesh, specs))
     mesh, rng = jax.make_mesh((jax.device_count(),), ("devices",)), np.random.default_rng(0)
     made = Trainer(linear, optax.sgd(1.0), plan_of(5), 1.0, mesh=mesh, shard="fsdp")
     now, everywhere = numbers_of(made, 1.0), NamedSharding(mesh, PartitionSpec())

@@ -19,7 +19,7 @@ from jaxacct import selection
 from jaxacct.engines import backend, programs
 from jaxacct.kernels import contour, law
 from jaxacct.training import AdaptiveClip, Plan, Trainer
-from jaxacct.training.step.private_loss import PrivateLoss
+from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.step_function import Carried, numbers
 
 DOUBLE = re.compile(r"(tensor<|x|complex<)f64>")

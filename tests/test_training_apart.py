@@ -11,7 +11,7 @@ import pytest
 from helpers import refusal
 from layers_and_operations import LAYERS, PROGRAMS, REFUSED
 
-from jaxacct.training.step.clipping import clipped_sum
+from jaxacct.training.clipping.clipped_sum import clipped_sum
 
 ROWS = 4
 RNG = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from training_runs import KEY, linear
 
 from jaxacct.core.chacha import key_from_bytes
 from jaxacct.training import Plan, Trainer
-from jaxacct.training.step import sampler
+from jaxacct.training.sampling import sampler
 
 RARE = 1e-6
 

@@ -10,7 +10,7 @@ from training_cases import DELTA
 import jaxacct as ja
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.plan.plan import dominating
-from jaxacct.training.step import sampler
+from jaxacct.training.sampling import sampler
 from jaxacct.training.step.step_mechanisms import TRUNCATED, Release, single
 
 CAPPED = {"target_delta": DELTA, "dataset_size": 1000, "sampling": "truncated_poisson", "noise_multiplier": 1.0}

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from jaxacct import training
 from jaxacct.training import Trainer, clipped_sum, sensitivity
-from jaxacct.training.step import block_sums
-from jaxacct.training.step.channels_last import channels_last
-from jaxacct.training.step.clipping import norm_methods
+from jaxacct.training.clipping import ghost_norms
+from jaxacct.training.clipping.clipped_sum import norm_methods
+from jaxacct.training.clipping.examples_apart import channels_last
 
 
 class Convnet(nn.Module):
@@ -250,7 +250,7 @@ def test_low_precision_parameters_are_summed_in_float32():
 
 def test_a_long_sum_of_squares_does_not_stand_still():
     """2^25 equal squares: added one after the other in float32 they would stop growing at 2^24."""
-    total = float(jax.jit(block_sums.blocked_sum)(jnp.ones(2**25 + 3)))
+    total = float(jax.jit(ghost_norms.blocked_sum)(jnp.ones(2**25 + 3)))
     assert abs(total / (2**25 + 3) - 1) < 63 * 5 * 2.0**-24
 
 

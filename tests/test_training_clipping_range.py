@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxacct.training import clipped_sum
-from jaxacct.training.step.clipping import METHODS, norm_methods
+from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 LARGEST = {"float32": 127, "bfloat16": 127, "float16": 15}

@@ -11,8 +11,8 @@ from flax import nnx
 from helpers import refusal
 
 from jaxacct.training import Plan, Source, Trainer
-from jaxacct.training.step.clipping import clipped_sum
-from jaxacct.training.step.closed_over import refuse_closed_over
+from jaxacct.training.clipping.clipped_sum import clipped_sum
+from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.tuning import PrivateScore, key_words, side_by_side
 from jaxacct.tuning.private_score import units
 
@@ -155,7 +155,7 @@ def test_a_loss_that_closes_over_the_batch_of_a_traced_step_is_refused():
 
 
 def test_large_data_are_compared_by_some_rows(monkeypatch):
-    monkeypatch.setattr("jaxacct.training.step.closed_over._ALL_BYTES", 100)
+    monkeypatch.setattr("jaxacct.training.clipping.examples_apart._ALL_BYTES", 100)
     large = RNG.normal(size=(20_000, 6)).astype(np.float32)
     assert "closes over" in refusal(refuse_closed_over, "loss_fn", trace_with(large), large)
     assert "closes over" in refusal(refuse_closed_over, "loss_fn", trace_with(large[:100]), large)

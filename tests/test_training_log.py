@@ -16,7 +16,7 @@ from training_runs import KEY, linear, plan_of, start
 from jaxacct.core.validation import InputError
 from jaxacct.training import Ledger, Trainer
 from jaxacct.training.run import log as run_log
-from jaxacct.training.step.private_loss import PrivateLoss
+from jaxacct.training.step.counts_and_losses import PrivateLoss
 
 
 def run(log=None, **more):

@@ -11,8 +11,8 @@ from training_cases import DELTA, FULL, PLAN, gaussian_epsilon, note
 import jaxacct as ja
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.run import log as run_log
-from jaxacct.training.run.epsilon_so_far import EpsilonSoFar
-from jaxacct.training.run.history import History, Stretch, followed
+from jaxacct.training.run.log import EpsilonSoFar
+from jaxacct.training.run.state import History, Stretch, followed
 from jaxacct.training.step.step_function import Observed
 
 

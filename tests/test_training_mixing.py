@@ -11,8 +11,8 @@ from jax.interpreters import mlir
 from layers_and_operations import centred
 
 from jaxacct.training import fresh_key
-from jaxacct.training.step.clipping import clipped_sum
-from jaxacct.training.step.lane_by_lane import _KNOWN_TO_MIX, LANE_BY_LANE
+from jaxacct.training.clipping.clipped_sum import clipped_sum
+from jaxacct.training.clipping.examples_apart import _KNOWN_TO_MIX, LANE_BY_LANE
 from jaxacct.tuning.private_score import units
 
 BATCH = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)

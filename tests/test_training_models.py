@@ -19,10 +19,9 @@ from jaxacct.training import Trainer, clipped_sum, sensitivity
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.run.program import Program
 from jaxacct.training.step import modules, noise
+from jaxacct.training.step.models import apart, whole
 from jaxacct.training.step.modules import loss_of
-from jaxacct.training.step.optimizers import unmoved
-from jaxacct.training.step.parts import apart, whole
-from jaxacct.training.step.step_function import Carried, numbers
+from jaxacct.training.step.step_function import Carried, numbers, unmoved
 
 CROSS_ENTROPY = optax.softmax_cross_entropy_with_integer_labels
 X = np.linspace(-1, 1, 36, dtype=np.float32).reshape(12, 3)
@@ -486,7 +485,7 @@ def test_users_whose_examples_have_keys_of_their_own():
     def loss(w, example, key):
         return jnp.sum(w) * 0.0, jax.nn.one_hot(example, 6)[:, None] * jax.random.bernoulli(key, 0.5, (64,))
 
-    from jaxacct.training.step.users import user_data
+    from jaxacct.training.sampling.sampler import user_data
 
     plan = plan_of(2, unit="user")
     rows = user_data(jnp.arange(6), np.array([0, 0, 0, 1, 1, 1]), 2)
@@ -502,7 +501,7 @@ def test_users_whose_examples_have_keys_of_their_own():
 
 def test_aux_of_a_user_is_the_mean_over_the_examples():
     """Also of a bool, such as whether an example is classified rightly."""
-    from jaxacct.training.step.users import mean_over_examples
+    from jaxacct.training.sampling.sampler import mean_over_examples
 
     loss = mean_over_examples(lambda w, x: (linear(w, x), (x[0] > 0, x[0].astype(int), x[0])))
     weights = jnp.array([0.25, 0.25, 0.25, 0.25, 0.0])

@@ -14,8 +14,7 @@ from training_runs import KEY, plan_of
 
 from jaxacct.core.chacha import key_from_bytes
 from jaxacct.training import LoRA, Trainer, clipped_sum, lora
-from jaxacct.training.step.lora import adapted
-from jaxacct.training.step.parts import apart, whole
+from jaxacct.training.step.models import adapted, apart, whole
 
 X = np.random.default_rng(0).normal(size=(6, 5, 8)).astype(np.float32)
 

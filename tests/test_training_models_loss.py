@@ -16,7 +16,7 @@ from training_runs import KEY, plan_of
 import jaxacct as ja
 from jaxacct.audit import Game
 from jaxacct.training import AdaptiveClip, PrivateLoss, Trainer
-from jaxacct.training.step.private_loss import gradient_noise
+from jaxacct.training.step.counts_and_losses import gradient_noise
 from jaxacct.training.step.step_function import Carried, numbers
 
 SQUARE = lambda w, x: jnp.sum((w - x) ** 2)

@@ -13,7 +13,8 @@ from scipy import stats
 
 from jaxacct.core import chacha
 from jaxacct.training import noisy_mean
-from jaxacct.training.step import noise, sampler
+from jaxacct.training.sampling import sampler
+from jaxacct.training.step import noise
 
 RARE = 1e-6
 """Every statistical test here has fixed seeds and would fail by chance less often than this."""

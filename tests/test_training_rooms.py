@@ -11,12 +11,15 @@ import jaxacct
 PACKAGE = "jaxacct.training"
 FOLDER = pathlib.Path(jaxacct.__file__).parent / "training"
 MAY_IMPORT = {
-    "step": (),
+    "clipping": (),
+    "sampling": (),
+    "step": ("clipping", "sampling"),
+    "sharding": ("clipping", "sampling", "step"),
     "plan": ("step.step_mechanisms",),
     "ledger": ("plan", "step.step_mechanisms"),
     "source": (),
-    "run": ("plan", "ledger", "step", "source"),
-    "trainer": ("plan", "ledger", "step", "source", "run"),
+    "run": ("plan", "ledger", "clipping", "sampling", "step", "sharding", "source"),
+    "trainer": ("plan", "ledger", "clipping", "sampling", "step", "sharding", "source", "run"),
 }
 """For each room the rooms, or the modules of them, that it may import; jaxacct/training/README.md says why."""
 WRITERS = {("plan/plan.py", "self"), ("run/state.py", "view")}

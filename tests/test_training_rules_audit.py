@@ -18,7 +18,8 @@ from training_runs import linear
 
 from jaxacct.audit import from_scores
 from jaxacct.training import Plan, Trainer, clipped_sum
-from jaxacct.training.step import sampler, step_function
+from jaxacct.training.sampling import sampler
+from jaxacct.training.step import step_function
 from jaxacct.training.step.step_function import Carried, numbers
 from jaxacct.training.step.step_mechanisms import BY_PASS
 

@@ -21,8 +21,8 @@ from training_runs import KEY, linear
 
 import jaxacct as ja
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer
-from jaxacct.training.run.noting import Noted
-from jaxacct.training.run.processes import Processes
+from jaxacct.training.run.run_ledger import Noted
+from jaxacct.training.sharding.processes import Processes
 
 DATA = np.eye(20, 2, dtype=np.float32)
 RULES = {

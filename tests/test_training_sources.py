@@ -17,7 +17,7 @@ from training_runs import KEY, linear, plan_of
 
 from jaxacct.core.validation import InputError
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Source, Trainer
-from jaxacct.training.run import streaming
+from jaxacct.training.run import program
 from jaxacct.training.run.checkpoints import Store
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.key_derivation import StepKey
@@ -177,7 +177,7 @@ def test_a_run_compiles_before_its_first_step_alone():
     trainer = Trainer(linear, optax.sgd(0.1), plan_of(60, 0.02, steps=40), 1.0, micro_batch=1)
     compiled, at, sizes = [], [], []
     listen = lambda name, seconds, **more: compiled.append(name) if "backend_compile" in name else None
-    real = streaming.Streamed.run
+    real = program.Streamed.run
 
     def run(self, carried, key, settings, batch):
         sizes.append(int(batch.mask.sum()))
@@ -188,7 +188,7 @@ def test_a_run_compiles_before_its_first_step_alone():
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(streaming.Streamed, "run", run)
+            patch.setattr(program.Streamed, "run", run)
             fit(trainer, Source(ROWS))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
@@ -210,18 +210,18 @@ def test_the_key_of_the_noise_follows_from_what_was_loaded_and_that_of_the_draw_
 
 
 def test_every_bit_that_was_loaded_is_digested():
-    make = lambda x, y, count: streaming.Batch([x, y], None, np.zeros(4, np.int32), np.arange(4) < count)
+    make = lambda x, y, count: program.Batch([x, y], None, np.zeros(4, np.int32), np.arange(4) < count)
     x, y = np.zeros((4, 2), np.float32), np.zeros(4, jnp.bfloat16)
-    told = {streaming._digest(make(x, y, 3)), streaming._digest(make(x, y, 2))}
+    told = {program._digest(make(x, y, 3)), program._digest(make(x, y, 2))}
     for leaf in (x, y):
         for place in (0, 2):
             whole = leaf.view(np.uint8).reshape(4, -1)
             whole[place, -1] ^= 1
-            told.add(streaming._digest(make(x, y, 3)))
+            told.add(program._digest(make(x, y, 3)))
             whole[place, -1] ^= 1
     assert len(told) == 6
     y[3] = 1  # a place without a member
-    assert streaming._digest(make(x, y, 3)) in told
+    assert program._digest(make(x, y, 3)) in told
 
 
 def entries(path):
@@ -230,13 +230,13 @@ def entries(path):
 
 
 def test_every_step_is_in_the_ledger_before_its_sum_is_released(monkeypatch, path):
-    noted, real = [], streaming.Streamed.run
+    noted, real = [], program.Streamed.run
 
     def run(self, *rest):
         noted.append(entries(path).steps)
         return real(self, *rest)
 
-    monkeypatch.setattr(streaming.Streamed, "run", run)
+    monkeypatch.setattr(program.Streamed, "run", run)
     states_of(trainer_of(plan_of(60, 0.3, steps=4)), Source(ROWS, prefetch=3), ledger=path)
     assert noted == [1, 2, 3, 4]
 
@@ -245,7 +245,7 @@ def test_every_step_is_in_the_ledger_before_its_sum_is_released(monkeypatch, pat
 def killed():
     """Runs end as if the process had been killed: no checkpoint at the end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming.Streamed, "keeps_after", lambda self, error: False)
+        patch.setattr(program.Streamed, "keeps_after", lambda self, error: False)
         yield
 
 
@@ -439,7 +439,7 @@ def test_checkpoints_hold_no_examples(tmp_path):
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < data[0].nbytes
     store = Store(tmp_path / "run")
-    found = store.load(store.latest(), streaming.Carried(state.params, state.opt_state, state.clip_norm, jnp.int32(0)))
+    found = store.load(store.latest(), program.Carried(state.params, state.opt_state, state.clip_norm, jnp.int32(0)))
     store.close()
     assert found.lineage == state.lineage and len(found.lineage.chain) == 32
 
@@ -482,7 +482,7 @@ def test_how_norms_are_found_is_told_of_a_source_as_well():
 def test_no_more_batches_are_loaded_ahead_than_asked_for():
     for depth in (0, 1, 3):
         made = []
-        ahead = streaming.Ahead((made.append(i) or i for i in range(10)), depth, threading.Event())
+        ahead = program.Ahead((made.append(i) or i for i in range(10)), depth, threading.Event())
         try:
             for number in range(10):
                 assert ahead.take() == number
@@ -494,7 +494,7 @@ def test_no_more_batches_are_loaded_ahead_than_asked_for():
 
 
 def test_a_source_that_is_slow_to_end_is_waited_for_with_a_word(monkeypatch, capsys):
-    monkeypatch.setattr("jaxacct.training.run.streaming._PATIENCE", 0.01)
+    monkeypatch.setattr("jaxacct.training.run.program._PATIENCE", 0.01)
     stop, busy = threading.Event(), threading.Event()
 
     def items():
@@ -503,7 +503,7 @@ def test_a_source_that_is_slow_to_end_is_waited_for_with_a_word(monkeypatch, cap
         threading.Event().wait(0.1)
         yield 1
 
-    ahead = streaming.Ahead(items(), 1, stop)
+    ahead = program.Ahead(items(), 1, stop)
     busy.wait()
     ahead.close()
     assert "waiting for the source" in capsys.readouterr().err

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from jaxacct.core.chacha import CHACHA20, block
-from jaxacct.training.run import streaming
-from jaxacct.training.step import host_chacha, host_sampler, noise, sampler
+from jaxacct.training.run import program
+from jaxacct.training.sampling import sampler
+from jaxacct.training.sampling.sampler import grouped, of_users, user_data
+from jaxacct.training.step import host_chacha, host_sampler, noise
 from jaxacct.training.step.step_function import Numbers, StepRule, draw
-from jaxacct.training.step.users import grouped, of_users, user_data
 
 WORDS, OTHERS = np.random.default_rng(5).integers(0, 2**32, (2, 12, 8), dtype=np.uint32)
 
@@ -138,7 +139,7 @@ def test_permutations_with_ties_are_drawn_again_alike(monkeypatch, size):
 
 
 def test_draws_are_what_they_were():
-    """A saved run depends on them.  Where this changes, `_HOST` in run/streaming.py must change as well."""
+    """A saved run depends on them.  Where this changes, `_HOST` in run/program.py must change as well."""
     told = hashlib.sha256()
     for name, (rule, settings) in RULES.items():
         for more in settings:
@@ -146,7 +147,7 @@ def test_draws_are_what_they_were():
             told.update(f"{name} {found.tolist()}".encode())
     order, first, count = grouped(np.arange(70) % 8, 8, {(70,)})
     told.update(str(host_sampler.members(WORDS[0], order, first, count, np.arange(8), 3)[0].tolist()).encode())
-    assert (streaming._HOST, told.hexdigest()) == (
+    assert (program._HOST, told.hexdigest()) == (
         b"host 1",
         "ae2d6c22479cd40ce8e50f28f47d147fe9ca93d570466f1502d6c14b3ce97884",
     )

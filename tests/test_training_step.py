@@ -14,8 +14,8 @@ from training_runs import linear, plan_of
 
 from jaxacct.audit import from_scores, gradient_canaries
 from jaxacct.training import Trainer, fresh_key, noisy_mean
+from jaxacct.training.clipping.clip_norm import deviation
 from jaxacct.training.step import noise
-from jaxacct.training.step.clip_norm import deviation
 from jaxacct.training.step.step_function import Carried, numbers
 
 KEY = bytes(range(32))
@@ -77,7 +77,7 @@ BROKEN = {
 @pytest.mark.parametrize("variant", [None, *BROKEN])
 def test_all_examples_drawn_are_used_and_normalised_by_the_expected_number(variant, monkeypatch):
     """The real step passes; steps broken in two well-known ways do not."""
-    from jaxacct.training.step import sampler
+    from jaxacct.training.sampling import sampler
 
     if variant is not None:
         fold = sampler.over_micro_batches

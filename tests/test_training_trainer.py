@@ -17,7 +17,7 @@ from training_runs import linear, plan_of
 import jaxacct as ja
 from jaxacct.training import AdaptiveClip, Plan, Trainer
 from jaxacct.training.ledger import Ledger
-from jaxacct.training.run import noting
+from jaxacct.training.run import run_ledger
 from jaxacct.training.step import key_derivation
 
 KEY = bytes(range(32))
@@ -79,7 +79,7 @@ def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
 def test_runs_in_threads_on_one_open_ledger_each_have_their_own_entries(path, monkeypatch):
     """Both want to note their first step at once; if they may, each waits until the other is about to write."""
     together, at_once = threading.Barrier(2), threading.Barrier(2)
-    real, real_note = noting.Noted.note, noting._note
+    real, real_note = run_ledger.Noted.note, run_ledger._note
 
     def note(self, plan, step, *rest):
         if step == 0:
@@ -91,8 +91,8 @@ def test_runs_in_threads_on_one_open_ledger_each_have_their_own_entries(path, mo
             at_once.wait(0.5)
         return real_note(*given)
 
-    monkeypatch.setattr(noting.Noted, "note", note)
-    monkeypatch.setattr(noting, "_note", about_to_write)
+    monkeypatch.setattr(run_ledger.Noted, "note", note)
+    monkeypatch.setattr(run_ledger, "_note", about_to_write)
     plans = [plan_of(10, 0.2, steps=4, relation="zero_out", **more) for more in ({}, {"sampling": "fixed_batches"})]
     data, states, errors = np.ones((10, 2), np.float32), {}, []
     with Ledger.create(path, plans[0]) as ledger:

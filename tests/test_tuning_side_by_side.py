@@ -10,8 +10,8 @@ from training_runs import linear, plan_of
 from jaxacct.core.validation import InputError
 from jaxacct.training import CHACHA20, AdaptiveClip, Plan
 from jaxacct.training.step import noise
-from jaxacct.training.step.parts import apart
-from jaxacct.training.step.private_loss import PrivateLoss
+from jaxacct.training.step.counts_and_losses import PrivateLoss
+from jaxacct.training.step.models import apart
 from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
 from jaxacct.tuning.side_by_side_training import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
 

@@ -14,7 +14,8 @@ import numpy as np
 import optax
 
 from jaxacct.core.chacha import CHACHA20
-from jaxacct.training.step import noise, sampler
+from jaxacct.training.sampling import sampler
+from jaxacct.training.step import noise
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, private_step
 from jaxacct.training.step.step_mechanisms import POISSON
 

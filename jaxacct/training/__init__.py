@@ -10,18 +10,13 @@ from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.core.chacha import CHACHA20, fresh_key
+    from jaxacct.training.clipping.clip_norm import sensitivity
+    from jaxacct.training.clipping.clipped_sum import Clipped, clipped_sum, norm_methods, ways
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
     from jaxacct.training.plan.segments import Segment
     from jaxacct.training.run.state import State
-    from jaxacct.training.source import Source
-    from jaxacct.training.step.adaptive_clip import AdaptiveClip
-    from jaxacct.training.step.clip_norm import sensitivity
-    from jaxacct.training.step.clipping import Clipped, clipped_sum, norm_methods, ways
-    from jaxacct.training.step.lora import LoRA, lora
-    from jaxacct.training.step.optax_transform import noisy_mean
-    from jaxacct.training.step.private_loss import PrivateLoss
-    from jaxacct.training.step.sampler import (
+    from jaxacct.training.sampling.sampler import (
         fixed_batches,
         over_micro_batches,
         poisson,
@@ -29,6 +24,10 @@ if TYPE_CHECKING:
         truncated_poisson,
         without_replacement,
     )
+    from jaxacct.training.source import Source
+    from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
+    from jaxacct.training.step.models import LoRA, lora
+    from jaxacct.training.step.noise import noisy_mean
     from jaxacct.training.trainer import Trainer
 
 __all__ = [
@@ -59,30 +58,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AdaptiveClip": "step.adaptive_clip",
+    "AdaptiveClip": "step.counts_and_losses",
     "CHACHA20": "jaxacct.core.chacha",
-    "Clipped": "step.clipping",
+    "Clipped": "clipping.clipped_sum",
     "Ledger": "ledger",
-    "LoRA": "step.lora",
+    "LoRA": "step.models",
     "Plan": "plan",
-    "PrivateLoss": "step.private_loss",
+    "PrivateLoss": "step.counts_and_losses",
     "Segment": "plan.segments",
     "Source": "source",
     "State": "run.state",
     "Trainer": "trainer",
-    "clipped_sum": "step.clipping",
-    "fixed_batches": "step.sampler",
+    "clipped_sum": "clipping.clipped_sum",
+    "fixed_batches": "sampling.sampler",
     "fresh_key": "jaxacct.core.chacha",
-    "lora": "step.lora",
-    "noisy_mean": "step.optax_transform",
-    "norm_methods": "step.clipping",
-    "over_micro_batches": "step.sampler",
-    "poisson": "step.sampler",
-    "random_allocation": "step.sampler",
-    "sensitivity": "step.clip_norm",
-    "truncated_poisson": "step.sampler",
-    "ways": "step.clipping",
-    "without_replacement": "step.sampler",
+    "lora": "step.models",
+    "noisy_mean": "step.noise",
+    "norm_methods": "clipping.clipped_sum",
+    "over_micro_batches": "sampling.sampler",
+    "poisson": "sampling.sampler",
+    "random_allocation": "sampling.sampler",
+    "sensitivity": "clipping.clip_norm",
+    "truncated_poisson": "sampling.sampler",
+    "ways": "clipping.clipped_sum",
+    "without_replacement": "sampling.sampler",
 }
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

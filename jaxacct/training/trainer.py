@@ -18,30 +18,24 @@ from jaxacct.core import markup
 from jaxacct.core.chacha import key_from_bytes
 from jaxacct.core.progress import say
 from jaxacct.core.validation import COUNT, InputError, check, choice
+from jaxacct.training.clipping.clip_norm import sensitivity
+from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods
+from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
-from jaxacct.training.run.history import NOTHING, History, followed
-from jaxacct.training.run.log import Log, RunLog, checked_log, run_log
-from jaxacct.training.run.noting import Noted, find_ledger, open_noted
-from jaxacct.training.run.placement import OneDevice, placement
-from jaxacct.training.run.program import Program
-from jaxacct.training.run.progress import Live
-from jaxacct.training.run.resume import last_checkpoint, reach, require_same
-from jaxacct.training.run.state import Looks, State, shown
-from jaxacct.training.run.streaming import Streamed
+from jaxacct.training.run.log import Live, Log, RunLog, checked_log, run_log
+from jaxacct.training.run.program import Program, Streamed
+from jaxacct.training.run.run_ledger import Noted, find_ledger, last_checkpoint, open_noted, reach, require_same
+from jaxacct.training.run.state import NOTHING, History, Looks, State, followed, shown
+from jaxacct.training.sharding.placement import OneDevice, placement
 from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
-from jaxacct.training.step.adaptive_clip import AdaptiveClip
-from jaxacct.training.step.clip_norm import sensitivity
-from jaxacct.training.step.clipping import METHODS, norm_methods
-from jaxacct.training.step.closed_over import refuse_closed_over
+from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import begin
+from jaxacct.training.step.models import Rest, apart, whole
 from jaxacct.training.step.modules import initialised, loss_of, refuse_state
-from jaxacct.training.step.optimizers import look_at, require_optimizer
-from jaxacct.training.step.parts import Rest, apart, whole
-from jaxacct.training.step.private_loss import PrivateLoss
-from jaxacct.training.step.step_function import Carried, StepRule, numbers
+from jaxacct.training.step.step_function import Carried, StepRule, look_at, numbers, require_optimizer
 
 __all__ = ["State", "Trainer"]
 

@@ -19,8 +19,7 @@ from jaxacct.core.validation import Constraint, InputError, check, choice
 from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
-from jaxacct.training.step.closed_over import refuse_closed_over
-from jaxacct.training.step.per_example import for_each, one_of
+from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 
 __all__ = ["ON_DATA", "PrivateScore", "Whole", "noise_for_score", "noisy", "units", "whole"]
 

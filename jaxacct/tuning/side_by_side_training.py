@@ -12,14 +12,13 @@ import numpy as np
 
 from jaxacct.core.chacha import CHACHA20, key_from_bytes
 from jaxacct.core.validation import COUNT, InputError, check, choice
+from jaxacct.training.clipping.clip_norm import CLIP_NORM, sensitivity
+from jaxacct.training.clipping.clipped_sum import METHODS
+from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.plan import Plan
 from jaxacct.training.step import host_chacha, noise
-from jaxacct.training.step.adaptive_clip import AdaptiveClip
-from jaxacct.training.step.clip_norm import CLIP_NORM, sensitivity
-from jaxacct.training.step.clipping import METHODS
-from jaxacct.training.step.closed_over import refuse_closed_over
-from jaxacct.training.step.parts import Rest, apart, whole
-from jaxacct.training.step.private_loss import PrivateLoss
+from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
+from jaxacct.training.step.models import Rest, apart, whole
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
 

@@ -20,7 +20,7 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment
-from jaxacct.training.step import sampler
+from jaxacct.training.sampling import sampler
 from jaxacct.tuning.candidates import Secret, selected, several
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import draws_alike

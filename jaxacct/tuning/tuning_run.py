@@ -22,7 +22,7 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
-from jaxacct.training.step.private_loss import PrivateLoss
+from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.tuning.candidates import Adaptive, Group, Secret, Winner, rank, require_pad, selected, several
 from jaxacct.tuning.plans import MatchedPlan, SearchPlan
 from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, units, whole

@@ -1,23 +1,46 @@
-"""The compiled step of a run, and the digests that its keys follow from."""
+"""The compiled step of a run, the digests that its keys follow from, and the thread that loads batches of a Source.
+
+Of a Source the host draws and loads; three programs serve all steps: sums of nothing, one micro-batch more, and the
+release.  What the keys follow from is argued in jaxacct/training/step/README.md, "Keys".
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import hashlib
+import queue
+import secrets
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.core.progress import say
+from jaxacct.core.validation import InputError
+from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint
-from jaxacct.training.run.placement import OneDevice, OnMesh
-from jaxacct.training.step import key_derivation
-from jaxacct.training.step.adaptive_clip import AdaptiveClip
+from jaxacct.training.sampling.sampler import grouped
+from jaxacct.training.sharding.placement import OneDevice, OnMesh
+from jaxacct.training.source import Source
+from jaxacct.training.step import host_sampler, key_derivation
+from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import Lineage, StepKey
-from jaxacct.training.step.parts import Rest
-from jaxacct.training.step.private_loss import PrivateLoss
-from jaxacct.training.step.step_function import Carried, Numbers, Observed, draws, numbers
-from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS
+from jaxacct.training.step.models import Rest
+from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draws, numbers
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED
 
-__all__ = ["Prepared", "Program"]
+__all__ = ["Batch", "Prepared", "Program", "Streamed", "require_same_rows"]
+
+Item = TypeVar("Item")
+_PATIENCE = 1.0
+"""Seconds of waiting for a thread to end before a line says so."""
+_HOST = b"host 1"
+"""What the host does in a step, the draw and the order of micro-batches, has no program; this text stands for it."""
 
 
 class Prepared(NamedTuple):
@@ -124,3 +147,244 @@ class Program:
         """The numbers of a step, with the noise of its count and of its loss."""
         count, loss = draws(self._plan.at(step), self._adaptive, self._private_loss, key.words)
         return settings._replace(count_draw=count, loss_draw=loss)
+
+
+class OtherExamples(InputError):
+    """A step was released before with other examples for the same draw."""
+
+
+class Batch(NamedTuple):
+    """A logical batch that was loaded, in whole micro-batches.
+
+    leaves : arrays with a row for each place; of users, a row of examples.  weights : of users' examples, or None.
+    indices : int32, whose row it is, and 0 in places without a member.  mask : whether a place has a member.
+    """
+
+    leaves: list[np.ndarray]
+    weights: np.ndarray | None
+    indices: np.ndarray
+    mask: np.ndarray
+
+
+class Streamed(Program):
+    """A program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
+
+    Where the last checkpoint's session goes on, so do its keys: its steps are repeated, and the ledger tells whether
+    they come out the same.  Everywhere else the chain gets a number of its own, and no draw is ever used twice.
+    """
+
+    def __init__(
+        self,
+        where: OneDevice | OnMesh,
+        rule: StepRule,
+        plan: Plan,
+        adaptive: AdaptiveClip | None,
+        carried: Carried,
+        before: Lineage,
+        step: int,
+        source: Source,
+        frozen: Rest | None,
+        users: Any,
+        found: Checkpoint | None,
+        ledger: bool,
+    ) -> None:
+        self._plan, self._adaptive, self._private_loss = plan, adaptive, rule.private_loss
+        self._where, self._rule, self._source = where, rule, source
+        self.frozen = where.frozen(carried.params, frozen)
+        self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
+        self._places = host_sampler.places(rule, plan.dataset_size)
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # places of one call, over all devices
+        self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), 0, np.zeros(8, np.uint32)))
+        self.traces = tuple(each.jaxpr for each in self._traced_parts)
+        settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
+        digests = [where.digest_program(each) for each in self._traced_parts]
+        about = f"{len(source)} {source.layout.example}".encode()
+        data = key_derivation.digest(b"source", about, key_derivation.digest_tree(self._users))
+        self._settle(carried, before, key_derivation.digest(_HOST, settings, *digests), data)
+        self._repeats = ledger and source.repeats
+        if not self._repeats:
+            self.session = key_derivation.digest(self.session, where.processes.tell(secrets.token_bytes(16)))
+        if found is None or found.session != self.session:
+            self.line = key_derivation.anew(self.line, where.processes.tell(secrets.token_bytes(16)))
+        self._stop = threading.Event()
+        self._before: Any = carried.not_finite
+
+    def _trace(self, carried: Carried, now: Numbers) -> list[Any]:
+        zero, most = np.zeros(8, np.uint32), self._rule.examples_per_user
+        shape = (self._micro,) if most is None else (self._micro, most)
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*shape, *a.shape), a.dtype), self._source.layout.example)
+        if most is not None:
+            rows = (rows, jax.ShapeDtypeStruct(shape, jnp.float32))
+        indices, mask = (jax.ShapeDtypeStruct((self._micro,), dtype) for dtype in (jnp.int32, jnp.bool_))
+        return self._where.loaded(carried, zero, (rows, indices, mask), now, self.frozen)
+
+    def begin(self, line: Lineage, step: int, until: int) -> None:
+        """Compile, while the first batches are being loaded."""
+        self._ahead = Ahead(self._batches(line, step, until), self._source.prefetch, self._stop)
+        self._nothing, self._add, self._release = (each.lower().compile() for each in self._traced_parts)
+
+    def prepared(self, line: Lineage, step: int) -> Prepared:
+        """The next batch, and its keys; steps must be asked for in their order."""
+        taken = self._ahead.take()
+        self._where.processes.agree("what the source loads", taken.key.key_fingerprint.encode())
+        return taken
+
+    def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
+        """One step.  It is begun as soon as the one before the last is done: no more batches wait on the device."""
+        done, self._before = self._before, carried.not_finite
+        jax.block_until_ready(done)
+        sums = self._nothing(carried, self.frozen)
+        structure = jax.tree_util.tree_structure(self._source.layout.example)
+        for first in range(0, batch.mask.size, self._micro):
+            part = slice(first, first + self._micro)
+            rows = jax.tree_util.tree_unflatten(structure, [leaf[part] for leaf in batch.leaves])
+            if batch.weights is not None:
+                rows = (rows, batch.weights[part])
+            placed = self._where.batch((rows, batch.indices[part], batch.mask[part]))
+            sums = self._add(carried, key.words, sums, *placed, self.frozen)
+        return self._release(carried, key.words, sums, settings)
+
+    def close(self) -> None:
+        """End the threads, which are waited for."""
+        if hasattr(self, "_ahead"):
+            self._ahead.close()
+
+    def keeps_after(self, error: BaseException) -> bool:
+        """Whether a run that ends with an error leaves a checkpoint: unless that would tell which draw had changed."""
+        return not isinstance(error, OtherExamples)
+
+    @property
+    def goes_on_as(self) -> bytes:
+        """The session of that checkpoint: what cannot be repeated goes on as after a `fit` that returned."""
+        return self.session if self._repeats else b""
+
+    def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:
+        """The steps from one on, each drawn, loaded, and with the key that follows from what was loaded."""
+        with ThreadPoolExecutor(self._source.workers, "jaxacct source") as pool:
+            for number in range(step, until):
+                line, key, settings, partition = self.advance(line, number)
+                who = host_sampler.drawn(self._rule, key.words, key.pass_words, self._plan.dataset_size, settings)
+                batch = self._load(pool, key.words, who)
+                line, key = key_derivation.loaded(line, key, _digest(batch))
+                yield Prepared(line, key, self._with_draws(settings, number, key), partition, batch)
+
+    def _load(self, pool: ThreadPoolExecutor, words: Any, who: np.ndarray) -> Batch:
+        """The examples of some records or users; users who have none are left out, since they add nothing."""
+        most, layout, weights = self._rule.examples_per_user or 1, self._source.layout, None
+        if self._users is not None:
+            who = who[self._users[2][who] > 0]
+            numbers, found = host_sampler.members(words, *self._users, who, most)
+        count = self._places if self._rule.sampling == TRUNCATED else who.size
+        rows = -(-count // self._micro) * self._micro
+        leaves = layout.buffers((rows * most,))
+        if self._users is None:
+            numbers = who
+        else:
+            weights = np.zeros((rows, most), np.float32)
+            weights[: who.size] = found
+        self._fill(pool, numbers.reshape(-1), leaves)
+        if weights is not None:
+            leaves = [leaf.reshape(rows, most, *leaf.shape[1:]) for leaf in leaves]
+        indices = np.zeros(rows, np.int32)
+        indices[: who.size] = who
+        return Batch(leaves, weights, indices, np.arange(rows) < who.size)
+
+    def _fill(self, pool: ThreadPoolExecutor, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
+        """Load examples into the first rows of arrays, each worker an equal share of them."""
+        failed = threading.Event()
+
+        def share(ends: tuple[int, int]) -> None:
+            part = slice(*ends)
+            try:
+                given_up = lambda: self._stop.is_set() or failed.is_set()
+                self._source.layout.load(numbers[part], [leaf[part] for leaf in leaves], given_up)
+            except BaseException:
+                failed.set()
+                raise
+
+        shares = min(self._source.workers, numbers.size)
+        ends = [numbers.size * place // shares for place in range(shares + 1)] if shares else []
+        try:
+            errors = [done.exception() for done in [pool.submit(share, each) for each in pairwise(ends)]]
+        except BaseException:  # an interrupt, where no thread of its own waits here
+            failed.set()
+            raise
+        told = [error for error in errors if error is not None]
+        if told:
+            raise next((error for error in told if isinstance(error, InputError)), told[0])
+
+
+def _digest(batch: Batch) -> bytes:
+    """SHA-256 of everything in a batch that was loaded, member by member."""
+    count = int(batch.mask.sum())
+    parts = [str(count).encode()]
+    for leaf in batch.leaves:
+        parts.append(hashlib.sha256(leaf[:count].reshape(-1).view(np.uint8).data).digest())
+    return key_derivation.digest(*parts)
+
+
+def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
+    """OtherExamples where a step was released before with the same draw, and with other examples for it.
+
+    Its noise would be another one under the same draw.  Together the two tell more than two draws do.
+    """
+    spent = ledger.runs[ledger.run]
+    if step not in spent.numbers:
+        return
+    for entry in spent.seen:
+        if (entry.step, entry.batch) == (step, key.batch_fingerprint) and entry.key != key.key_fingerprint:
+            raise OtherExamples(
+                f"step {step} was released with other examples for the same draw: the source does not repeat itself, "
+                "or was changed; go on with Source(..., repeats=False)"
+            )
+
+
+class Ahead(Generic[Item]):
+    """The items of a generator, so many of them made ahead in a thread; with 0 they are made when they are asked for.
+
+    What the generator raises is raised by `take`, in its place.  `close` ends generator and thread; a generator that is
+    busy must look at ``stop`` from time to time.
+    """
+
+    def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
+        self._items, self._stop = items, stop
+        self._room = threading.Semaphore(depth)
+        self._made: queue.SimpleQueue[tuple[Item | None, BaseException | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="jaxacct source", daemon=True) if depth else None
+        if self._thread is not None:
+            self._thread.start()
+
+    def take(self) -> Item:
+        """The next item; StopIteration after the last one."""
+        if self._thread is None:
+            return next(self._items)
+        item, error = self._made.get()
+        if error is not None:
+            self._made.put((None, error))  # nothing comes after it
+            raise error
+        self._room.release()
+        return item  # type: ignore[return-value]  # an item, where there is no error
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._room.acquire()
+                if self._stop.is_set():
+                    return
+                self._made.put((next(self._items), None))
+        except BaseException as error:  # whatever it is, the thread that waits must hear of it
+            self._made.put((None, error))
+        finally:
+            self._items.close()
+
+    def close(self) -> None:
+        """End the thread, which is waited for."""
+        self._stop.set()
+        self._room.release()
+        if self._thread is None:
+            self._items.close()
+            return
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            say("waiting for the source to finish what it is loading")
+            self._thread.join()

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxacct.core.validation import InputError
-from jaxacct.training.step.lora import LoRA, adapted
-from jaxacct.training.step.opened import is_equinox, is_nnx, paths
+from jaxacct.training.step.models import LoRA, adapted, is_equinox, is_nnx, paths
 
 __all__ = ["initialised", "loss_of", "refuse_state", "streams"]
 

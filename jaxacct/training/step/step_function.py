@@ -2,12 +2,12 @@
 
 `private_step` puts the parts together for data on one device.  Where data lie elsewhere, or are spread, the caller
 uses the same parts: `draw`, then `add` for each micro-batch, then `release` once.
-
-Losses and aux of the members are for the log alone, and not private; only the bounded loss is released.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -15,20 +15,21 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 
 from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.files import optional_package
-from jaxacct.training.step import noise, sampler
-from jaxacct.training.step.adaptive_clip import AdaptiveClip
-from jaxacct.training.step.clip_norm import deviation, grouped
-from jaxacct.training.step.clipping import Clipped, clipped_sum, split_loss
-from jaxacct.training.step.noise import wide
-from jaxacct.training.step.optimizers import updated
-from jaxacct.training.step.parts import Rest, whole
-from jaxacct.training.step.per_example import one_of
-from jaxacct.training.step.private_loss import PrivateLoss, gradient_noise
+from jaxacct.core.validation import InputError
+from jaxacct.training.clipping.clip_norm import beside, deviation, grouped, wide
+from jaxacct.training.clipping.clipped_sum import Clipped, clipped_sum, split_loss
+from jaxacct.training.clipping.examples_apart import one_of
+from jaxacct.training.clipping.traces import trace
+from jaxacct.training.sampling import sampler
+from jaxacct.training.sampling.sampler import mean_over_examples, of_users
+from jaxacct.training.step import noise
+from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
+from jaxacct.training.step.models import Rest, paths, whole
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED, slots_of
-from jaxacct.training.step.users import mean_over_examples, of_users
 
 __all__ = [
     "Carried",
@@ -41,11 +42,14 @@ __all__ = [
     "draw",
     "draws",
     "keys",
+    "look_at",
     "no_sums",
     "numbers",
     "private_step",
     "release",
+    "require_optimizer",
     "sums_over",
+    "unmoved",
 ]
 
 _ROUNDING = 1e-12
@@ -367,7 +371,7 @@ def member_loss(
     def loss(trained: Any, member: tuple[Any, ...]) -> tuple[Any, Seen]:
         value, aux = each(whole(trained, frozen), *member)
         bounded = jnp.int32(0) if private_loss is None else private_loss.units(value)
-        return value, Seen(value.astype(noise.wide(value.dtype)), bounded, aux)
+        return value, Seen(value.astype(wide(value.dtype)), bounded, aux)
 
     return loss
 
@@ -383,4 +387,65 @@ def member_keys(key: Any, indices: Any) -> Any:
 def nothing_seen(loss: Callable[..., Any], trained: Any, member: Any) -> Seen:
     """The sums of `Seen` over no members; ``member`` holds the shapes of one."""
     shapes: Seen = jax.eval_shape(loss, trained, member)[1]
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, noise.beside(a.dtype)), shapes)
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, beside(a.dtype)), shapes)
+
+
+def require_optimizer(optimizer: Any) -> None:
+    """InputError for what is no Optax transformation."""
+    if isinstance(optimizer, type) or not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        raise InputError(
+            f"optimizer = {optimizer!r:.60} must be an Optax transformation; use optax.adam(1e-3), for example"
+        )
+
+
+def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
+    """(updates, state) of an Optax optimizer for a noisy mean of gradients.
+
+    value : the private loss, for optimizers that look at the loss; None where none is released.
+
+    Raises
+    ------
+    InputError : an optimizer that asks for what is not private, or for the loss where none is released.
+    """
+    optax = optional_package("optax", "training")
+    more = {} if value is None else {"value": value}
+    try:
+        return optax.with_extra_args_support(optimizer).update(mean, opt_state, params, **more)
+    except TypeError as error:
+        missing = re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error))
+        if missing is None:
+            raise
+        names = re.findall(r"'(\w+)'", missing.group(1))
+        if names == ["value"]:
+            raise InputError(
+                "optimizer asks for value, the loss, which is not private; give private_loss=PrivateLoss(bound=...)"
+            ) from None
+        raise InputError(
+            f"optimizer asks for {', '.join(names)}, computed from the data without noise; use one that needs the "
+            "gradient alone, or the loss (value) besides"
+        ) from None
+
+
+def unmoved(optimizer: Any, opt_state: Any, params: Any, value: Any = None) -> list[str]:
+    """The paths of parameters whose updates do not depend on the gradient, as by `optax.set_to_zero` under a mask."""
+    closed = trace(lambda mean, state: updated(optimizer, mean, state, params, value)[0], params, opt_state)
+    names = paths(params)
+    moved = set(closed.jaxpr.invars[: len(names)])
+    for eqn in closed.jaxpr.eqns:
+        if any(var in moved for var in eqn.invars if not isinstance(var, Literal)):
+            moved.update(eqn.outvars)
+    outputs = closed.jaxpr.outvars
+    return [name for name, var in zip(names, outputs, strict=True) if isinstance(var, Literal) or var not in moved]
+
+
+def look_at(optimizer: Any, opt_state: Any, params: Any, private_loss: PrivateLoss | None) -> None:
+    """InputError for an optimizer that asks for what is not private; a warning of parameters that it never moves."""
+    value = None if private_loss is None else jnp.float32(0)
+    still = unmoved(optimizer, opt_state, params, value)
+    if still:
+        more = f" and {len(still) - 1} more" if len(still) > 1 else ""
+        warnings.warn(
+            f"optimizer never moves {still[0]}{more}: they still share the clip norm and get noise; "
+            "freeze them with trainable= instead",
+            stacklevel=3,
+        )

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.core.validation import Constraint, InputError, Tracer, check
-from jaxacct.training.step.block_sums import allowance
+from jaxacct.training.clipping.ghost_norms import allowance
 
-__all__ = ["CLIP_NORM", "DEVIATION", "deviation", "grouped", "limit_of", "sensitivity"]
+__all__ = ["CLIP_NORM", "DEVIATION", "beside", "deviation", "grouped", "limit_of", "sensitivity", "wide"]
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Within these, noise in proportion to the clip norm, and squares of clip norms, are ordinary in float32."""
@@ -82,12 +82,22 @@ def limit_of(clip_norm: Any, sizes: Sequence[int], rows: int, dtype: Any) -> Any
     """The clip norm, less the rounding of norms and contributions; 0 for one that no contribution can be held to.
 
     sizes : of all parameters.  rows : the most rows of a product among them.  Both terms are derived in
-    jaxacct/training/step/README.md, "Clipping".
+    jaxacct/training/clipping/README.md, "Clipping".
     """
     below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
     c = jnp.asarray(clip_norm, dtype)
     held = (c >= _SMALLEST_TRACED) & (c <= _LARGEST_TRACED)
     return jnp.where(held, c * (1 - allowance(sizes, dtype)) - below_normal, 0)
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype in which sums and noise are formed: at least float32."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def beside(dtype: Any) -> Any:
+    """The dtype in which values beside the gradients are summed; int32 stays int32, so that its sums are exact."""
+    return dtype if dtype == jnp.int32 else wide(dtype)
 
 
 class _Part:

@@ -1,22 +1,18 @@
-"""How a loss uses each of its parameters: through casts, transpositions and reshapes, inside of loops and checkpoints.
+"""How a loss uses each of its parameters, and the loss run so that it hands out what these uses meet.
 
-The trace of the loss of one example is gone through from its parameters on.  A use of a parameter is an operation whose
-gradient is known, or anything else, which is named.  Uses that the loss's gradient does not pass, as
-behind `stop_gradient`, are none.
+The trace of the loss of one example is followed from its parameters on, through casts, transpositions and reshapes,
+into loops and checkpoints.  A use is an operation whose gradient is known, or anything else, which is named.  The trace
+knows no layers, so no use is missed.  Uses behind `stop_gradient`, or in comparisons, are none.
 
-An operation y = op(x, w) may have as its gradient by w a sum of products of rows, sum_t x_t dy_t^T: x_t are rows of
-the operation's other operand (patches, for a convolution), dy_t those of the cotangent of y.  A product with batch
-axes is one such sum for each place along them.
-
-A view is a parameter with its axes reordered, split or merged.  An axis is a list of steps (size, stride), outermost
-first: index i along it, written in the mixed base of the sizes, is the sum of digit times stride in the parameter's
-own order of entries.  Casts change no place and are no part of it.
+An operation y = op(x, w) may have as its gradient by w a sum of products of rows, sum_t x_t dy_t^T: x_t are rows of x
+(patches, for a convolution), dy_t those of the cotangent of y.  A product with batch axes is one such sum for each
+place along them.  A zero that is added to y is a tap: the gradient of the loss by it is the cotangent of y.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,10 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jaxacct.training.step.traces import BODIES, written_out
+from jaxacct.training.clipping.traces import BODIES, bind, evaluate, written_out
 
-__all__ = ["Step", "Use", "Uses", "Written", "merged", "uses_of"]
+__all__ = ["Step", "Use", "Uses", "Written", "merged", "tapped", "uses_of", "zero_taps"]
 
+Place = tuple[int, ...]
+"""Of an operation in a trace, and before it of the loops and checkpoints around it."""
+Met = dict[tuple[Place, int], Any]
+"""By an operation's place and the number of an operand: its value, below one axis for each loop around it."""
 Step = tuple[int, int]
 """(size, stride)."""
 
@@ -352,3 +352,73 @@ def merged(steps: Any) -> tuple[Step, ...]:
 
 def _axis(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(step for step in steps if step[0] != 1)
+
+
+def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
+    """The taps of these operations."""
+    return {
+        use.place: jnp.zeros(
+            (*(length for length, _ in use.view.loops), *use.product.output.shape), use.product.output.dtype
+        )
+        for use in uses
+    }
+
+
+def tapped(written: Written, uses: Sequence[Use]) -> Callable[..., tuple[Any, tuple[Met, list[Any]]]]:
+    """(taps, values) -> the first output of a trace; what the operations met, and the other outputs."""
+    wanted = sorted({(use.place, use.product.other) for use in uses})
+
+    def run(taps: Mapping[Place, Any], values: Sequence[Any]) -> tuple[Any, tuple[Met, list[Any]]]:
+        (loss, *others), met = _run(written, values, taps, wanted, ())
+        return loss, (met, others)
+
+    return run
+
+
+def _run(
+    written: Written,
+    values: Sequence[Any],
+    taps: Mapping[Place, Any],
+    wanted: Sequence[tuple[Place, int]],
+    place: Place,
+) -> tuple[list[Any], Met]:
+    """The outputs of a trace that is at some place, and what its operations met; taps are those within it."""
+    met: Met = {}
+
+    def operation(number: int, eqn: Any, operands: list[Any]) -> list[Any]:
+        here = (*place, number)
+        inner = {other: tap for other, tap in taps.items() if len(other) > len(here) and other[: len(here)] == here}
+        if inner:
+            body = lambda values, taps: _run(written.inner[number], values, taps, wanted, here)
+            with eqn.ctx.manager:
+                outputs, within = (_scan if eqn.primitive.name == "scan" else _checkpoint)(eqn, body, operands, inner)
+            met.update(within)
+            return outputs
+        outputs = bind(number, eqn, operands)
+        if here not in taps:
+            return outputs
+        met.update({(at, i): operands[i] for at, i in wanted if at == here})
+        return [outputs[0] + taps[here]]
+
+    return evaluate(written.closed, values, operation), met
+
+
+def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
+    """A loop whose body has taps of its own in each run."""
+    p = eqn.params
+    constants, carried = p["num_consts"], p["num_carry"]
+    first, start, along = operands[:constants], operands[constants:][:carried], operands[constants + carried :]
+
+    def one(carry: list[Any], each: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
+        outputs, met = body([*first, *carry, *each[0]], each[1])
+        return outputs[:carried], (outputs[carried:], met)
+
+    settings = {"length": p["length"], "reverse": p["reverse"], "unroll": p["unroll"]}
+    carry, (stacked, met) = jax.lax.scan(one, start, (along, dict(taps)), **settings)
+    return [*carry, *stacked], met
+
+
+def _checkpoint(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
+    """What is computed again in the backward pass; what its operations meet is kept."""
+    settings = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
+    return jax.checkpoint(body, **settings)(operands, dict(taps))

@@ -1,4 +1,4 @@
-"""Where a run's arrays are: on one device, or on those of a mesh; how they get there, and what is digested of them.
+"""Where a run's arrays are, on one device or on those of a mesh, and how the processes of a run come to one answer.
 
 A device of a mesh has the rows of its own records, or of its own users.
 """
@@ -16,16 +16,23 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxacct.core.validation import InputError
-from jaxacct.training.run.processes import ALONE, Processes
-from jaxacct.training.run.state import State
+from jaxacct.training.sampling.sampler import UserData, grouped, user_data
+from jaxacct.training.sharding.mesh_step import (
+    Gathering,
+    carried_specs,
+    check_layout,
+    frozen_specs,
+    is_spec,
+    loaded_step,
+    over_examples,
+    sharded_loaded_step,
+    sharded_step,
+)
+from jaxacct.training.sharding.processes import ALONE, Processes
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.key_derivation import digest
-from jaxacct.training.step.loaded_step import Gathering, loaded_step, sharded_loaded_step
-from jaxacct.training.step.parts import Rest
-from jaxacct.training.step.sharded_layout import carried_specs, check_layout, frozen_specs, is_spec, over_examples
-from jaxacct.training.step.sharded_step import sharded_step
+from jaxacct.training.step.models import Rest
 from jaxacct.training.step.step_function import Carried, StepRule, private_step
-from jaxacct.training.step.users import UserData, grouped, user_data
 
 __all__ = ["OnMesh", "OneDevice", "placement"]
 
@@ -49,11 +56,8 @@ class OneDevice:
         data = _anew(data)
         return data if users is None else user_data(data, users, self._size)
 
-    def carried(self, state: State, trained: Any) -> Carried:
-        """What the step works on, as new arrays: where they came from must make no difference to the program.
-
-        trained : the part of the state's parameters that is trained.
-        """
+    def carried(self, state: Any, trained: Any) -> Carried:
+        """What a step works on, of a `State` with this trained part, as new arrays: their origin makes no difference."""
         carried: Carried = _anew(Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite)))
         return carried
 
@@ -114,11 +118,8 @@ class OnMesh:
             return rows_on_mesh(data, self._mesh, self._size)
         return users_on_mesh(data, users, self._mesh, self._size, self.processes)
 
-    def carried(self, state: State, trained: Any) -> Carried:
-        """What the step works on, as new arrays on the mesh.
-
-        trained : the part of the state's parameters that is trained.
-        """
+    def carried(self, state: Any, trained: Any) -> Carried:
+        """What a step works on, of a `State` with this trained part, as new arrays on the mesh."""
         carried = Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite))
         placed: Carried = self._put(carried, self._where(carried))
         return placed

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -11,19 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.core.validation import InputError, choice
-from jaxacct.training.step import ghost_norms as ghost
-from jaxacct.training.step import powers_of_two as powers
-from jaxacct.training.step.block_sums import sum_squares
-from jaxacct.training.step.bundles import bundled
-from jaxacct.training.step.clip_norm import grouped, limit_of
-from jaxacct.training.step.closed_over import refuse_closed_over
-from jaxacct.training.step.computed_once import as_data, computed_once, unfolded_true
-from jaxacct.training.step.noise import beside, wide
-from jaxacct.training.step.per_example import for_each, one_of
-from jaxacct.training.step.taps import tapped, zero_taps
-from jaxacct.training.step.ways import METHODS, Way, find_ways
+from jaxacct.training.clipping import ghost_norms as ghost
+from jaxacct.training.clipping.clip_norm import beside, grouped, limit_of, wide
+from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
+from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses_of, zero_taps
+from jaxacct.training.clipping.traces import as_data, computed_once, trace, unfolded_true
 
 __all__ = ["METHODS", "Clipped", "clipped_sum", "norm_methods", "split_loss", "ways"]
+
+METHODS = ("auto", "vmap", "ghost")
+"""How norms are found; `clipped_sum` says what each word means."""
+_SMALL = 2**14
+"""Entries of an array that is copied into a bundle; larger ones are bundles of their own and are not copied."""
 
 
 class Clipped(NamedTuple):
@@ -151,7 +153,7 @@ def _clipped_sum(
     joined = [bundle.joined([grads[i] for i in bundle.members]) for bundle in bundles]
 
     # each part of a gradient as 2^exponent times one with an ordinary norm; the first, of zeros, is there always
-    parts = [(jnp.full((1, examples), powers.NOTHING), jnp.zeros((1, examples), dtype), jnp.ones((1, examples), bool))]
+    parts = [(jnp.full((1, examples), ghost.NOTHING), jnp.zeros((1, examples), dtype), jnp.ones((1, examples), bool))]
     parts += [tuple(a[None] for a in jax.vmap(_norm_squared)(g)) for g in joined]
     parts += [site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)]
     counts = [1, *(1 for _ in bundles), *(site.groups for site in sites)]
@@ -200,8 +202,8 @@ def _clipped_sum(
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
     """Of one example's gradient for one parameter: E, the square of |g|/2^E, and whether g is finite."""
     # 2^-127 would be subnormal
-    top = jnp.minimum(powers.exponent(jnp.max(jnp.abs(g), initial=0)), jnp.finfo(g.dtype).maxexp - 2)
-    square = sum_squares(g * powers.power(-top, g.dtype))
+    top = jnp.minimum(ghost.exponent(jnp.max(jnp.abs(g), initial=0)), jnp.finfo(g.dtype).maxexp - 2)
+    square = ghost.sum_squares(g * ghost.power(-top, g.dtype))
     return top, square, jnp.isfinite(square)
 
 
@@ -220,17 +222,17 @@ class _Scales(NamedTuple):
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
     """From the parts' E and squares of |g|/2^E, shape (parts, examples).  NaN does not fit and is not usable."""
-    top = jnp.max(exponents, axis=0, initial=powers.NOTHING)
+    top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
-    length = jnp.sqrt(jnp.sum(squares * powers.power(2 * apart, squares.dtype), axis=0))
-    fits = length <= powers.scaled(limit, -top)
+    length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))
+    fits = length <= ghost.scaled(limit, -top)
     quotient = limit / length
-    weight = powers.scaled(quotient, -top)
+    weight = ghost.scaled(quotient, -top)
     least = jnp.finfo(squares.dtype).tiny
     return _Scales(
         fits,
         jnp.where(fits, 1, weight),
-        jnp.where(fits[None], powers.power(exponents, squares.dtype), powers.scaled(quotient[None], apart)),
+        jnp.where(fits[None], ghost.power(exponents, squares.dtype), ghost.scaled(quotient[None], apart)),
         fits | ((quotient >= least) & (weight >= least)),
     )
 
@@ -308,3 +310,94 @@ def _batch_size(batch: Any) -> int:
             f"batch has first axes {sorted(sizes)}, must all be one; put the examples along the first axis"
         )
     return int(sizes.pop()[0])
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Arrays that are taken as one.  members : their numbers.  shapes : theirs.  group : of all of them."""
+
+    members: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    group: int
+
+    @property
+    def size(self) -> int:
+        """Entries of all members."""
+        return sum(map(math.prod, self.shapes))
+
+    def joined(self, arrays: Sequence[Any]) -> Any:
+        """(examples, entries) from the members' values, the examples in front."""
+        flat = [array.reshape(len(array), -1) for array in arrays]
+        return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each member begins."""
+        return [0, *itertools.accumulate(map(math.prod, self.shapes))][:-1]
+
+    def parted(self, total: Any, starts: Iterable[Any]) -> list[Any]:
+        """The members' parts of an array of entries; starts : the next ones are where they begin, and may be data.
+
+        >>> bundle = Bundle((0, 1), ((), (2,)), 0)
+        >>> [part.tolist() for part in bundle.parted(bundle.joined([jnp.ones(1), jnp.zeros((1, 2))])[0], [0, 1])]
+        [1.0, [0.0, 0.0]]
+        """
+        part = lambda start, size: jax.lax.dynamic_slice_in_dim(total, start, size, allow_negative_indices=False)
+        pairs = zip(self.shapes, starts, strict=False)
+        return [part(start, math.prod(shape)).reshape(shape) for shape, start in pairs]
+
+
+def bundled(members: Sequence[int], shapes: Sequence[tuple[int, ...]], groups: Sequence[int]) -> list[Bundle]:
+    """The members in bundles: the small ones of each group together; shapes and groups are those of all numbers."""
+    together: dict[Any, list[int]] = {}
+    for i in members:
+        small = math.prod(shapes[i]) <= _SMALL
+        together.setdefault((groups[i], None if small else i), []).append(i)
+    return [Bundle(tuple(each), tuple(shapes[i] for i in each), group) for (group, _), each in together.items()]
+
+
+class Way(str):
+    """How a parameter's norm is found, a word; and in ``reason`` why not as "ghost", empty where it is.
+
+    >>> way = Way("vmap", "its use by mul is no product")
+    >>> way == "vmap", way.reason
+    (True, 'its use by mul is no product')
+    """
+
+    reason: str
+
+    def __new__(cls, word: str, reason: str = "") -> Way:
+        """A word with its reason."""
+        way = super().__new__(cls, word)
+        way.reason = reason
+        return way
+
+
+class Found(NamedTuple):
+    """The trace of a loss, and for each parameter a `Site`, or how its norm is found otherwise."""
+
+    written: Written
+    ways: list[Any]
+
+
+def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> Found:
+    """How each parameter's norm is found."""
+    leaves = jax.tree_util.tree_leaves(params)
+    written, uses = uses_of(trace(loss_fn, params, example), len(leaves))
+    return Found(
+        written, [_way(i, leaf, each, method) for i, (leaf, each) in enumerate(zip(leaves, uses, strict=True))]
+    )
+
+
+def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
+    """A `Site`, or a `Way` that is none."""
+    if not uses.known and not uses.others:
+        return Way("none", "the loss has no gradient by it")
+    if method == "vmap":
+        return Way("vmap", "method='vmap'")
+    site = ghost.site_of(leaf, value, uses)
+    if isinstance(site, str):
+        return Way("vmap", site)
+    if not site.cheap and method == "auto":
+        return Way("vmap", f"its gradient has fewer entries than the products of {site.rows} rows")
+    return site

@@ -1,10 +1,8 @@
 """Norms of per-example gradients without the gradients: what a parameter meets in the loss tells its gradient's form.
 
-The loss of one example is traced.  Where a parameter is used as the matrix of products, the kernel of a convolution or
-the table of an embedding, its gradient is a sum of products of that operation's input and of the cotangent of its
-output; both are read off by adding a zero to the output (a tap) and differentiating by it.  The trace knows no layers,
-so this holds for Flax (linen and nnx) as for plain JAX, and any other use of a parameter is seen.
-Derivations and error bounds: jaxacct/training/step/README.md, "Clipping".
+A parameter that is used as the matrix of products, the kernel of a convolution or the table of an embedding has as its
+gradient a sum of products of that operation's input and of the cotangent of its output.  Both are computed anyway.
+Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md, "Clipping".
 """
 
 from __future__ import annotations
@@ -16,16 +14,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxacct.training.step import powers_of_two as powers
-from jaxacct.training.step.block_sums import BLOCK, block_levels, blocked_sum, row_squares, sum_squares
-from jaxacct.training.step.uses import Step, Use, Uses, merged
+from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, merged
 
-__all__ = ["HIGHEST", "Rows", "Site", "site_of"]
+__all__ = ["HIGHEST", "Rows", "Site", "allowance", "blocked_sum", "site_of", "sum_squares"]
 
+BLOCK = 64
+"""Terms of a block: the longest run of additions.  Larger ones round more, smaller ones make more levels of blocks."""
+NOTHING = -(2**20)
+"""The exponent of an array without any normal number: below all others, also where a few of them are added."""
 HIGHEST = jax.lax.Precision.HIGHEST
 """Products in full float32 on devices that would round the factors first: the error bounds count on it."""
-
 _LONGEST = 2**20
 """Terms of a product or sum up to which float32 rounds it by little: 2^20 u = 1/16."""
 
@@ -151,7 +151,7 @@ class Site:
         length = jnp.sqrt(square + 2 * unit * slack) + 2 * additions * unit * jnp.sum(lengths)
         square = length**2
         # no entry of g/2^E exceeds its norm or m; a NaN or an infinity anywhere is in the square
-        largest = powers.scaled(right.dtype.type(jnp.finfo(self.narrow).max), -top)
+        largest = scaled(right.dtype.type(jnp.finfo(self.narrow).max), -top)
         return top, square, jnp.isfinite(square) & ((most <= largest) | (length <= largest))
 
 
@@ -210,20 +210,20 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
     tops, parts = [], []
     if beside is not None:
         peak = peak_of(beside)
-        tops.append(jnp.max(powers.exponent(peak)))
+        tops.append(jnp.max(exponent(peak)))
     if x is not None:
         peak_x, peak_dy = peak_of(x), peak_of(dy)
         # 2^-127 would be subnormal
-        along_x = jnp.minimum(powers.exponent(peak_x), jnp.finfo(x.dtype).maxexp - 2)
-        tops.append(jnp.max(along_x + powers.exponent(peak_dy)))
+        along_x = jnp.minimum(exponent(peak_x), jnp.finfo(x.dtype).maxexp - 2)
+        tops.append(jnp.max(along_x + exponent(peak_dy)))
     top = jnp.max(jnp.stack(tops))
     if beside is not None:
-        parts.append(jnp.sum(powers.scaled(peak, -top)))
-        beside = powers.scaled(powers.normal(beside), -top)
+        parts.append(jnp.sum(scaled(peak, -top)))
+        beside = scaled(normal(beside), -top)
     if x is not None:
-        from_x, to_dy = powers.power(-along_x, x.dtype), along_x - top
-        parts.append(jnp.sum(peak_x * from_x * powers.scaled(peak_dy, to_dy)))
-        x, dy = powers.normal(x) * from_x[:, None], powers.scaled(powers.normal(dy), to_dy[:, None])
+        from_x, to_dy = power(-along_x, x.dtype), along_x - top
+        parts.append(jnp.sum(peak_x * from_x * scaled(peak_dy, to_dy)))
+        x, dy = normal(x) * from_x[:, None], scaled(normal(dy), to_dy[:, None])
     return Rows(number, beside, x, dy), top, sum(parts)
 
 
@@ -255,3 +255,84 @@ def _rows(use: Use) -> int:
 
 def _size(steps: Sequence[Step]) -> int:
     return math.prod(size for size, _ in steps)
+
+
+def exponent(values: Any) -> Any:
+    """e with 2^e <= |value| < 2^(e+1), int32; NOTHING for zeros and subnormal numbers, ``finfo.maxexp`` beyond them.
+
+    >>> exponent(jnp.array([1.0, -3.9, 1e-45, 0.0, jnp.inf, jnp.nan])).tolist()
+    [0, 1, -1048576, -1048576, 128, 128]
+    """
+    info = jnp.finfo(values.dtype)
+    field = (_magnitude(values) >> info.nmant).astype(np.int32)
+    return jnp.where(field > 0, field - (info.maxexp - 1), NOTHING)
+
+
+def normal(values: Any) -> Any:
+    """The same values with zeros in place of subnormal numbers."""
+    info = jnp.finfo(values.dtype)
+    return jnp.where(_magnitude(values) >= 1 << info.nmant, values, 0)
+
+
+def power(exponents: Any, dtype: Any) -> Any:
+    """2^e; zero where that is subnormal, and the largest power of two where it overflows.
+
+    >>> power(jnp.array([-1, 10]), jnp.float32).tolist()
+    [0.5, 1024.0]
+    """
+    info = jnp.finfo(dtype)
+    field = jnp.clip(exponents, info.minexp - 1, info.maxexp - 1) + (info.maxexp - 1)
+    return jax.lax.bitcast_convert_type(field.astype(_integer(dtype)) << info.nmant, dtype)
+
+
+def scaled(values: Any, exponents: Any) -> Any:
+    """values * 2^e, for e from twice the least to twice the largest exponent of the dtype; zero below.
+
+    >>> float(scaled(jnp.float32(2.0**100), jnp.int32(-200)) * 2.0**100)
+    1.0
+    """
+    half = exponents >> 1
+    return values * power(half, values.dtype) * power(exponents - half, values.dtype)
+
+
+def _magnitude(values: Any) -> Any:
+    """The bits of |value| as an integer: in the order of |value|, infinity and then NaN above all."""
+    integer = _integer(values.dtype)
+    return jax.lax.bitcast_convert_type(values, integer) & np.iinfo(integer).max
+
+
+def _integer(dtype: Any) -> Any:
+    return np.dtype(f"int{8 * jnp.dtype(dtype).itemsize}")
+
+
+def sum_squares(values: Any) -> Any:
+    """The sum of squares of all entries, block by block."""
+    return blocked_sum(jnp.square(values))
+
+
+def row_squares(values: Any) -> Any:
+    """The sum of squares of each row."""
+    return jax.vmap(sum_squares)(values)
+
+
+def blocked_sum(values: Any) -> Any:
+    """A sum of non-negative terms with at most 63 additions for each level of blocks: relative error 63 u a level."""
+    flat = values.reshape(-1)
+    while flat.size > BLOCK:
+        flat = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK).sum(1)
+    return flat.sum()
+
+
+def allowance(sizes: Sequence[int], dtype: Any) -> float:
+    """By how much, relatively, a norm formed by ``blocked_sum`` over leaves may be too small, and a scaling too large.
+
+    Half the relative error of the sum of squares (64 units a level of blocks, one for each leaf), and 8 units for the
+    root, the quotient and the products; twice that, for devices that do not round correctly.
+    """
+    levels = max(map(block_levels, sizes), default=1)
+    return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
+
+
+def block_levels(size: int) -> int:
+    """Levels of blocks in a sum of so many terms."""
+    return max(1, math.ceil(math.log(max(size, 2), BLOCK) - 1e-9))

@@ -1,0 +1,500 @@
+"""A function of one example, for every example of a batch; refused if examples could reach one another through it.
+
+The function is traced with one example, and the trace runs under vmap.  Three checks look at the trace: a list of the
+operations that treat each example as if it were alone, the bits of a small batch in which one row changes, and the
+constants, which must hold no records.  Why, and what is not found: README.md of this folder, "Examples apart".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as public
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.validation import InputError
+from jaxacct.training.clipping.traces import bind, evaluate
+
+__all__ = ["LANE_BY_LANE", "channels_last", "for_each", "one_of", "refuse_closed_over"]
+
+_ALL_BYTES = 2**28
+"""Data up to this size are compared whole; of larger data, and of a Source, only some blocks of rows are."""
+_BLOCKS, _BLOCK_ROWS = 32, 64
+_OWN_BYTES = 12
+"""A row or a run is evidence only if it compresses to this many bytes more than zeros: simpler ones agree by chance."""
+_RUN_BITS, _LEAST_RUN = 96.0, 16
+"""A run has at least this much entropy, by the frequencies of its rows, and at least this many rows."""
+_MOST_COLUMNS = 64
+"""Single columns are compared up to this many columns of the data or of a constant."""
+_CHUNK = 2**20
+_GROUPS = {
+    "elementwise": """
+        abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
+        clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2
+        expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt
+        lt_to max min mul mulhi name ne neg nextafter not or polygamma population_count pow real reciprocal
+        reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
+        shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeros_like zeta
+    """,
+    "shapes and indexing": """
+        broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty empty2 gather iota pad reshape rev scatter
+        scatter-add scatter-max scatter-min scatter-mul scatter-sub scatter_add scatter_max scatter_min scatter_mul
+        scatter_sub slice split squeeze stack tile transpose unstack
+    """,
+    "reductions, scans and sorts along axes": """
+        approx_top_k argmax argmin cumlogsumexp cummax cummin cumprod cumsum fft reduce reduce_and reduce_max reduce_min
+        reduce_or reduce_prod reduce_sum reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
+        select_and_gather_add select_and_scatter_add sort top_k
+    """,
+    "products": "conv_general_dilated dot_general",
+    "linear algebra": """
+        cholesky custom_linear_solve eig eigh geqp3 geqrf hessenberg householder_product lu lu_pivots_to_permutation
+        ormqr qr schur svd symmetric_product triangular_solve tridiagonal tridiagonal_solve
+    """,
+    "random numbers from keys of a known kind": """
+        iota_2x32_shape random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap
+        random_wrap threefry2x32
+    """,
+    "nested programs": """
+        call checkpoint closed_call cond core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr jit
+        optimization_barrier pjit platform_index remat remat2 scan shard_map while
+    """,
+    "mutable arrays that are created in the program": "addupdate freeze get new_ref swap",
+    "placement of arrays": """
+        device_put layout_constraint pbroadcast pcast pvary reshard sharding_constraint with_memory_space_constraint
+    """,
+    "collectives along axes that begin in the program": """
+        all_gather all_gather_invariant all_to_all axis_index pmax pmin ppermute psum psum_invariant reduce_scatter
+    """,
+    "output for debugging, without a result": "debug_callback debug_print",
+}
+LANE_BY_LANE = frozenset(name for names in _GROUPS.values() for name in names.split())
+_OWN_RULE = "has its own batching rule, which sees all examples at once"
+_ON_HOST = "runs code on the host, which can see all examples at once or remember them"
+_KERNEL = "is a kernel whose runs for different examples can share memory"
+_IN_JAX = "write it in JAX"
+_KNOWN_TO_MIX = {
+    "custom_vmap_call": ("jax.custom_batching.custom_vmap", _OWN_RULE, "call the function without custom_vmap"),
+    "pure_callback": ("jax.pure_callback", _ON_HOST, _IN_JAX),
+    "io_callback": ("jax.experimental.io_callback", _ON_HOST, _IN_JAX),
+    "buffer_callback": ("jax.experimental.buffer_callback", _ON_HOST, _IN_JAX),
+    "ffi_call": ("jax.ffi.ffi_call", _ON_HOST, _IN_JAX),
+    "pallas_call": ("pallas_call", _KERNEL, "write it in JAX, or choose a JAX implementation (such as 'xla')"),
+    "rng_bit_generator": (
+        "jax.lax.rng_bit_generator",
+        "draws for all examples with the first one's key",
+        "use jax.random with threefry",
+    ),
+    "rng_uniform": ("jax.lax.rng_uniform", "draws for all examples from one state", "use jax.random with threefry"),
+    "regularized_incomplete_beta": (
+        "jax.lax.regularized_incomplete_beta",
+        "iterates for all examples until the slowest has converged",
+        "write its series in JAX",
+    ),
+}
+"""For each operation: its public name, the reason and the remedy."""
+_UNKNOWN = (
+    "is not known to give each example of a batch what it would get alone",
+    "use operations of jax.numpy, jax.lax and jax.nn",
+)
+_HARMLESS_AXES = ("pvary", "pcast")
+"""Operations that name a device axis but move no data along it."""
+_ROWS = 3
+_MOST_BYTES = 2**28
+"""Programs with more bytes in their rows and drawn constants are not checked."""
+_REMEMBERED = 256
+"""Number of programs that are remembered as checked."""
+_looked_at: dict[bytes, None] = {}
+
+
+def one_of(batch: Any) -> Any:
+    """Shapes and dtypes of one example."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)), batch)
+
+
+def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
+    """``jax.vmap(function)(batch)``, each example by itself: InputError if the function could see other examples.
+
+    name : of the user's function.  Operations that are not known to keep examples apart are refused, and so are
+    programs in which a row of a small batch changes with another one.
+
+    >>> for_each("loss_fn", jnp.sum, jnp.ones((2, 3))).tolist()
+    [3.0, 3.0]
+    >>> for_each("loss_fn", jax.custom_batching.sequential_vmap(jnp.sin), jnp.ones((2, 3)))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    jaxacct.InputError: loss_fn calls jax.custom_batching.custom_vmap, which ...
+    """
+    leaves, form = jax.tree_util.tree_flatten(batch)
+    flat = lambda *example: function(jax.tree_util.tree_unflatten(form, example))
+    traced, shapes = jax.make_jaxpr(flat, return_shape=True)(*one_of(leaves))
+    refuse_mixing(name, traced)
+    require_still_rows(name, traced)
+    outputs = channels_last(jax.vmap(lambda *example: evaluate(traced, example)))(*leaves)
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), outputs)
+
+
+def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
+    """InputError if a row of a small random batch changes when another row changes (README.md, "Examples apart")."""
+    unknown = [const for const in traced.consts if not _is_known(const)]
+    examples = [jax.ShapeDtypeStruct((_ROWS, *aval.shape), aval.dtype) for aval in traced.in_avals]
+    if sum(math.prod(a.shape) * a.dtype.itemsize for a in (*unknown, *examples)) > _MOST_BYTES:
+        return
+    form = " ".join(str(getattr(const, "aval", np.shape(const))) for const in traced.consts)
+    digest = hashlib.sha256(f"{traced.jaxpr} {form}".encode()).digest()
+    if digest in _looked_at:
+        return
+    x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+    with ThreadPoolExecutor(1) as alone:  # a thread of its own has no trace under way
+        if not alone.submit(_rows_stay, traced, examples, x64).result():
+            raise InputError(
+                f"{name} moves the result of one example when another changes, but must keep examples apart; call no "
+                "operation that has its own batching rule"
+            )
+    while len(_looked_at) >= _REMEMBERED:
+        del _looked_at[next(iter(_looked_at))]
+    _looked_at[digest] = None
+
+
+def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
+    """Whether each row keeps its bits when an outer row is replaced; entries that never repeat are left out."""
+    with jax.enable_x64(x64):
+        rng = np.random.default_rng(0)
+        consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]
+        rows, others = ([_drawn(rng, each, False) for each in examples] for _ in range(2))
+        one = lambda consts, *row: evaluate(ClosedJaxpr(traced.jaxpr, consts), row)
+        batched = jax.vmap(one, (None, *(0 for _ in rows)))
+        run = _quickly_compiled(jax.jit(batched).lower(consts, *rows))
+        before = _bits(run(consts, *rows))
+        for place in (0, _ROWS - 1):
+            changed = [row.at[place].set(other[place]) for row, other in zip(rows, others, strict=True)]
+            after = _bits(run(consts, *changed))
+            moved = [np.delete(a != b, place, axis=0) for a, b in zip(before, after, strict=True)]
+            if any(map(np.any, moved)):
+                again = _bits(run(consts, *rows))  # some devices add in a different order each time
+                repeats = [np.delete(a == b, place, axis=0) for a, b in zip(before, again, strict=True)]
+                if any(np.any(a & b) for a, b in zip(moved, repeats, strict=True)):
+                    return False
+    return True
+
+
+def _quickly_compiled(lowered: Any) -> Any:
+    """The program, compiled with few optimizations on CPU where XLA knows these options."""
+    if jax.default_backend() == "cpu":
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            return lowered.compile(
+                compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+            )
+    return lowered.compile()
+
+
+def _bits(outputs: Sequence[Any]) -> list[np.ndarray]:
+    """The bytes of each output, row by row."""
+    numbers = [jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a for a in outputs]
+    return [np.asarray(a).reshape(_ROWS, -1).view(np.uint8) for a in numbers]
+
+
+def _is_known(const: Any) -> bool:
+    """Whether the values of a constant are available in this process."""
+    return not isinstance(const, jax.core.Tracer) and getattr(const, "is_fully_addressable", True)
+
+
+def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
+    """A random array of a shape and type: in [0.25, 1] or in {0, 1}; matrices of weights are normal."""
+    shape, dtype = aval.shape, aval.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        impl = next(i for i in ("threefry2x32", CHACHA20) if jax.random.key(0, impl=i).dtype == dtype)
+        words = jax.random.key_data(jax.random.key(0, impl=impl)).shape
+        return jax.random.wrap_key_data(jnp.asarray(rng.integers(0, 2**32, (*shape, *words), np.uint32)), impl=impl)
+    if weights and len(shape) > 1:
+        found = rng.standard_normal(shape) / math.sqrt(math.prod(shape[:-1]))
+    elif jnp.issubdtype(dtype, jnp.inexact):
+        found = rng.uniform(0.25, 1.0, shape)
+    else:
+        found = rng.integers(0, 2, shape)
+    return jnp.asarray(found.astype(dtype))
+
+
+def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
+    """InputError where the trace of a user's function has an operation that can mix examples.
+
+    Refused are operations outside `LANE_BY_LANE`, random keys that are neither threefry nor ChaCha20, collectives along
+    an axis from outside the trace, and mutable arrays from outside.
+    """
+    _refuse_keys(f"{name} is given", closed.jaxpr.invars)
+    for eqn, bound in _operations(closed.jaxpr, frozenset()):
+        operation = eqn.primitive.name
+        if operation not in LANE_BY_LANE or not _is_jaxs_own(eqn.primitive):
+            call, why, remedy = _KNOWN_TO_MIX.get(operation, (operation, *_UNKNOWN))
+            raise InputError(f"{name} calls {call}, which {why}, but must keep examples apart; {remedy}")
+        _refuse_keys(f"{name} calls {operation} with", (*eqn.invars, *eqn.outvars))
+        along = _axes_from_outside(eqn, bound)
+        if along:
+            raise InputError(
+                f"{name} calls {operation} along axis {', '.join(map(repr, along))}, which mixes examples of several "
+                "devices, but must keep examples apart; sum over devices after clipping"
+            )
+    if any(type(var.aval).__name__ == "AbstractRef" for var in closed.jaxpr.constvars):
+        raise InputError(f"{name} uses a mutable array, which examples can share, but must be pure; pass its value")
+
+
+def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
+    """InputError where a random key is of an unknown kind."""
+    for dtype in (getattr(var.aval, "dtype", None) for var in variables):
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) and dtype not in _known_keys():
+            raise InputError(
+                f"{who} a random key of type {dtype}, whose numbers for one example can depend on the key of another, "
+                "but must keep examples apart; use jax.random.key(seed, impl='threefry2x32'), or let rngs=True "
+                "give one"
+            )
+
+
+@functools.cache
+def _known_keys() -> tuple[Any, ...]:
+    """The key types whose random numbers for an example depend on its own key alone."""
+    return tuple(
+        jax.eval_shape(lambda impl=impl: jax.random.key(0, impl=impl)).dtype for impl in ("threefry2x32", CHACHA20)
+    )
+
+
+def _is_jaxs_own(primitive: Any) -> bool:
+    """False for an operation that has the name of a JAX operation but is another one."""
+    return getattr(public, f"{primitive.name.replace('-', '_')}_p", primitive) is primitive
+
+
+def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
+    """The device axes that an operation uses and that begin outside the trace."""
+    if eqn.primitive.name in _HARMLESS_AXES:
+        return ()
+    named = [axis for key in ("axes", "axis_name") for axis in _as_tuple(eqn.params.get(key))]
+    return tuple(axis for axis in named if isinstance(axis, str) and axis not in bound)
+
+
+def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, frozenset[Any]]]:
+    """Each operation, with the device axes that begin in the trace around it."""
+    for eqn in jaxpr.eqns:
+        yield eqn, bound
+        inside = bound | frozenset(getattr(eqn.params.get("mesh"), "axis_names", ()))
+        for inner in inner_traces(tuple(eqn.params.values())):
+            yield from _operations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner, inside)
+
+
+def inner_traces(values: tuple[Any, ...]) -> Iterator[Jaxpr | ClosedJaxpr]:
+    """The traces among the parameters of an operation."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from inner_traces(tuple(value))
+        elif isinstance(value, ClosedJaxpr | Jaxpr):
+            yield value
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, of pytrees of arrays, with every convolution between transpositions; on CPUs only.
+
+    >>> import jax.numpy as jnp
+    >>> smooth = lambda x: jax.lax.conv_general_dilated(x, jnp.ones((1, 1, 3)) / 3, (1,), "VALID")
+    >>> channels_last(smooth)(jnp.arange(5.0).reshape(1, 1, 5)).round(5).tolist()
+    [[[1.0, 2.0, 3.0]]]
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        if jax.default_backend() != "cpu":
+            return function(*arguments)
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        outputs = evaluate(closed, jax.tree_util.tree_leaves(arguments), _operation)
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), outputs)
+
+    return run
+
+
+def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
+    """An operation as it stands; a convolution between transpositions to channels last and back."""
+    if eqn.primitive.name != "conv_general_dilated":
+        return bind(place, eqn, operands)
+    params = dict(eqn.params)
+    spec = params.pop("dimension_numbers")
+    left, out = ((order[0], *order[2:], order[1]) for order in (spec.lhs_spec, spec.out_spec))
+    right = (*spec.rhs_spec[2:], spec.rhs_spec[1], spec.rhs_spec[0])
+    last = tuple(range(len(left)))
+    batched, kernel = (0, last[-1], *last[1:-1]), (last[-1], last[-2], *last[:-2])
+    form = jax.lax.ConvDimensionNumbers(batched, kernel, batched)
+    operands = [operands[0].transpose(left), operands[1].transpose(right)]
+    with eqn.ctx.manager:
+        found = eqn.primitive.bind(*operands, dimension_numbers=form, **params)
+    return [found.transpose(sorted(last, key=lambda i: out[i]))]
+
+
+def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = (), source: bool = False) -> None:
+    """InputError where a constant of a trace, or one of `more` arrays of the model, holds a part of the data.
+
+    data : pytree of arrays, or (source) a Source.  An array that is itself traced is compared by identity.
+    """
+    leaves = jax.tree_util.tree_leaves(data.layout.example if source else data)
+    found = {id(each): each for each in (*_constants(closed), *jax.tree_util.tree_leaves(more))}.values()
+    traced = {id(leaf) for leaf in leaves if isinstance(leaf, jax.core.Tracer)}
+    if any(id(each) in traced for each in found):
+        raise _refusal(name, "the batch of which it gets an example")
+    known = [np.asarray(each) for each in found if _has_numbers(each)]
+    for place, leaf in enumerate(leaves):
+        size, one = (len(data), leaf.shape) if source else (np.shape(leaf)[0], np.shape(leaf)[1:])
+        width = math.prod(one)
+        if not (source or _has_numbers(leaf)) or not width * size:
+            continue
+        rows: np.ndarray | None = None
+        for each in known:
+            views = [view for view in _views(each, width) if _says_enough(view)]
+            columns = 1 < width <= _MOST_COLUMNS and any(map(_says_enough, _views(each, 1)))
+            if not views and not columns:
+                continue
+            try:
+                rows = _some_rows(leaf, size, data.layout if source else None, place) if rows is None else rows
+            except InputError:
+                break  # the run refuses an example that cannot be loaded, if it draws it
+            with np.errstate(all="ignore"):
+                cast = rows.reshape(-1, width).astype(each.dtype)
+            lists = [cast[:, [j]] for j in range(width)] if columns else []
+            pairs = [(view, cast) for view in views]
+            pairs += [(view, column) for column in lists for view in _views(each, 1)]
+            if any(_meet(view, column) for view, column in pairs):
+                raise _refusal(name, f"an array of shape {each.shape} that holds rows of the data")
+
+
+def _refusal(name: str, what: str) -> InputError:
+    return InputError(
+        f"{name} closes over {what}, so every example sees others, but must see its own alone; take what it needs "
+        "from its example and the parameters, or from public data"
+    )
+
+
+def _constants(closed: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
+    """The arrays in a trace, at any depth."""
+    if isinstance(closed, ClosedJaxpr):
+        yield from closed.consts
+        closed = closed.jaxpr
+    for eqn in closed.eqns:
+        yield from (var.val for var in eqn.invars if isinstance(var, Literal) and np.ndim(var.val))
+        for inner in inner_traces(tuple(eqn.params.values())):
+            yield from _constants(inner)
+
+
+def _has_numbers(array: Any) -> bool:
+    """Whether an array is numeric and its values are available in this process."""
+    dtype = getattr(array, "dtype", None)
+    plain = dtype is not None and (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
+    if not plain or isinstance(array, jax.core.Tracer) or not hasattr(array, "__array__"):
+        return False
+    return bool(getattr(array, "is_fully_addressable", True))
+
+
+def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
+    """Rows of a leaf, in their dtype on the device: all, or some blocks of large data and of a Source."""
+    if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
+        rows = np.asarray(leaf)
+    else:
+        begins = np.unique(np.linspace(0, max(size - _BLOCK_ROWS, 0), _BLOCKS).astype(np.int64))
+        numbers = np.unique((begins[:, None] + np.arange(_BLOCK_ROWS)).clip(max=size - 1))
+        if layout is None:
+            rows = np.asarray(leaf[numbers])
+        else:
+            buffers = layout.buffers((numbers.size,))
+            layout.load(numbers, buffers, lambda: False)
+            rows = buffers[place]
+    return rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype), copy=False)
+
+
+def _says_enough(view: np.ndarray) -> bool:
+    """Whether the rows of a constant, one by one or as a run, are complex enough to identify them as data."""
+    return len(view) >= _LEAST_RUN or any(_own_bytes(row) >= _OWN_BYTES for row in view)
+
+
+def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    """A constant as rows of `width` numbers: in memory order, and along each axis."""
+    if not constant.ndim or constant.size < width:
+        return
+    if constant.size % width == 0:
+        yield constant.reshape(-1, width)
+    for axis, length in enumerate(constant.shape):
+        if axis and length and constant.size // length == width:
+            yield np.moveaxis(constant, axis, 0).reshape(length, width)
+    if width == 1 and constant.ndim == 2:
+        for turned in (constant, constant.T):
+            if 1 < turned.shape[1] <= _MOST_COLUMNS:
+                yield from (turned[:, [j]] for j in range(turned.shape[1]))
+
+
+def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
+    """Whether rows of a constant are rows of the data that are too complex to agree by accident."""
+    mine, theirs = _hashed(ours), _hashed(rows)
+    known, counts = np.unique(theirs, return_counts=True)
+    first = np.unique(mine[np.isin(mine, known)])[:64]
+    for one in first:
+        row, often = ours[np.argmax(mine == one)], counts[np.searchsorted(known, one)]
+        if 2 * often <= max(len(rows), 2) and not _is_progression(row) and _own_bytes(row) >= _OWN_BYTES:
+            return True
+    share = counts / len(rows)
+    entropy = -float(np.sum(share * np.log2(share)))
+    length = max(math.ceil(_RUN_BITS / entropy), _LEAST_RUN) if entropy > 0.01 else len(rows) + 1
+    if length > min(len(rows), len(ours)):
+        return False
+    begins = np.unique([*range(0, len(ours) - length + 1, length), len(ours) - length])
+    same = np.isin(_runs(mine, length)[begins], _runs(theirs, length))
+    return any(_own_bytes(_numbered(ours[begin : begin + length])) >= _OWN_BYTES for begin in begins[same][:64])
+
+
+def _hashed(rows: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of the bytes of each row."""
+    width = rows.shape[1] * rows.dtype.itemsize
+    weights = np.random.default_rng(0).integers(0, 2**63, -(-width // 4), np.uint64) * np.uint64(2) + np.uint64(1)
+    found = np.empty(len(rows), np.uint64)
+    for begin in range(0, len(rows), step := max(_CHUNK // max(width, 1), 1)):
+        part = np.ascontiguousarray(rows[begin : begin + step])
+        content = np.zeros((len(part), 4 * len(weights)), np.uint8)
+        content[:, :width] = part.view(np.uint8).reshape(len(part), width)
+        found[begin : begin + step] = ((content.view(np.uint32).astype(np.uint64) + np.uint64(1)) * weights).sum(axis=1)
+    return found ^ (found >> np.uint64(29))
+
+
+def _runs(hashes: np.ndarray, length: int) -> np.ndarray:
+    """A hash of each run of `length` rows, from differences of prefix sums; equal runs have equal hashes."""
+    factor = 0x9E3779B97F4A7C15
+    powers = np.cumprod(np.full(len(hashes), factor, np.uint64))
+    back = np.cumprod(np.full(len(hashes), pow(factor, -1, 2**64), np.uint64))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes * powers)])
+    return (sums[length:] - sums[:-length]) * back[: len(hashes) - length + 1]
+
+
+def _numbered(run: np.ndarray) -> np.ndarray:
+    """Differences of consecutive rows after each distinct row is given its rank; a regular run compresses well."""
+    as_bytes = np.ascontiguousarray(run)
+    if run.shape[1] > 1 or run.dtype.kind not in "biuf":
+        as_bytes = as_bytes.view(np.uint8).reshape(len(run), -1)
+    numbers = np.unique(as_bytes, axis=0, return_inverse=True)[1].reshape(-1)
+    return np.diff(numbers).astype(np.int8 if len(run) < 128 else np.int32)
+
+
+def _own_bytes(values: np.ndarray) -> int:
+    """How many more bytes an array compresses to than zeros of the same size do."""
+    content = np.ascontiguousarray(values).tobytes()
+    return len(zlib.compress(content)) - len(zlib.compress(bytes(len(content))))
+
+
+def _is_progression(row: np.ndarray) -> bool:
+    """Whether a row is an arithmetic progression, such as a constant or a grid."""
+    steps = np.diff(row.astype(np.float64) if row.dtype.kind != "c" else np.abs(row))
+    return bool(len(steps) == 0 or np.all(np.abs(steps - steps[0]) <= 1e-4 * np.abs(steps[0])))

@@ -1,0 +1,121 @@
+"""A function written out as operations (a jaxpr), to be run as it stands, with some operations changed, or once.
+
+XLA merges a cheap operation into each operation that uses its result, so that it runs several times, and two of the
+copies may round differently.  On CPUs it does so across `jax.lax.optimization_barrier` as well (jaxlib 0.10.2 takes the
+barriers out before it merges).  It never merges an operation of a branch with one that uses the branch's result.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+__all__ = ["BODIES", "as_data", "bind", "computed_once", "evaluate", "trace", "unfolded_true", "written_out"]
+
+BODIES = ("scan", "checkpoint", "remat", "remat2")
+"""Operations with a body that is seen through where a parameter enters it: loops, and what is computed again."""
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
+"""Operations that are nothing but a call of this parameter."""
+
+
+def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:
+    """The loss of one example, as operations on the flattened parameters and example, calls of jit written out."""
+    closed = jax.make_jaxpr(loss_fn)(*jax.tree.map(_shape_of, (params, example)))
+    return written_out(closed)
+
+
+def written_out(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same operations, calls of jit written out."""
+    return jax.make_jaxpr(lambda *values: evaluate(closed, values))(*closed.in_avals)
+
+
+def evaluate(
+    closed: ClosedJaxpr, values: Sequence[Any], operation: Callable[..., list[Any]] | None = None
+) -> list[Any]:
+    """Run a trace, calls of jit written out; each operation is ``operation(place, equation, operands)``."""
+    operation = operation or bind
+    env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    env.update(zip(closed.jaxpr.invars, values, strict=True))
+    read = lambda var: var.val if isinstance(var, Literal) else env[var]
+    for place, eqn in enumerate(closed.jaxpr.eqns):
+        operands = [read(var) for var in eqn.invars]
+        if eqn.primitive.name in _CALLS:
+            outputs = evaluate(eqn.params[_CALLS[eqn.primitive.name]], operands, operation)
+        else:
+            outputs = operation(place, eqn, operands)
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(var) for var in closed.jaxpr.outvars]
+
+
+def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
+    """An operation of a trace as it stands there."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # JAX before and after 0.10
+    with eqn.ctx.manager:
+        outputs = eqn.primitive.bind(*functions, *operands, **params)
+    return outputs if eqn.primitive.multiple_results else [outputs]
+
+
+def _shape_of(value: Any) -> Any:
+    """The shape and dtype of an array or a number."""
+    return jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+
+
+def computed_once(true: Any, function: Callable[[], Any]) -> Any:
+    """``function()``, a pytree of arrays, each of them computed once: as the outcome of a branch that is always taken.
+
+    true : what `unfolded_true` returned.
+
+    >>> computed_once(unfolded_true([jnp.ones(3)]), lambda: {"a": jnp.arange(2)})["a"].tolist()
+    [0, 1]
+    """
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)()
+    outputs = jax.lax.cond(
+        true,
+        lambda: jax.lax.optimization_barrier(evaluate(traced, ())),
+        lambda: [jnp.zeros(aval.shape, aval.dtype) for aval in traced.out_avals],
+    )
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), outputs)
+
+
+def as_data(true: Any, places: Sequence[int]) -> list[Any]:
+    """Whole numbers, int32, each of them by itself, that the compiler does not know.
+
+    Where an array is cut into many parts at places that it knows, each cut is code of its own, with all that is merged
+    with it.  At places that are data, parts of equal shape have equal code, which XLA compiles once.
+
+    true : what `unfolded_true` returned.
+
+    >>> [int(place) for place in as_data(unfolded_true([jnp.ones(3)]), [3, 5])]
+    [3, 5]
+    """
+    return computed_once(true, lambda: [np.int32(place) for place in places])
+
+
+def unfolded_true(values: Sequence[Any]) -> Any:
+    """True, found from the bits of the first entries of those arrays, so that no compiler takes it for a constant.
+
+    It does if all of them are constants of the program: give everything that the values follow from.
+    One for all under vmap: a branch that differed between its members would become a choice between both outcomes.
+    """
+    numbers = [
+        value for value in values if jnp.size(value) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+    ]
+    first = [jnp.ravel(value)[0].astype(jnp.float32) for value in numbers]
+    return _true(*(jax.lax.bitcast_convert_type(value, jnp.int32) for value in first))
+
+
+@jax.custom_batching.custom_vmap
+def _true(*bits: Any) -> Any:
+    return functools.reduce(jnp.add, bits, jnp.int32(0)) & 1 < 2
+
+
+@_true.def_vmap
+def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
+    return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False

@@ -1,0 +1,476 @@
+"""A model of any kind as a pytree: what of it is trained, what is frozen, and low-rank adapters.
+
+No package of models is imported unless the model at hand is one of its own.  The step clips, adds noise to, and hands
+to the optimizer the trained part alone.  The loss gets the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
+from jaxacct.training.clipping.traces import bind, evaluate
+
+__all__ = [
+    "LoRA",
+    "Outer",
+    "Rest",
+    "adapted",
+    "apart",
+    "arrays_of",
+    "closed",
+    "is_equinox",
+    "is_nnx",
+    "lora",
+    "opened",
+    "paths",
+    "whole",
+]
+
+
+@dataclass(frozen=True)
+class Outer:
+    """What an nnx module is besides the values of its variables.
+
+    graph, structure : of `nnx.split`.  order : of the plain pytree's leaves, their places in the state.
+    kinds : for each leaf of the plain pytree its type of variable.
+    """
+
+    graph: Any
+    structure: Any
+    order: tuple[int, ...]
+    kinds: tuple[type, ...]
+
+    def of_kind(self, kind: str) -> list[bool]:
+        """For each leaf whether it is a variable of this type of nnx, or of one derived from it."""
+        from flax import nnx
+
+        return [issubclass(each, getattr(nnx, kind)) for each in self.kinds]
+
+
+def is_nnx(model: Any) -> bool:
+    """Whether this is a module of flax.nnx."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(model, nnx.Module)
+
+
+def is_equinox(value: Any, name: str = "Module") -> bool:
+    """Whether a value is of this class of Equinox, or of one derived from it."""
+    bases = type(value).__mro__
+    return any(base.__name__ == name and base.__module__.split(".")[0] == "equinox" for base in bases)
+
+
+def opened(model: Any) -> tuple[Any, Outer | None]:
+    """(pytree, what an nnx module is besides; None for other models).
+
+    An nnx module becomes nested dicts by the names of its attributes.  InputError for an Equinox module with state.
+    """
+    if is_nnx(model):
+        from flax import nnx
+
+        graph, state = nnx.split(model)
+        leaves, structure = jax.tree_util.tree_flatten(state)
+        kinds = [type(variable) for variable in jax.tree_util.tree_leaves(state, is_leaf=_is_variable)]
+        places = nnx.to_pure_dict(jax.tree_util.tree_unflatten(structure, range(len(leaves))))
+        order, form = jax.tree_util.tree_flatten(places)
+        outer = Outer(graph, structure, tuple(order), tuple(kinds[place] for place in order))
+        return jax.tree_util.tree_unflatten(form, [leaves[place] for place in order]), outer
+    stateful = lambda node: is_equinox(node, "StateIndex") or is_equinox(node, "State")
+    if any(stateful(node) for node in jax.tree_util.tree_leaves(model, is_leaf=stateful)):
+        raise InputError(
+            "the model has an equinox.nn.State, which mixes examples (batch normalisation), must have none; "
+            "use GroupNorm or LayerNorm"
+        )
+    return model, None
+
+
+def closed(tree: Any, outer: Outer | None) -> Any:
+    """The model that was `opened`."""
+    if outer is None:
+        return tree
+    from flax import nnx
+
+    # the structure of the dicts is known from the graph: their leaves are in the order that `opened` gave
+    values: list[Any] = [None] * len(outer.order)
+    for place, value in zip(outer.order, jax.tree_util.tree_leaves(tree), strict=True):
+        values[place] = value
+    return nnx.merge(outer.graph, jax.tree_util.tree_unflatten(outer.structure, values))
+
+
+def arrays_of(tree: Any) -> list[Any]:
+    """For each leaf its JAX array, or None where it is none.
+
+    Numbers of Python are arrays, except in a tree that holds an Equinox module, where they are settings such as a
+    dropout rate.
+    """
+    settings = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
+    kinds = (jax.Array, np.ndarray) if settings else (jax.Array, np.ndarray, np.generic, bool, int, float)
+    return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
+
+
+def paths(tree: Any) -> list[str]:
+    """The path of every leaf, such as "params/Dense_0/kernel"."""
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
+
+
+def _is_variable(node: Any) -> bool:
+    from flax import nnx
+
+    return isinstance(node, nnx.Variable)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["base", "adapters"], meta_fields=["scale", "outer"])
+@dataclass(frozen=True)
+class LoRA:
+    """Parameters with low-rank adapters, made by `lora`.
+
+    A Trainer takes it in place of the parameters.  It trains the adapters, and of the base what ``trainable`` selects.
+    The loss gets the parameters that it knows.
+
+    Parameters
+    ----------
+    base : the parameters, as a pytree; of an nnx module nested dicts.
+    adapters : {path of an array in the base: {"a": (leading axes, rank), "b": (rank, trailing axes)}}.
+    scale : alpha / rank.
+    outer : what an nnx module is besides; None for other models.
+
+    References
+    ----------
+    Hu et al. 2022, "LoRA: low-rank adaptation of large language models"; Yu et al. 2022 (with differential privacy).
+
+    >>> adapted = lora({"kernel": jnp.ones((4, 3))}, 2)
+    >>> {name: each.shape for name, each in adapted.adapters["kernel"].items()}
+    {'a': (4, 2), 'b': (2, 3)}
+    >>> bool((adapted.merge()["kernel"] == 1.0).all())  # b is zero at first
+    True
+    """
+
+    base: Any
+    adapters: dict[str, dict[str, Any]]
+    scale: float
+    outer: Outer | None = field(default=None, repr=False)
+
+    def merge(self) -> Any:
+        """The parameters, or the module, with W + scale a b in place of each adapted W."""
+        leaves, structure = jax.tree_util.tree_flatten(self.base)
+        for place, path in enumerate(paths(self.base)):
+            if path in self.adapters:
+                leaves[place] = _Adapted(leaves[place], *self.factors(path), self.scale).merged()
+        return closed(jax.tree_util.tree_unflatten(structure, leaves), self.outer)
+
+    def factors(self, path: str) -> tuple[Any, Any]:
+        """a and b of one adapted array."""
+        return self.adapters[path]["a"], self.adapters[path]["b"]
+
+
+def lora(params: Any, rank: int, *, where: Any = None, alpha: float | None = None, key: Any = None) -> LoRA:
+    """Parameters with low-rank adapters, ready to be trained privately: W + (alpha/rank) a b, b zero at first.
+
+    Parameters
+    ----------
+    params : linen variables, an nnx or Equinox module, or any pytree: the base, which stays as it is.  It must not come
+        from the private data.
+    rank : int, at least 1; of each product a b.
+    where : a function path -> bool, of paths such as "params/Dense_0/kernel"; by default arrays of two or three axes
+        named "kernel", and of two axes named "weight".  Convolutions and look-ups are adapted as well where they are
+        chosen, with a gradient of W's own size for each example.
+    alpha : > 0, by default the rank, so that the scale is 1.
+    key : a JAX key for a, which is N(0, 1/fan-in); by default from the operating system.
+
+    Returns
+    -------
+    LoRA : for ``trainer.init``; its ``merge()`` gives parameters without adapters.
+
+    Raises
+    ------
+    InputError : nothing chosen, an array of fewer than two axes, a bad rank or alpha.
+
+    An array of more than two axes is cut into leading and trailing axes where the two are most nearly of one size: for
+    a projection (features, heads, width) after the first axis, for one (heads, width, features) before the last.
+
+    References
+    ----------
+    Hu et al. 2022, "LoRA: low-rank adaptation of large language models".
+
+    >>> params = {"dense": {"kernel": jnp.ones((6, 4)), "bias": jnp.zeros(4)}}
+    >>> lora(params, 2, alpha=8.0).scale
+    4.0
+    """
+    from jaxacct.core.chacha import fresh_key
+
+    size = int(check("rank", rank, COUNT))
+    scale = 1.0 if alpha is None else float(check("alpha", alpha, POSITIVE)) / size
+    key = fresh_key() if key is None else key
+    base, outer = opened(params)
+    adapters = {}
+    chosen = _by_name if where is None else lambda path, array: where(path)
+    for place, (path, array) in enumerate(zip(paths(base), arrays_of(base), strict=True)):
+        if array is None or not chosen(path, array):
+            continue
+        if array.ndim < 2 or not jnp.issubdtype(array.dtype, jnp.floating):
+            raise InputError(
+                f"where selects {path}, {array.dtype} of {array.ndim} axes, must be floating and of two or more; "
+                "train it by trainable="
+            )
+        split = _split(array.shape)
+        lead, trail = array.shape[:split], array.shape[split:]
+        dtype = jnp.promote_types(array.dtype, jnp.float32)
+        first = jax.random.normal(jax.random.fold_in(key, place), (*lead, size), dtype) / math.sqrt(math.prod(lead))
+        adapters[path] = {"a": first, "b": jnp.zeros((size, *trail), dtype)}
+    if not adapters:
+        raise InputError("where selects none of the parameters, must select at least one; it is given paths")
+    return LoRA(base, adapters, scale, outer)
+
+
+def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """(model, ...) -> what a function of a model returns; also of a `LoRA`, without forming any W + scale a b."""
+
+    @functools.wraps(function)
+    def run(model: Any, *others: Any) -> Any:
+        if not isinstance(model, LoRA):
+            return function(model, *others)
+        leaves, structure = jax.tree_util.tree_flatten(model.base)
+        there = [place for place, array in enumerate(arrays_of(model.base)) if array is not None]
+
+        def flat(values: Sequence[Any], rest: Any) -> Any:
+            filled = list(leaves)
+            for place, value in zip(there, values, strict=True):
+                filled[place] = value
+            return function(closed(jax.tree_util.tree_unflatten(structure, filled), model.outer), *rest)
+
+        arrays = [jnp.asarray(leaves[place]) for place in there]
+        traced, form = jax.make_jaxpr(flat, return_shape=True)(arrays, others)
+        names = paths(model.base)
+        values = [
+            _Adapted(array, *model.factors(names[place]), model.scale) if names[place] in model.adapters else array
+            for place, array in zip(there, arrays, strict=True)
+        ]
+        outputs = evaluate(traced, [*values, *jax.tree_util.tree_leaves(others)], _operation)
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(form), [_merged(out) for out in outputs])
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Adapted:
+    """W and its factors, on the way to the operation that uses them."""
+
+    w: Any
+    a: Any
+    b: Any
+    scale: float
+
+    def merged(self) -> Any:
+        """W + scale a b, with W's dtype."""
+        product = jnp.tensordot(self.a * self.scale, self.b, 1, precision=jax.lax.Precision.HIGHEST)
+        return (self.w.astype(product.dtype) + product).astype(self.w.dtype)
+
+
+def _merged(value: Any) -> Any:
+    return value.merged() if isinstance(value, _Adapted) else value
+
+
+def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
+    """An operation of a trace: products with an adapted W and casts of it keep the factors apart."""
+    adapted = [side for side, value in enumerate(operands) if isinstance(value, _Adapted)]
+    if len(adapted) == 1:
+        value = operands[adapted[0]]
+        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # a sum of integers is not a rounded sum
+        if eqn.primitive.name == "convert_element_type" and floating:
+            cast = bind(place, eqn, [value.w])[0]
+            return [_Adapted(cast, value.a.astype(cast.dtype), value.b.astype(cast.dtype), value.scale)]
+        if eqn.primitive.name == "dot_general":
+            beside = _beside(eqn.params, operands, adapted[0])
+            if beside is not None:
+                y = bind(place, eqn, [_plain(operand) for operand in operands])[0]
+                return [y + beside.astype(y.dtype)]
+    return bind(place, eqn, [_merged(operand) for operand in operands])
+
+
+def _plain(value: Any) -> Any:
+    return value.w if isinstance(value, _Adapted) else value
+
+
+def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
+    """scale x a b of a product of x and W, or scale x b^T a^T of one over W's trailing axes; None for any other."""
+    contracted, batch = params["dimension_numbers"]
+    w, x = operands[side], operands[1 - side]
+    lead = w.a.ndim - 1
+    over = tuple(contracted[side])
+    if batch[0] or sorted(over) not in (list(range(lead)), list(range(lead, w.w.ndim))):
+        return None
+    forward = sorted(over) == list(range(lead))
+    a, b = w.a.astype(w.w.dtype), w.b.astype(w.w.dtype)
+    near, far = (a, b) if forward else (b, a)
+    along = over if forward else tuple(1 + axis - lead for axis in over)
+    product = functools.partial(
+        jax.lax.dot_general, precision=params["precision"], preferred_element_type=params["preferred_element_type"]
+    )
+    rank_axis = 0 if forward else far.ndim - 1
+    if side == 1:  # x W: the rank comes last
+        inner = product(x, near, ((contracted[0], along), ((), ())))
+        return product(inner * w.scale, far.astype(inner.dtype), (((inner.ndim - 1,), (rank_axis,)), ((), ())))
+    inner = product(near, x, ((along, contracted[1]), ((), ())))  # W x: the rank comes first
+    return product(far.astype(inner.dtype), inner * w.scale, (((rank_axis,), (0,)), ((), ())))
+
+
+def _by_name(path: str, array: Any) -> bool:
+    """Whether an array is a matrix by its name."""
+    name = path.rpartition("/")[2]
+    return (name == "kernel" and array.ndim in (2, 3)) or (name == "weight" and array.ndim == 2)
+
+
+def _split(shape: tuple[int, ...]) -> int:
+    """Where to cut the axes in two parts that are most nearly of one size."""
+    return min(range(1, len(shape)), key=lambda at: max(math.prod(shape[:at]), math.prod(shape[at:])))
+
+
+class _Place:
+    """In the form of a model, in place of a leaf that is an array and so not part of the form."""
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """In the form of an nnx module, in place of its key or count of a stream of random numbers."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def empty(self) -> Any:
+        """A value that stands there until the key of an example is known."""
+        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(jnp.zeros((*self.shape, 8), jnp.uint32), impl=CHACHA20)
+        return jnp.zeros(self.shape, self.dtype)
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class Rest:
+    """What of a model is not trained: arrays, and a form that is no array and is known when the step is traced.
+
+    Parameters
+    ----------
+    frozen : arrays, in the order of the model's leaves.
+    form : the structure of the model; for each of its leaves whether it is trained; its leaves that are no arrays; and
+        what an nnx module is besides.
+    """
+
+    frozen: tuple[Any, ...]
+    form: tuple[Hashable, tuple[bool, ...], tuple[Hashable, ...], Outer | None]
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """Its arrays, and all else."""
+        return self.frozen, self.form
+
+    @classmethod
+    def tree_unflatten(cls, form: Any, frozen: Sequence[Any]) -> Rest:
+        """From its arrays, and all else."""
+        return cls(tuple(frozen), form)
+
+
+def apart(model: Any, trainable: Any = None) -> tuple[Any, Rest | None]:
+    """(the trained part, the rest) of a model; the rest is None where everything is trained.
+
+    The trained part has the model's structure, with None in place of every other leaf.  Of an nnx module it is nested
+    dicts.
+
+    Parameters
+    ----------
+    model : a pytree, or a module of nnx or Equinox.
+    trainable : a function path -> bool; a pytree of bools, a prefix of the model; a type of nnx variables; or None:
+        all arrays of numbers, of an nnx module nnx.Param, of a `LoRA` the adapters.  (Of a `LoRA` the others select
+        from the base, beside the adapters.)
+
+    Raises
+    ------
+    InputError : nothing is trained, or a mask that is no prefix of the model.
+
+    >>> trained, rest = apart({"base": jnp.ones(2), "head": jnp.zeros(1)}, lambda path: path.startswith("head"))
+    >>> trained
+    {'base': None, 'head': Array([0.], dtype=float32)}
+    >>> whole(trained, rest)["base"].tolist()
+    [1.0, 1.0]
+    """
+    tree, outer = opened(model)
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    arrays = arrays_of(tree)
+    if isinstance(tree, LoRA):
+        own = len(leaves) - len(jax.tree_util.tree_leaves(tree.adapters))
+        marks = [False] * own if trainable is None else _marks(tree.base, tree.outer, trainable, own)
+        marks += [True] * (len(leaves) - own)
+    else:
+        marks = _marks(tree, outer, trainable, len(leaves))
+    others: list[Any] = [leaf if array is None else _Place for array, leaf in zip(arrays, leaves, strict=True)]
+    streams = outer or (tree.outer if isinstance(tree, LoRA) else None)
+    for i, kind in enumerate(streams.of_kind("RngState") if streams is not None else []):
+        if kind:
+            others[i] = _Stream(leaves[i].shape, leaves[i].dtype)
+    chosen = [mark and other is _Place for mark, other in zip(marks, others, strict=True)]
+    if not any(chosen):
+        raise InputError("trainable selects none of the parameters, must select at least one; it is given paths")
+    if all(chosen) and outer is None:
+        return jax.tree_util.tree_unflatten(structure, arrays), None
+    trained = [array if mark else None for array, mark in zip(arrays, chosen, strict=True)]
+    frozen = [a for a, mark, other in zip(arrays, chosen, others, strict=True) if other is _Place and not mark]
+    form = (structure, tuple(chosen), tuple(others), outer)
+    return jax.tree_util.tree_unflatten(structure, trained), Rest(tuple(frozen), form)
+
+
+def whole(trained: Any, rest: Rest | None) -> Any:
+    """The model that was taken `apart`, with these values of its trained part."""
+    if rest is None:
+        return trained
+    structure, chosen, others, outer = rest.form
+    values, frozen = iter(jax.tree_util.tree_leaves(trained)), iter(rest.frozen)
+    leaves = []
+    for mark, other in zip(chosen, others, strict=True):
+        leaf = next(values if mark else frozen) if other is _Place else other
+        leaves.append(leaf.empty() if isinstance(leaf, _Stream) else leaf)
+    return closed(jax.tree_util.tree_unflatten(structure, leaves), outer)  # type: ignore[arg-type]  # the form of an opened model
+
+
+def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[bool]:
+    """For each leaf whether it is to be trained, if it is an array of numbers."""
+    floating = [a is not None and jnp.issubdtype(a.dtype, jnp.floating) for a in arrays_of(tree)]
+    if outer is not None:
+        wanted = outer.of_kind("Param") if trainable is None else floating
+        if isinstance(trainable, type):
+            return [issubclass(kind, trainable) for kind in outer.kinds]
+    else:
+        modules = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
+        wanted = floating if modules else [True] * count  # integers among plain parameters are a mistake
+    if trainable is None:
+        return wanted
+    if isinstance(trainable, type):
+        raise InputError(
+            f"trainable is the type {trainable.__name__}, which goes with an nnx module only; "
+            "give a function of paths, such as lambda path: 'head' in path"
+        )
+    if callable(trainable):
+        marks = [bool(trainable(path)) for path in paths(tree)]
+    else:
+        for mark in jax.tree_util.tree_leaves(trainable):
+            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # a name would count as True
+                raise InputError(
+                    f"trainable has {mark!r:.40}, must have bools; give them, or a function of paths, such as "
+                    "lambda path: 'head' in path"
+                )
+        try:
+            spread = lambda mark, part: [bool(mark)] * len(jax.tree_util.tree_leaves(part))
+            marks = jax.tree_util.tree_leaves(jax.tree.map(spread, trainable, tree))
+        except ValueError:
+            raise InputError(
+                "trainable is no prefix of the parameters, must be one; give bools in the parameters' structure"
+            ) from None
+    return [mark and fits for mark, fits in zip(marks, wanted, strict=True)]
