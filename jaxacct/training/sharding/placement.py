@@ -57,7 +57,7 @@ class OneDevice:
         return data if users is None else user_data(data, users, self._size)
 
     def carried(self, state: Any, trained: Any) -> Carried:
-        """What a step works on, of a `State` with this trained part, as new arrays: their origin makes no difference."""
+        """What a step works on, of a `State` with this trained part: new arrays, so that their origin is not seen."""
         carried: Carried = _anew(Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite)))
         return carried
 
