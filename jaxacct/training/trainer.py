@@ -28,7 +28,7 @@ from jaxacct.training.run.log import Live, Log, RunLog, checked_log, run_log
 from jaxacct.training.run.program import Program, Streamed
 from jaxacct.training.run.run_ledger import Noted, find_ledger, last_checkpoint, open_noted, reach, require_same
 from jaxacct.training.run.state import NOTHING, History, Looks, State, followed, shown
-from jaxacct.training.sharding.placement import OneDevice, placement
+from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
@@ -139,7 +139,7 @@ class Trainer:
         rule = (self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most)
         self.rule = StepRule(*rule, bool(rngs), has_aux, private_loss)
         self.trainable, self.rngs, self.apply_kwargs = trainable, rngs, apply_kwargs
-        self.placement = placement(self.rule, plan.dataset_size, mesh, shard)
+        self.placement = Placement(self.rule, plan.dataset_size, mesh, shard)
         self.step_function = self.placement.step_function
 
     def _repr_html_(self) -> str:
@@ -257,7 +257,7 @@ class Trainer:
                 f"state is a {type(state).__name__}, must be what init or fit returned; use trainer.init(params)"
             )
         where = self.placement
-        if isinstance(where, OneDevice):  # on a mesh each device reads its own rows
+        if where.mesh is None:  # on a mesh each device reads its own rows
             data = source_of_mapped(data)
         self._check_data(data, users)
         callbacks = list(callbacks)

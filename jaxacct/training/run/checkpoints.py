@@ -18,8 +18,7 @@ import numpy as np
 
 from jaxacct.core.files import optional_package
 from jaxacct.core.validation import InputError
-from jaxacct.training.run import state
-from jaxacct.training.run.state import History
+from jaxacct.training.run.state import History, document, from_document
 from jaxacct.training.sharding.processes import ALONE, Processes
 from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.step_function import Carried
@@ -44,7 +43,7 @@ class Checkpoint(NamedTuple):
     step: int
     carried: Carried
     lineage: Lineage
-    state: History
+    history: History
     session: bytes
     stopped: str = ""
     seen: bool = False
@@ -91,7 +90,7 @@ class Store:
             "leaves": _leaves(found.carried),
             "step": found.step,
             "lineage": notes,
-            "history": state.document(found.history),
+            "history": document(found.history),
             "session": found.session.hex(),
             "stopped": found.stopped,
             "seen": found.seen,
@@ -142,7 +141,7 @@ class Store:
                 f"checkpoint {number} is of an earlier version, which kept no names, and of another model, "
                 "optimizer or mesh; go on with the ones that wrote it"
             )
-        spent = state.from_document(run["history"])
+        spent = from_document(run["history"])
         return Checkpoint(run["step"], carried, line, spent, bytes.fromhex(run["session"]), run["stopped"], run["seen"])
 
     @contextlib.contextmanager

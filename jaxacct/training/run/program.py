@@ -25,7 +25,7 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint
 from jaxacct.training.sampling.sampler import grouped
-from jaxacct.training.sharding.placement import OneDevice, OnMesh
+from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.source import Source
 from jaxacct.training.step import host_sampler, key_derivation
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
@@ -62,7 +62,7 @@ class Program:
 
     def __init__(
         self,
-        where: OneDevice | OnMesh,
+        where: Placement,
         plan: Plan,
         adaptive: AdaptiveClip | None,
         carried: Carried,
@@ -175,7 +175,7 @@ class Streamed(Program):
 
     def __init__(
         self,
-        where: OneDevice | OnMesh,
+        where: Placement,
         rule: StepRule,
         plan: Plan,
         adaptive: AdaptiveClip | None,

@@ -1,4 +1,4 @@
-"""Where a run's arrays are, on one device or on those of a mesh, and how the processes of a run come to one answer.
+"""Where a run's arrays are, on one device or on those of a mesh; how they get there, and what is digested of them.
 
 A device of a mesh has the rows of its own records, or of its own users.
 """
@@ -34,116 +34,70 @@ from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.models import Rest
 from jaxacct.training.step.step_function import Carried, StepRule, private_step
 
-__all__ = ["OnMesh", "OneDevice", "placement"]
+__all__ = ["Placement"]
 
 
-class OneDevice:
-    """All arrays on JAX's default device."""
+class Placement:
+    """All of a run on JAX's default device; or, on a mesh, records over all devices and parameters as `shard` says."""
 
-    processes: Processes = ALONE
-    devices = 1
-
-    def __init__(self, rule: StepRule, size: int) -> None:
-        self.step_function = private_step(rule)
-        self._rule, self._size = rule, size
+    def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
+        if mesh is None and shard is not None:
+            raise InputError(
+                f"shard = {shard!r:.40} goes with a mesh; give one, such as jax.make_mesh((n,), ('devices',))"
+            )
+        self._rule, self._size, self._shard = rule, size, "data" if shard is None else shard
+        self.mesh: Mesh | None = None if mesh is None else check_layout(mesh, self._shard)
+        self.processes = ALONE if self.mesh is None else Processes.of(self.mesh)
+        self.devices = 1 if self.mesh is None else self.mesh.size
+        self.step_function = (
+            private_step(rule) if self.mesh is None else sharded_step(rule, self.mesh, self._shard, size)
+        )
 
     def describe(self) -> list[tuple[str, str]]:
         """What is shown of it in a notebook."""
-        return []
+        if self.mesh is None:
+            return []
+        shape = " x ".join(f"{size} {name}" for name, size in self.mesh.shape.items())
+        return [("mesh", shape), ("shard", self._shard if isinstance(self._shard, str) else "PartitionSpecs")]
 
     def data(self, data: Any, users: Any) -> Any:
-        """The data, and whose they are, as the step takes them."""
-        data = _anew(data)
-        return data if users is None else user_data(data, users, self._size)
+        """The data, and whose they are, as the step takes them: every device has its own rows."""
+        if self.mesh is None:
+            data = _anew(data)
+            return data if users is None else user_data(data, users, self._size)
+        if users is None:
+            return _rows_on_mesh(data, self.mesh, self._size)
+        return _users_on_mesh(data, users, self.mesh, self._size, self.processes)
 
     def carried(self, state: Any, trained: Any) -> Carried:
         """What a step works on, of a `State` with this trained part: new arrays, so that their origin is not seen."""
-        carried: Carried = _anew(Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite)))
-        return carried
-
-    def frozen(self, trained: Any, frozen: Rest | None) -> Rest | None:
-        """The rest of the model, as new arrays."""
-        rest: Rest | None = _anew(frozen)
-        return rest
-
-    def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
-        """The first parameters and optimizer state."""
-        return params, init(params)
-
-    def digest(self, tree: Any) -> bytes:
-        """SHA-256 of a pytree of arrays."""
-        return key_derivation.digest_tree(tree)
-
-    def digest_program(self, traced: Any) -> bytes:
-        """A digest of a traced program, and of what runs it."""
-        return key_derivation.digest_program(traced)
-
-    def step(self, carried: Carried, *rest: Any) -> Any:
-        """The step's program, traced."""
-        return jax.jit(self.step_function).trace(carried, *rest)
-
-    def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
-        """The three programs of a step whose batch is loaded, traced; ``batch`` holds shapes of a micro-batch."""
-        parts = loaded_step(self._rule, batch[0])
-        sums = jax.eval_shape(parts.nothing, carried, frozen)
-        return [
-            jax.jit(parts.nothing).trace(carried, frozen),
-            jax.jit(parts.one, donate_argnums=2).trace(carried, words, sums, *batch, frozen),
-            jax.jit(parts.end).trace(carried, words, sums, now),
-        ]
-
-    def batch(self, batch: Any) -> Any:
-        """A micro-batch, as these programs take it."""
-        return batch
-
-
-class OnMesh:
-    """Records over all devices of a mesh, parameters as `shard` says."""
-
-    def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
-        self._rule, self._shard, self._size = rule, shard, size
-        self._mesh: Mesh = check_layout(mesh, shard)
-        self.processes, self.devices = Processes.of(self._mesh), self._mesh.size
-        self.step_function = sharded_step(rule, self._mesh, shard, size)
-
-    def describe(self) -> list[tuple[str, str]]:
-        """What is shown of it in a notebook."""
-        shape = " x ".join(f"{size} {name}" for name, size in self._mesh.shape.items())
-        how = self._shard if isinstance(self._shard, str) else "PartitionSpecs"
-        return [("mesh", shape), ("shard", how)]
-
-    def data(self, data: Any, users: Any) -> Any:
-        """The data, and whose they are, every device with its own rows."""
-        if users is None:
-            return rows_on_mesh(data, self._mesh, self._size)
-        return users_on_mesh(data, users, self._mesh, self._size, self.processes)
-
-    def carried(self, state: Any, trained: Any) -> Carried:
-        """What a step works on, of a `State` with this trained part, as new arrays on the mesh."""
         carried = Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite))
         placed: Carried = self._put(carried, self._where(carried))
         return placed
 
     def frozen(self, trained: Any, frozen: Rest | None) -> Rest | None:
-        """The rest of the model on the mesh, cut as the parameters are."""
-        specs = frozen_specs(self._mesh, self._shard, trained, frozen)
+        """The rest of the model as new arrays, cut as the parameters are."""
+        specs = None if self.mesh is None else frozen_specs(self.mesh, self._shard, trained, frozen)
         rest: Rest | None = self._put(frozen, self._shardings(specs))
         return rest
 
     def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
         """The first parameters and optimizer state, made where they are to be."""
+        if self.mesh is None:
+            return params, init(params)
         params = self._put(params, self._where(Carried(params, (), (), ())).params)
         where = self._where(Carried(params, jax.eval_shape(init, params), (), ()))
         return params, jax.jit(init, out_shardings=where.opt_state)(params)
 
     def digest(self, tree: Any) -> bytes:
-        """SHA-256 of a pytree of arrays on the mesh: of every part, made where it is, and these together."""
+        """SHA-256 of a pytree of arrays; on a mesh of every part, made where it is, and of these together."""
+        if self.mesh is None:
+            return key_derivation.digest_tree(tree)
         leaves, structure = jax.tree_util.tree_flatten(tree)
         told, own = [key_derivation.form_of(structure)], []
         for leaf in map(_numbers, leaves):
             told.append(f"{leaf.dtype} {leaf.shape} {leaf.sharding.spec}".encode())
-            there = leaf.sharding.devices_indices_map(leaf.shape)
-            parts = list(dict.fromkeys(map(str, there.values())))
+            parts = list(dict.fromkeys(map(str, leaf.sharding.devices_indices_map(leaf.shape).values())))
             found = np.zeros((len(parts), 32), np.uint8)
             for part in leaf.addressable_shards:
                 if part.replica_id == 0:  # of equal parts one is digested
@@ -151,56 +105,67 @@ class OnMesh:
                     own_digest = hashlib.sha256(content.data).digest()
                     found[parts.index(str(part.index))] = np.frombuffer(own_digest, np.uint8)
             own.append(found)
-        together = self.processes.gather(b"".join(found.tobytes() for found in own))
-        return key_derivation.digest(*told, *together)
+        return digest(*told, *self.processes.gather(b"".join(found.tobytes() for found in own)))
 
     def digest_program(self, traced: Any) -> bytes:
         """A digest of a traced program, of the mesh, and of what runs it in every process."""
-        devices = [(device.id, device.process_index, device.device_kind) for device in self._mesh.devices.flat]
-        mesh = repr((self._mesh.axis_names, self._mesh.devices.shape, devices)).encode()
-        own = key_derivation.digest(mesh, key_derivation.digest_program(traced))
-        return key_derivation.digest(*self.processes.gather(own))
+        own = key_derivation.digest_program(traced)
+        if self.mesh is None:
+            return own
+        devices = [(device.id, device.process_index, device.device_kind) for device in self.mesh.devices.flat]
+        mesh = repr((self.mesh.axis_names, self.mesh.devices.shape, devices)).encode()
+        return digest(*self.processes.gather(digest(mesh, own)))
 
     def step(self, carried: Carried, *rest: Any) -> Any:
         """The step's program, traced."""
-        return jax.jit(self.step_function, out_shardings=self._after(carried)).trace(carried, *rest)
+        return jax.jit(self.step_function, **self._after(carried)).trace(carried, *rest)
 
     def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
         """The three programs of a step whose batch is loaded, traced; ``batch`` holds shapes of a micro-batch."""
-        parts = sharded_loaded_step(self._rule, batch[0], self._mesh, self._shard)
-        spread, everywhere = (NamedSharding(self._mesh, spec) for spec in (over_examples(self._mesh), P()))
-        lies = Gathering(spread, everywhere, everywhere)
-        placed = lambda tree, where: jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), tree
-        )
-        so_far = Gathering(*map(placed, jax.eval_shape(parts.nothing, carried, frozen), lies))
-        one = jax.jit(parts.one, donate_argnums=2, out_shardings=lies)
+        lies: dict[str, Any] = {}
+        if self.mesh is None:
+            parts = loaded_step(self._rule, batch[0])
+            so_far = jax.eval_shape(parts.nothing, carried, frozen)
+        else:
+            parts = sharded_loaded_step(self._rule, batch[0], self.mesh, self._shard)
+            spread, everywhere = (NamedSharding(self.mesh, spec) for spec in (over_examples(self.mesh), P()))
+            placed = lambda tree, where: jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), tree
+            )
+            where = Gathering(spread, everywhere, everywhere)
+            so_far = Gathering(*map(placed, jax.eval_shape(parts.nothing, carried, frozen), where))
+            batch, lies = placed(batch, spread), {"out_shardings": where}
         return [
-            jax.jit(parts.nothing, out_shardings=lies).trace(carried, frozen),
-            one.trace(carried, words, so_far, *placed(batch, spread), frozen),
-            jax.jit(parts.end, out_shardings=self._after(carried)).trace(carried, words, so_far, now),
+            jax.jit(parts.nothing, **lies).trace(carried, frozen),
+            jax.jit(parts.one, donate_argnums=2, **lies).trace(carried, words, so_far, *batch, frozen),
+            jax.jit(parts.end, **self._after(carried)).trace(carried, words, so_far, now),
         ]
 
     def batch(self, batch: Any) -> Any:
-        """A micro-batch on the mesh, an equal part of it on each device."""
-        where = NamedSharding(self._mesh, over_examples(self._mesh))
+        """A micro-batch as these programs take it: an equal part of it on each device."""
+        if self.mesh is None:
+            return batch
+        where = NamedSharding(self.mesh, over_examples(self.mesh))
         put = lambda rows: jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])
         return jax.tree.map(put, batch)
 
-    def _after(self, carried: Carried) -> Any:
-        return self._where(carried), NamedSharding(self._mesh, P())
+    def _after(self, carried: Carried) -> dict[str, Any]:
+        """How the results of a step lie."""
+        return {} if self.mesh is None else {"out_shardings": (self._where(carried), NamedSharding(self.mesh, P()))}
 
-    def _where(self, carried: Carried) -> Carried:
-        where: Carried = self._shardings(carried_specs(self._mesh, self._shard, carried))
-        return where
+    def _where(self, carried: Carried) -> Any:
+        return None if self.mesh is None else self._shardings(carried_specs(self.mesh, self._shard, carried))
 
     def _shardings(self, specs: Any) -> Any:
-        return jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs, is_leaf=is_spec)
+        mesh = self.mesh
+        return None if mesh is None else jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
-        """Arrays on the mesh; those on the host must be the same in every process."""
-        on_host = [leaf for leaf in jax.tree_util.tree_leaves(tree) if not _spread(leaf)]
+        """The same numbers as new arrays; on a mesh, those on the host must be the same in every process."""
+        if self.mesh is None:
+            return _anew(tree)
         if self.processes.count > 1:
+            on_host = [leaf for leaf in jax.tree_util.tree_leaves(tree) if not _spread(leaf)]
             self.processes.agree("state", key_derivation.digest_tree(on_host))
 
         def put(leaf: Any, sharding: NamedSharding) -> Any:
@@ -216,7 +181,6 @@ class OnMesh:
 
 
 def _anew(tree: Any) -> Any:
-    """The same numbers as new arrays."""
     return jax.tree.map(lambda a: a if _is_key(a) else jnp.asarray(np.asarray(a)), tree)
 
 
@@ -234,27 +198,17 @@ def _spread(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def placement(rule: StepRule, size: int, mesh: Any, shard: Any) -> OneDevice | OnMesh:
-    """Where a trainer's runs are; InputError where a way to shard is given and no mesh."""
-    if mesh is not None:
-        return OnMesh(rule, size, mesh, "data" if shard is None else shard)
-    if shard is not None:
-        raise InputError(f"shard = {shard!r:.40} goes with a mesh; give one, such as jax.make_mesh((n,), ('devices',))")
-    return OneDevice(rule, size)
-
-
-def rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
+def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
     """A pytree of arrays with one row for each record: r = ceil(size / devices) rows on each device, in their order.
 
-    Of arrays on the host each process reads the rows of its own devices alone, so a memory map will do.  What is
-    missing in the end is filled with zeros, which are never drawn.  Arrays that lie on several processes already are
-    moved.
+    Of arrays on the host each process reads the rows of its own devices alone, so a memory map will do.  Zeros, which
+    are never drawn, fill the end.  Arrays that lie on several processes already are moved.
     """
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, over_examples(mesh))
 
     def put(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        if _spread(leaf):
             if size % mesh.size:
                 raise InputError(
                     f"data has {size} rows over several processes, must be a multiple of {mesh.size}, the mesh's "
@@ -268,13 +222,10 @@ def rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
     return jax.tree.map(put, data)
 
 
-def users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Processes) -> UserData:
-    """Examples grouped by their users, as `user_data` does it: every device has all examples of its own users.
-
-    Every device has room for as many examples as the one with the most.
-    """
+def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Processes) -> UserData:
+    """`user_data` on a mesh: every device has all examples of its own users, and room for those of any device."""
     ids = np.asarray(users)
-    if any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in jax.tree_util.tree_leaves(data)):
+    if any(_spread(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         raise InputError("data of users must be arrays of all examples in every process; give those")
     processes.agree("users", digest(np.ascontiguousarray(ids).tobytes()))
     order, first, count = grouped(users, size, {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)})
@@ -314,5 +265,4 @@ def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any
         full[: len(have)] = have
         return full
 
-    whole = (part[0] * where.mesh.size, *part[1:])
-    return jax.make_array_from_callback(whole, where, one)
+    return jax.make_array_from_callback((part[0] * where.mesh.size, *part[1:]), where, one)
