@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct.core.chacha import CHACHA20, block
+from jaxacct.core import chacha
+from jaxacct.core.chacha import CHACHA20, block, host_bits, host_block, host_split
 from jaxacct.training.run import program
 from jaxacct.training.sampling import sampler
-from jaxacct.training.sampling.sampler import grouped, of_users, user_data
-from jaxacct.training.step import host_chacha, host_sampler, noise
-from jaxacct.training.step.step_function import Numbers, StepRule, draw
+from jaxacct.training.sampling.sampler import grouped, host_of_users, of_users, user_data
+from jaxacct.training.step import noise
+from jaxacct.training.step.step_function import Numbers, StepRule, draw, draw_on_host
 
 WORDS, OTHERS = np.random.default_rng(5).integers(0, 2**32, (2, 12, 8), dtype=np.uint32)
 
@@ -37,24 +38,22 @@ def on_both(rule, size, cases):
     run = jax.jit(one)
     for words, pass_words, now in cases:
         found = run(words, pass_words, now)
-        yield found.indices[: int(found.count)], host_sampler.drawn(rule, words, pass_words, size, now)
+        yield found.indices[: int(found.count)], draw_on_host(rule, words, pass_words, size, now)
 
 
 def test_the_keystream_is_the_devices():
     counter = np.array([0, 1, 7, 2**32 - 1], np.uint32)
-    np.testing.assert_array_equal(
-        host_chacha.keystream(WORDS[0], counter, (1, 2, 3)), block(WORDS[0], counter, [1, 2, 3])
-    )
+    np.testing.assert_array_equal(host_block(WORDS[0], counter, (1, 2, 3)), block(WORDS[0], counter, [1, 2, 3]))
     key = key_of(WORDS[0])
-    np.testing.assert_array_equal(host_chacha.bits(WORDS[0], 23, 37), jax.random.bits(key, (60,), jnp.uint32)[37:])
-    np.testing.assert_array_equal(np.array(host_chacha.split(WORDS[0])), jax.random.key_data(jax.random.split(key)))
-    np.testing.assert_array_equal(host_chacha.stream(WORDS[0], 7), jax.random.key_data(noise.stream(key, 7)))
+    np.testing.assert_array_equal(host_bits(WORDS[0], 23, 37), jax.random.bits(key, (60,), jnp.uint32)[37:])
+    np.testing.assert_array_equal(np.array(host_split(WORDS[0])), jax.random.key_data(jax.random.split(key)))
+    np.testing.assert_array_equal(noise.host_stream(WORDS[0], 7), jax.random.key_data(noise.stream(key, 7)))
 
 
 def test_a_long_keystream_is_made_in_pieces(monkeypatch):
-    whole = host_chacha.bits(WORDS[0], 100)
-    monkeypatch.setattr(host_chacha, "_PIECE", 3)
-    np.testing.assert_array_equal(host_chacha.bits(WORDS[0], 100), whole)
+    whole = host_bits(WORDS[0], 100)
+    monkeypatch.setattr(chacha, "_HOST_BLOCKS", 3)
+    np.testing.assert_array_equal(host_bits(WORDS[0], 100), whole)
 
 
 def test_a_sample_of_many_records_is_drawn_in_pieces(monkeypatch):
@@ -62,13 +61,13 @@ def test_a_sample_of_many_records_is_drawn_in_pieces(monkeypatch):
     now = numbers_of(1e-3)
     tracemalloc.start()
     try:
-        whole = host_sampler.drawn(rule_of("poisson"), WORDS[0], OTHERS[0], 2**22 + 5, now)
+        whole = draw_on_host(rule_of("poisson"), WORDS[0], OTHERS[0], 2**22 + 5, now)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert most < 14e6 and 3500 < whole.size < 4900  # words of all together take 17e6
-    monkeypatch.setattr(host_sampler, "_PIECE", 2**24)
-    np.testing.assert_array_equal(host_sampler.drawn(rule_of("poisson"), WORDS[0], OTHERS[0], 2**22 + 5, now), whole)
+    monkeypatch.setattr(sampler, "_HOST_PIECE", 2**24)
+    np.testing.assert_array_equal(draw_on_host(rule_of("poisson"), WORDS[0], OTHERS[0], 2**22 + 5, now), whole)
 
 
 RULES = {
@@ -98,8 +97,8 @@ def test_every_rule_draws_the_same_records(name):
 
 def test_high_words_that_are_equal_are_decided_by_the_low_ones():
     """At a rate whose high word is one that is drawn; chance alone would need 2^32 records."""
-    key = host_chacha.stream(WORDS[0], noise.SAMPLING)
-    high, low = host_chacha.bits(key, 2 * 101).reshape(2, 101)
+    key = noise.host_stream(WORDS[0], noise.SAMPLING)
+    high, low = host_bits(key, 2 * 101).reshape(2, 101)
     counts = []
     for more in (0, 1):
         now = numbers_of()._replace(threshold=np.array([0, high[40], low[40] + more], np.uint32))
@@ -112,29 +111,29 @@ def test_high_words_that_are_equal_are_decided_by_the_low_ones():
 @pytest.mark.parametrize("number", [1, 3, 2**31 + 1])
 def test_slots_that_are_drawn_again_are_the_same(number):
     """Of 2^31 + 1 slots one multiple fits in 2^32: about half of the words are drawn again."""
-    _, now = host_chacha.split(WORDS[1])
-    assert (host_chacha.bits(now, 101) > 2**31).sum() > 20
+    _, now = host_split(WORDS[1])
+    assert (host_bits(now, 101) > 2**31).sum() > 20
     device = jax.jit(sampler.slots, static_argnums=1)(key_of(WORDS[1]), 101, np.uint32(number))
-    np.testing.assert_array_equal(device, host_sampler.slots(WORDS[1], 101, number))
+    np.testing.assert_array_equal(device, sampler.host_slots(WORDS[1], 101, number))
 
 
 @pytest.mark.parametrize("size", [5, pytest.param(7, marks=pytest.mark.slow)])
 def test_permutations_with_ties_are_drawn_again_alike(monkeypatch, size):
     """Sort keys of 2 + 1 bits, among which ties are the rule."""
     rounds = []
-    real, real_split = host_chacha.bits, host_chacha.split
+    real, real_split = host_bits, host_split
     few = lambda high_low: jnp.stack([high_low[0] & 3, high_low[1] & 1])
     real_bits = jax.random.bits
     of_jax = types.SimpleNamespace(**vars(jax.random))
     of_jax.bits = lambda key, shape, dtype: few(real_bits(key, shape, dtype))
     monkeypatch.setattr(sampler, "jax", types.SimpleNamespace(random=of_jax, lax=jax.lax))
     monkeypatch.setattr(
-        host_chacha, "bits", lambda key, count, first=0: np.asarray(few(real(key, count).reshape(2, -1))).reshape(-1)
+        sampler, "host_bits", lambda key, count, first=0: np.asarray(few(real(key, count).reshape(2, -1))).reshape(-1)
     )
-    monkeypatch.setattr(host_chacha, "split", lambda key: rounds.append(1) or real_split(key))
+    monkeypatch.setattr(sampler, "host_split", lambda key: rounds.append(1) or real_split(key))
     permuted = jax.jit(lambda words: sampler.permutation(key_of(words), size))
     for words in WORDS[:10]:
-        np.testing.assert_array_equal(permuted(words), host_sampler.permutation(words, size))
+        np.testing.assert_array_equal(permuted(words), sampler.host_permutation(words, size))
     assert len(rounds) > 20
 
 
@@ -143,10 +142,14 @@ def test_draws_are_what_they_were():
     told = hashlib.sha256()
     for name, (rule, settings) in RULES.items():
         for more in settings:
-            found = host_sampler.drawn(rule, WORDS[0], OTHERS[0], 101, numbers_of(**more))
+            found = draw_on_host(rule, WORDS[0], OTHERS[0], 101, numbers_of(**more))
             told.update(f"{name} {found.tolist()}".encode())
     order, first, count = grouped(np.arange(70) % 8, 8, {(70,)})
-    told.update(str(host_sampler.members(WORDS[0], order, first, count, np.arange(8), 3)[0].tolist()).encode())
+    told.update(
+        str(
+            host_of_users(noise.host_stream(WORDS[0], noise.EXAMPLES), order, first, count, np.arange(8), 3)[0].tolist()
+        ).encode()
+    )
     assert (program._HOST, told.hexdigest()) == (
         b"host 1",
         "ae2d6c22479cd40ce8e50f28f47d147fe9ca93d570466f1502d6c14b3ce97884",
@@ -163,7 +166,9 @@ def test_of_users_the_same_examples_are_taken(most):
     for words in WORDS[:5]:
         (examples, weights), has_any = run(key_of(words))
         has_any = np.asarray(has_any)
-        numbers, shares = host_sampler.members(words, order, first, count, chosen[has_any], most)
+        numbers, shares = host_of_users(
+            noise.host_stream(words, noise.EXAMPLES), order, first, count, chosen[has_any], most
+        )
         np.testing.assert_array_equal(has_any, count[chosen] > 0)
         np.testing.assert_array_equal(numbers, examples[has_any])
         np.testing.assert_array_equal(shares, weights[has_any])

@@ -1,6 +1,7 @@
 """ChaCha20 [RFC 8439] as a JAX random generator: 256-bit keys, and one keystream for each purpose and key.
 
 Threefry, JAX's default, has 64-bit keys: few enough to try all, which would undo the noise and with it the guarantee.
+The functions `host_...` draw the same words in NumPy, by the same rounds, for data that the host loads.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax.extend.random import define_prng_impl
 from jaxacct.core.validation import InputError
 
 __all__ = ["CHACHA20", "block", "fresh_key", "key_from_bytes", "key_words", "noise_words", "secret"]
+__all__ += ["host_bits", "host_block", "host_fold_in", "host_split"]
 
 _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
 """The text "expand 32-byte k"."""
@@ -25,6 +27,8 @@ _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 """Last word of the nonce: no two purposes share a block of the keystream."""
 _MOST_BLOCKS = 2**32
 """The block counter has 32 bits [RFC 8439]: a longer keystream would repeat itself."""
+_HOST_BLOCKS = 8192
+"""Blocks that NumPy makes at a time: half a megabyte of state, which stays in the processor's cache."""
 
 
 @jax.jit
@@ -43,13 +47,19 @@ def block(key: Any, counter: Any, nonce: Any) -> jax.Array:
     return _columns(key, counter, tuple(nonce)).T
 
 
-def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> Any:
-    """Keystream, a column of 16 words for each counter; the nonce's words are numbers, or one for each counter."""
-    wide = lambda words: jnp.broadcast_to(words[:, None], (words.shape[0], counter.size))
-    last = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), counter.shape) for word in (counter, *nonce)]
-    start = (wide(jnp.asarray(_CONSTANTS)), wide(key[:4]), wide(key[4:]), jnp.stack(last))
-    end = jax.lax.fori_loop(0, 10, _double_round, start)
-    return jnp.concatenate([x + y for x, y in zip(start, end, strict=True)])
+def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp) -> Any:
+    """Keystream, a column of 16 words for each counter; the nonce's words are numbers, or one for each counter.
+
+    xp : JAX's NumPy or NumPy itself, where the key may have a column for each counter.
+    """
+    wide = lambda words: xp.broadcast_to(words[:, None] if words.ndim == 1 else words, (words.shape[0], counter.size))
+    last = [xp.broadcast_to(xp.asarray(word, xp.uint32), counter.shape) for word in (counter, *nonce)]
+    start = (wide(xp.asarray(_CONSTANTS)), wide(key[:4]), wide(key[4:]), xp.stack(last))
+    if xp is np:
+        end = functools.reduce(lambda rows, number: _double_round(number, rows, np), range(10), start)
+    else:
+        end = jax.lax.fori_loop(0, 10, _double_round, start)
+    return xp.concatenate([x + y for x, y in zip(start, end, strict=True)])
 
 
 def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
@@ -65,12 +75,12 @@ def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
     return _columns(key, counter, (first, second, _NOISE))
 
 
-def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
+def _double_round(_: Any, rows: tuple[Any, ...], xp: Any = jnp) -> tuple[Any, ...]:
     """Four quarter rounds on the columns, then four on the diagonals."""
     a, b, c, d = _quarter_rounds(*rows)
-    b, c, d = (jnp.roll(row, -by, axis=0) for row, by in ((b, 1), (c, 2), (d, 3)))
+    b, c, d = (xp.roll(row, -by, axis=0) for row, by in ((b, 1), (c, 2), (d, 3)))
     a, b, c, d = _quarter_rounds(a, b, c, d)
-    return a, *(jnp.roll(row, by, axis=0) for row, by in ((b, 1), (c, 2), (d, 3)))
+    return a, *(xp.roll(row, by, axis=0) for row, by in ((b, 1), (c, 2), (d, 3)))
 
 
 def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, ...]:
@@ -198,3 +208,43 @@ def key_words(key: Any) -> Any:
     if jax.random.key_impl(secret(key)) == CHACHA20:
         return jax.random.key_data(key)
     return jax.random.bits(jax.random.fold_in(key, 0), (8,), jnp.uint32)
+
+
+def host_block(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> np.ndarray:
+    """`block` in NumPy: uint32, shape (n, 16).
+
+    key : uint32, shape (8,), or (8, n) with a key for each counter.  nonce : three numbers, or arrays of (n,).
+
+    >>> words = host_block(np.zeros(8, np.uint32), np.zeros(1, np.uint32), (0, 0, 0))
+    >>> words.astype("<u4").tobytes()[:8].hex()  # RFC 8439, appendix A.1, vector 1
+    '76b8e0ada0f13d90'
+    """
+    counter, key = np.asarray(counter, np.uint32), np.asarray(key, np.uint32)
+    last = [np.broadcast_to(np.asarray(word, np.uint32), counter.shape) for word in nonce]
+    found = np.empty((counter.size, 16), np.uint32)
+    for begin in range(0, counter.size, _HOST_BLOCKS):
+        part = slice(begin, begin + _HOST_BLOCKS)
+        first, second, purpose = (word[part] for word in last)
+        own = key if key.ndim == 1 else key[:, part]
+        found[part] = _columns(own, counter[part], (first, second, purpose), np).T
+    return found
+
+
+def host_fold_in(key: Any, data: Any) -> np.ndarray:
+    """The words of ``jax.random.fold_in(key, data)``; of several data, a column for each."""
+    data = np.asarray(data, np.uint32)
+    found = host_block(key, np.zeros(data.size, np.uint32), (data.reshape(-1), 0, _FOLD_IN))[:, :8]
+    return found.T if data.ndim else found[0]
+
+
+def host_split(key: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The words of the two keys of ``jax.random.split(key)``."""
+    words = host_block(key, np.zeros(1, np.uint32), (0, 0, _SPLIT))[0]
+    return words[:8], words[8:]
+
+
+def host_bits(key: Any, count: int, first: int = 0) -> np.ndarray:
+    """Words `first` to `first + count - 1` of ``jax.random.bits(key, (many,), jnp.uint32)``."""
+    begin = first // 16
+    blocks = np.arange(begin, -(-(first + count) // 16), dtype=np.uint32)
+    return host_block(key, blocks, (0, 0, _BITS)).reshape(-1)[first - 16 * begin :][:count]

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.core.chacha import CHACHA20, key_from_bytes
+from jaxacct.core.chacha import CHACHA20, host_fold_in, key_from_bytes
 from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.training.clipping.clip_norm import CLIP_NORM, sensitivity
 from jaxacct.training.clipping.clipped_sum import METHODS
 from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.plan import Plan
-from jaxacct.training.step import host_chacha, noise
+from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.models import Rest, apart, whole
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
@@ -137,7 +137,7 @@ def side_by_side(
         """The noise on counts and on losses of some steps of all candidates; None for one that is not released."""
         found: list[Any] = []
         for root in roots:
-            keys = host_chacha.fold_in(host_chacha.fold_in(root, STEP_STREAM), np.arange(start, stop)).T
+            keys = host_fold_in(host_fold_in(root, STEP_STREAM), np.arange(start, stop)).T
             rows = [draws(plan.at(start + i), adaptive, private_loss, words) for i, words in enumerate(keys)]
             found.append(rows + rows[-1:] * (STEPS_PER_CALL - len(rows)))  # one shape for every call
         count, loss = (

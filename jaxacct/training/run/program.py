@@ -24,14 +24,14 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint
-from jaxacct.training.sampling.sampler import grouped
+from jaxacct.training.sampling.sampler import grouped, host_of_users
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.source import Source
-from jaxacct.training.step import host_sampler, key_derivation
+from jaxacct.training.step import key_derivation, noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.models import Rest
-from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draws, numbers
+from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, draws, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED
 
 __all__ = ["Batch", "Prepared", "Program", "Streamed", "require_same_rows"]
@@ -192,7 +192,7 @@ class Streamed(Program):
         self._where, self._rule, self._source = where, rule, source
         self.frozen = where.frozen(carried.params, frozen)
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
-        self._places = host_sampler.places(rule, plan.dataset_size)
+        self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
         self._micro = min(rule.micro_batch, self._places) * where.devices  # places of one call, over all devices
         self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), 0, np.zeros(8, np.uint32)))
         self.traces = tuple(each.jaxpr for each in self._traced_parts)
@@ -263,7 +263,7 @@ class Streamed(Program):
         with ThreadPoolExecutor(self._source.workers, "jaxacct source") as pool:
             for number in range(step, until):
                 line, key, settings, partition = self.advance(line, number)
-                who = host_sampler.drawn(self._rule, key.words, key.pass_words, self._plan.dataset_size, settings)
+                who = draw_on_host(self._rule, key.words, key.pass_words, self._plan.dataset_size, settings)
                 batch = self._load(pool, key.words, who)
                 line, key = key_derivation.loaded(line, key, _digest(batch))
                 yield Prepared(line, key, self._with_draws(settings, number, key), partition, batch)
@@ -273,7 +273,7 @@ class Streamed(Program):
         most, layout, weights = self._rule.examples_per_user or 1, self._source.layout, None
         if self._users is not None:
             who = who[self._users[2][who] > 0]
-            numbers, found = host_sampler.members(words, *self._users, who, most)
+            numbers, found = host_of_users(noise.host_stream(words, noise.EXAMPLES), *self._users, who, most)
         count = self._places if self._rule.sampling == TRUNCATED else who.size
         rows = -(-count // self._micro) * self._micro
         leaves = layout.buffers((rows * most,))

@@ -1,7 +1,8 @@
 """Which records take part in a step, by every batch rule; of users, which of their examples.
 
 Nothing is cut off unless the rule says so: a selection has room for every record, and the loop over its micro-batches
-runs as many times as this draw needs, in one compiled program.
+runs as many times as this draw needs, in one compiled program.  The functions `host_...` draw the same in NumPy, word
+for word, for data that the host loads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.core.chacha import secret
+from jaxacct.core.chacha import host_bits, host_block, host_fold_in, host_split, secret
 from jaxacct.core.validation import PROBABILITY, InputError, check
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "UserData",
     "fixed_batches",
     "grouped",
-    "mean_over_examples",
     "of_users",
     "over_micro_batches",
     "permutation",
@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 Carry = TypeVar("Carry")
+_HOST_PIECE = 2**20
+"""Records at a time in a Poisson sample on the host: words for all of 2**31 of them would take 8 GB."""
 
 
 class Selection(NamedTuple):
@@ -420,23 +422,62 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
     return (jax.tree.map(lambda a: a[where], data.examples), weights), kept > 0
 
 
-def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """(params, (examples, weights)[, key]) -> the weighted mean of what loss_fn returns for one user's examples.
+def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
+    """The members of `poisson`, drawn a million records at a time; low words are drawn only where they decide."""
+    certain, high, low = threshold
+    if certain:
+        return np.arange(size)
+    found = []
+    for begin in range(0, size, _HOST_PIECE):
+        words = host_bits(key, min(_HOST_PIECE, size - begin), begin)
+        taken = words < high
+        level = np.flatnonzero(words == high)
+        places = size + begin + level
+        taken[level] = host_block(key, places // 16, (0, 0, 0))[np.arange(places.size), places % 16] < low
+        found.append(begin + np.flatnonzero(taken))
+    return np.concatenate(found)
 
-    With a key, the user's, each example has one of its own, from it and the example's place among those of the user.
-    """
 
-    def loss(params: Any, user: tuple[Any, Any], *key: Any) -> Any:
-        examples, weights = user
-        places = jnp.arange(weights.shape[0])
-        own = [jax.vmap(jax.random.fold_in, (None, 0))(each, places) for each in key]
-        found = jax.vmap(loss_fn, (None, 0, *(0 for _ in own)))(params, examples, *own)
+def host_slots(key: Any, size: int, number: int) -> np.ndarray:
+    """The `slots` of all records."""
+    last = 2**32 - 1 - 2**32 % number
+    found, again = np.zeros(size, np.uint32), np.ones(size, bool)
+    while again.any():
+        key, now = host_split(key)
+        words = host_bits(now, size)
+        found[again] = words[again] % np.uint32(number)
+        again &= words > last
+    return found
 
-        def mean(each: Any) -> Any:
-            inexact = jnp.issubdtype(each.dtype, jnp.inexact)
-            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # a bool is counted, as integers are
-            return jnp.sum(each * weights.astype(dtype).reshape(-1, *(1,) * (each.ndim - 1)), axis=0)
 
-        return jax.tree.map(mean, found)
+def host_permutation(key: Any, size: int) -> np.ndarray:
+    """The same `permutation`."""
+    while True:
+        key, now = host_split(key)
+        high, low = host_bits(now, 2 * size).reshape(2, size).astype(np.uint64)
+        sort_keys = high << np.uint64(32) | low
+        order = np.argsort(sort_keys)
+        in_order = sort_keys[order]
+        if not (in_order[1:] == in_order[:-1]).any():
+            return order
 
-    return loss
+
+def host_of_users(
+    key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(numbers, weights), shape (users, most), of the examples that `of_users` takes of users who have any."""
+    count, first = count[users], first[users]
+    kept = np.minimum(count, most)
+    blocks = -(-most // 16)
+    each = np.repeat(host_fold_in(key, users), blocks, axis=1)
+    bits = host_block(each, np.tile(np.arange(blocks, dtype=np.uint32), users.size), (0, 0, 0))
+    bits = bits.reshape(users.size, 16 * blocks)
+    chosen = np.full((users.size, most), -1)
+    for i in range(most):
+        last = count - kept + i
+        pick = bits[:, i] % (last + 1)
+        pick = np.where((chosen == pick[:, None]).any(1), last, pick)
+        chosen[:, i] = np.where(i < kept, pick, -1)
+    taken = chosen >= 0
+    weights = taken / kept[:, None].astype(np.float32)
+    return order[first[:, None] + np.where(taken, chosen, 0)], weights.astype(np.float32)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.core.chacha import key_words, noise_words, secret
+from jaxacct.core.chacha import host_fold_in, key_words, noise_words, secret
 from jaxacct.core.files import optional_package
 from jaxacct.core.validation import POSITIVE, InputError, check
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
@@ -56,6 +56,11 @@ def stream(key: Any, purpose: int, step: Any = 0) -> Any:
     False
     """
     return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
+
+
+def host_stream(words: Any, purpose: int) -> np.ndarray:
+    """The words of ``stream(key, purpose)``, from those of the key, in NumPy."""
+    return host_fold_in(host_fold_in(words, purpose), 0)
 
 
 def add(key: Any, tree: Any, std: Any) -> Any:

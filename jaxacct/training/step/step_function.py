@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.chacha import CHACHA20, host_split
 from jaxacct.core.files import optional_package
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.clip_norm import beside, deviation, grouped, wide
@@ -25,7 +25,7 @@ from jaxacct.training.clipping.clipped_sum import Clipped, clipped_sum, split_lo
 from jaxacct.training.clipping.examples_apart import one_of
 from jaxacct.training.clipping.traces import trace
 from jaxacct.training.sampling import sampler
-from jaxacct.training.sampling.sampler import mean_over_examples, of_users
+from jaxacct.training.sampling.sampler import of_users
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
 from jaxacct.training.step.models import Rest, paths, whole
@@ -220,6 +220,24 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
     return sampler.without_replacement(key, size, now.size)
 
 
+def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Numbers) -> np.ndarray:
+    """The members of the same `draw`, in their order, from the words of the keys; in NumPy, which leaves JAX alone."""
+    key, pass_key = (noise.host_stream(each, noise.SAMPLING) for each in (words, pass_words))
+    if rule.sampling == POISSON:
+        return sampler.host_poisson(key, size, now.threshold)
+    if rule.sampling == TRUNCATED:
+        draw_key, order_key = host_split(key)
+        order, taken = sampler.host_permutation(order_key, size), np.zeros(size, bool)
+        taken[sampler.host_poisson(draw_key, size, now.threshold)] = True
+        return order[taken[order]][: rule.cap]
+    if rule.sampling == ALLOCATION:
+        return np.flatnonzero(sampler.host_slots(pass_key, size, int(now.size)) == int(now.position))
+    if rule.sampling == FIXED:
+        begin = int(now.size) * int(now.position)
+        return sampler.host_permutation(pass_key, size)[begin : begin + int(now.size)]
+    return sampler.host_permutation(key, size)[: int(now.size)]
+
+
 def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Rest | None = None) -> Sums:
     """The sums of a batch that has no members yet; ``batch`` is as for `add`, or its shapes."""
     params = carried.params
@@ -372,6 +390,25 @@ def member_loss(
         value, aux = each(whole(trained, frozen), *member)
         bounded = jnp.int32(0) if private_loss is None else private_loss.units(value)
         return value, Seen(value.astype(wide(value.dtype)), bounded, aux)
+
+    return loss
+
+
+def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """(params, (examples, weights)[, key of the user]) -> the weighted mean of what loss_fn returns for them."""
+
+    def loss(params: Any, user: tuple[Any, Any], *key: Any) -> Any:
+        examples, weights = user
+        places = jnp.arange(weights.shape[0])
+        own = [jax.vmap(jax.random.fold_in, (None, 0))(each, places) for each in key]
+        found = jax.vmap(loss_fn, (None, 0, *(0 for _ in own)))(params, examples, *own)
+
+        def mean(each: Any) -> Any:
+            inexact = jnp.issubdtype(each.dtype, jnp.inexact)
+            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # a bool is counted, as integers are
+            return jnp.sum(each * weights.astype(dtype).reshape(-1, *(1,) * (each.ndim - 1)), axis=0)
+
+        return jax.tree.map(mean, found)
 
     return loss
 
