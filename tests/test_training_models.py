@@ -501,7 +501,7 @@ def test_users_whose_examples_have_keys_of_their_own():
 
 def test_aux_of_a_user_is_the_mean_over_the_examples():
     """Also of a bool, such as whether an example is classified rightly."""
-    from jaxacct.training.sampling.sampler import mean_over_examples
+    from jaxacct.training.step.step_function import mean_over_examples
 
     loss = mean_over_examples(lambda w, x: (linear(w, x), (x[0] > 0, x[0].astype(int), x[0])))
     weights = jnp.array([0.25, 0.25, 0.25, 0.25, 0.0])

@@ -13,7 +13,8 @@ from training_runs import KEY, linear
 
 from jaxacct.core.chacha import key_from_bytes
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer, clipped_sum
-from jaxacct.training.sampling.sampler import mean_over_examples, of_users, user_data
+from jaxacct.training.sampling.sampler import of_users, user_data
+from jaxacct.training.step.step_function import mean_over_examples
 
 RARE = 1e-6
 USERS = np.array([2, 0, 2, 2, 3, 3, 0])
