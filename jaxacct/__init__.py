@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     )
     from jaxacct.plots import plot_profiles, plot_tradeoffs
     from jaxacct.representations.mechanism_profile import Profile, profile
-    from jaxacct.representations.renyi_accounting import rdp_delta, rdp_epsilon
+    from jaxacct.representations.renyi_divergences import rdp_delta, rdp_epsilon
     from jaxacct.representations.risk_table import RiskTable, risk
     from jaxacct.sweeps import sweep
     from jaxacct.verification import Verification, verify
@@ -179,8 +179,8 @@ _HOMES = {
     "plot_tradeoffs": "plots",
     "profile": "representations.mechanism_profile",
     "profile_from_cdfs": "mechanisms",
-    "rdp_delta": "representations.renyi_accounting",
-    "rdp_epsilon": "representations.renyi_accounting",
+    "rdp_delta": "representations.renyi_divergences",
+    "rdp_epsilon": "representations.renyi_divergences",
     "repeat": "mechanisms",
     "repetitions_allowed": "calibration.allowed_repetitions",
     "risk": "representations.risk_table",

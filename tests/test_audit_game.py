@@ -21,7 +21,7 @@ from jaxacct.audit import (
     winning_ranks,
 )
 from jaxacct.core.validation import InputError
-from jaxacct.representations.gdp_conversions import gdp_from_profile
+from jaxacct.representations.profile_conversions import gdp_from_profile
 from jaxacct.selection.law_of_k import evaluated
 
 LAWS = [

@@ -21,7 +21,7 @@ from jaxacct.audit import (
     known_curve_p_value,
     one_run,
 )
-from jaxacct.audit.known_curve import by_gaussian, by_lines, claimed_lines
+from jaxacct.audit.single_run import by_gaussian, by_lines, claimed_lines
 from jaxacct.core.validation import InputError
 from jaxacct.training import Trainer
 

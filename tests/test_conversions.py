@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import jaxacct as ja
-from jaxacct.representations import gdp_conversions, profile_conversions, renyi_conversions, zcdp_conversions
-from jaxacct.representations.profile_conversions import profile_from_tradeoff, renyi_from_profile, tradeoff_from_profile
+from jaxacct.representations import profile_conversions, renyi_conversions
+from jaxacct.representations.profile_conversions import profile_from_tradeoff, tradeoff_from_profile
 from jaxacct.representations.renyi_conversions import epsilon_from_renyi, tradeoff_from_renyi
 
 
@@ -20,7 +20,7 @@ def gaussian_delta(mu, eps):
     return norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
 
 
-@pytest.mark.parametrize("module", [profile_conversions, renyi_conversions, gdp_conversions, zcdp_conversions])
+@pytest.mark.parametrize("module", [profile_conversions, renyi_conversions])
 def test_doctests(module):
     assert doctests_of(importlib.import_module(module.__name__)) > 0
 
@@ -73,20 +73,18 @@ def test_approximate_dp_tradeoff_is_that_of_its_pair():
 @given(st.floats(0.05, 6.0), st.floats(0.0, 8.0))
 @settings(max_examples=60, deadline=None)
 def test_gdp_round_trip(mu, eps):
-    delta = gdp_conversions.profile_from_gdp(mu, eps)
     with mpmath.workdps(40):
         m, e = mpmath.mpf(mu), mpmath.mpf(eps)
-        truth = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
-        assert delta.lower <= truth <= delta.upper
-    if delta.lower > 1e-290:
-        back = gdp_conversions.gdp_from_profile(eps, delta.estimate)
+        delta = float(mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m))
+    if delta > 1e-290:
+        back = profile_conversions.gdp_from_profile(eps, delta)
         assert back.lower <= mu * (1 + 1e-9) and back.upper >= mu * (1 - 1e-9) and back.relative_width < 1e-6
 
 
 @given(st.floats(0.0, 8.0), st.floats(1e-12, 1.0))
 @settings(max_examples=60, deadline=None)
 def test_gdp_tradeoff(mu, a):
-    found = gdp_conversions.tradeoff_from_gdp(mu, a)
+    found = profile_conversions.tradeoff_from_gdp(mu, a)
     with mpmath.workdps(40):
         low, high = mpmath.mpf(-45), mpmath.mpf(10)
         for _ in range(160):
@@ -97,19 +95,6 @@ def test_gdp_tradeoff(mu, a):
 
 
 # Rényi divergence
-
-
-def test_profile_to_renyi():
-    mu, orders = 0.8, np.array([0.5, 1.0, 2.0, 8.0])
-    profile = lambda eps: gaussian_delta(mu, eps)
-    found = renyi_from_profile(profile, profile, orders, largest=20.0)
-    np.testing.assert_allclose(found.estimate, orders * mu**2 / 2, rtol=1e-9)
-    assert (found.kind == "estimate").all()
-    step = ja.PoissonSampled(ja.Gaussian(0.8), 0.3)
-    sides = {d: (lambda e, d=d: ja.profile(step, d).delta(e).estimate) for d in ("remove_one", "add_one")}
-    forward = renyi_from_profile(sides["remove_one"], sides["add_one"], [1.5, 3.0], largest=25.0)
-    exact = ja.profile(step, "remove_one").renyi([1.5, 3.0])
-    np.testing.assert_allclose(forward.estimate, exact.estimate, rtol=1e-7)
 
 
 def test_renyi_to_epsilon_is_the_formula_minimised():
@@ -129,16 +114,13 @@ def test_renyi_to_epsilon_is_the_formula_minimised():
 @given(st.floats(0.01, 5.0), st.floats(1e-12, 1e-2))
 @settings(max_examples=40, deadline=None)
 def test_zcdp(rho, delta):
-    found = zcdp_conversions.epsilon_from_zcdp(rho, delta).upper
+    found = renyi_conversions.epsilon_from_zcdp(rho, delta).upper
     alpha = 1 + np.geomspace(1e-3, 1e5, 20_001)
     brute = np.min(rho * alpha + np.log((alpha - 1) / alpha) - (np.log(delta) + np.log(alpha)) / (alpha - 1))
     assert found == pytest.approx(max(brute, 0), rel=1e-5)
     # a Gaussian is rho-zCDP, and its exact epsilon is smaller
     assert found >= ja.epsilon(ja.Gaussian(1 / np.sqrt(2 * rho)), delta).lower
-    back = zcdp_conversions.delta_from_zcdp(rho, found).upper
-    assert back == pytest.approx(delta, rel=1e-3) and zcdp_conversions.delta_from_zcdp(rho, 0.0).upper <= 1
-    found = zcdp_conversions.zcdp_from_renyi(alpha, zcdp_conversions.renyi_from_zcdp(rho, alpha))
-    assert found.estimate == pytest.approx(rho)
+    assert renyi_conversions.renyi_from_zcdp(rho, alpha) == pytest.approx(rho * alpha)
 
 
 def test_renyi_to_tradeoff_never_exceeds_the_truth():

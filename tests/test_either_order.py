@@ -8,8 +8,8 @@ import pytest
 import jaxacct as ja
 from jaxacct import representations
 from jaxacct.mechanisms import components
-from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.parts import FinitePart
+from jaxacct.mechanisms.profile import either_order
 
 
 def parts_of(p, q):

@@ -10,7 +10,7 @@ from scipy.stats import binom, hypergeom, norm
 
 import jaxacct as ja
 from jaxacct.interop import from_json, to_json
-from jaxacct.mechanisms.contribution_laws import binomial, hypergeometric
+from jaxacct.mechanisms.gaussian_mixtures import binomial, hypergeometric
 
 TABLE = [
     (1, 0.01, 1000, 5, 1e-5, 11.6379744, 8.54296028),

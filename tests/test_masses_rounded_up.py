@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.mechanisms.gaussian import gaussian_pair, profile_of_gaussian
-from jaxacct.mechanisms.smooth_sensitivity import _narrower, _wider
+from jaxacct.mechanisms.additive_noise import _narrower, _wider, gaussian_pair, profile_of_gaussian
 
 
 @pytest.fixture(autouse=True)

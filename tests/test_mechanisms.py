@@ -13,7 +13,9 @@ import pytest
 from helpers import doctests_of, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
+import jaxacct as ja
 from jaxacct.mechanisms import (
     ApproximateDP,
     Composed,
@@ -34,7 +36,7 @@ from jaxacct.mechanisms.finite import log_mixture
 
 BOTH = "add_or_remove_one"
 MODULES = [
-    *(f"mechanisms.{name}" for name in ("base", "gaussian", "laplace", "finite", "combinators")),
+    *(f"mechanisms.{name}" for name in ("base", "additive_noise", "finite", "combinators")),
     *("mechanisms.loss_components", "core.bounds", "core.validation"),
 ]
 
@@ -418,3 +420,21 @@ def test_nests_of_repetitions_have_no_depth():
     inside = compose(Gaussian([1.0, 2.0]), Laplace(1.0))
     message = refusal(compose, inside, Gaussian([1.0, 2.0, 3.0]))
     assert "mechanisms[0].mechanisms[0].noise_multiplier" in message and "(3,)" in message
+
+
+def brute_delta(eps, delta, steps, total):
+    """Kairouz, Oh, Viswanath: steps with mass delta at infinity, the rest randomised response with e^eps."""
+    p = 1 / (1 + np.exp(-eps))
+    k = np.arange(steps + 1)
+    loss = (2 * k - steps) * eps
+    finite = np.sum(binom.pmf(k, steps, p) * np.maximum(-np.expm1(total - loss), 0))
+    return 1 - (1 - delta) ** steps * (1 - finite)
+
+
+@pytest.mark.parametrize("eps,delta,steps,total", [(0.1, 0.0, 30, 1e-5), (0.5, 1e-7, 10, 1e-4), (1.0, 1e-3, 3, 0.01)])
+def test_compositions_of_a_guarantee_against_brute_force(eps, delta, steps, total):
+    found = ja.epsilon(ja.repeat(ja.ApproximateDP(eps, delta), steps), total)
+    assert brute_delta(eps, delta, steps, found.upper) <= total * (1 + 1e-9)
+    assert brute_delta(eps, delta, steps, found.lower) >= total * (1 - 1e-9)
+    advanced = eps * np.sqrt(2 * steps * np.log(1 / (total - steps * delta))) + steps * eps * np.tanh(eps / 2)
+    assert found.lower <= min(advanced, steps * eps) * (1 + 1e-12)

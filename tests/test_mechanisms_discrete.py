@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
+from jaxacct.mechanisms import additive_noise as mechanisms_discrete
 from jaxacct.mechanisms import batch_shape, directions
-from jaxacct.mechanisms import discrete as mechanisms_discrete
 
 BOTH = "add_or_remove_one"
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
-from jaxacct.mechanisms import smooth_sensitivity
+from jaxacct.mechanisms import additive_noise
 
 
 def log_densities(m, r, reach=12.0, size=60001):
@@ -28,7 +28,7 @@ def hockey_stick(m, r, eps):
 
 
 def test_doctests():
-    assert doctests_of(smooth_sensitivity) > 0
+    assert doctests_of(additive_noise) > 0
 
 
 @pytest.mark.parametrize(("sigma", "b"), [(4.0, 0.05), (0.3, 0.02), (20.0, 1.0)])
@@ -54,8 +54,8 @@ def test_falling_then_rising_in_the_ratio(log_m, log_b, share, at):
     """The profile formulas at the three ends stay above any ratio between them, at the losses that matter."""
     m, b = 10.0**log_m, 10.0**log_b
     epsilon = max(0.5 * m * m + at * m, 0.0)
-    ends = [smooth_sensitivity._wider(m, s, np.array([epsilon]))[0] for s in (0.0, b)]
-    ends.append(smooth_sensitivity._narrower(m, b, np.array([epsilon]))[0])
+    ends = [additive_noise._wider(m, s, np.array([epsilon]))[0] for s in (0.0, b)]
+    ends.append(additive_noise._narrower(m, b, np.array([epsilon]))[0])
     r = math.exp(share * b)
     assert hockey_stick(m * min(1.0, r), r, epsilon) <= max(ends) * (1 + 1e-5) + 1e-7
 

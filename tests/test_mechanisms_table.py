@@ -3,24 +3,26 @@
 import inspect
 import pathlib
 
+from mechanism_tables import EXAMPLES, table_of_mechanisms, table_of_representations
+
 import jaxacct.mechanisms as mechanisms
 import jaxacct.representations as representations
-from jaxacct.mechanisms.table import EXAMPLES, table
-from jaxacct.representations import readme_table as representations_table
 
-README = pathlib.Path(mechanisms.__file__).parent / "README.md"
-START, END = "<!-- table: made by jaxacct.mechanisms.table.table() -->\n", "<!-- end of table -->\n"
+END = "<!-- end of table -->\n"
+
+
+def written(room, name):
+    """The table that the page of a room holds."""
+    text = pathlib.Path(room.__file__).with_name("README.md").read_text()
+    return text.split(f"<!-- table: made by tests/mechanism_tables.py, {name} -->\n")[1].split(END)[0]
 
 
 def test_readme_holds_the_table():
-    text = README.read_text()
-    assert text.split(START)[1].split(END)[0] == table()
+    assert written(mechanisms, "table_of_mechanisms") == table_of_mechanisms()
 
 
 def test_readme_holds_the_table_of_representations():
-    text = pathlib.Path(representations.__file__).with_name("README.md").read_text()
-    start = "<!-- table: made by jaxacct.representations.readme_table.table() -->\n"
-    assert text.split(start)[1].split(END)[0] == representations_table.table()
+    assert written(representations, "table_of_representations") == table_of_representations()
 
 
 def test_no_mechanism_is_left_out():

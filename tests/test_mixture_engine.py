@@ -15,7 +15,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.mixture import one_delta, rows_of_branches
 from jaxacct.kernels.mixture_law import BranchLaw, quadrature
 from jaxacct.kernels.mixture_nodes import largest_modulus_gap
-from jaxacct.mechanisms.mixture_cells import cells_below
+from jaxacct.mechanisms.gaussian_mixtures import cells_below
 
 SIDES = ("remove_one", "add_one")
 

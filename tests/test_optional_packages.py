@@ -13,7 +13,7 @@ from helpers import refusal
 from test_front_door import PACKAGES
 
 import jaxacct as ja
-from jaxacct.core.optional import EXTRAS
+from jaxacct.core.lazy_exports import EXTRAS
 
 ROOT = pathlib.Path(ja.__file__).parent
 SOURCES = {path: path.read_text() for path in ROOT.rglob("*.py")}

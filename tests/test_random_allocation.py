@@ -13,7 +13,7 @@ from jaxacct import selection
 from jaxacct.accounting import directions
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import allocation_rounds, components
-from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, pair_above, part_below
+from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below
 
 # (sigma, t, rounds, delta, lower, upper): pairs of float64 contours, composed apart; moved outward by 1e-9
 TABLE = [
@@ -116,7 +116,7 @@ def test_pairs_of_a_known_profile_lie_on_its_two_sides(mu, noise):
     at = np.linspace(0.0, eps[-1], 1001)
     truth = gaussian_delta(mu, at)
     for direction in ("remove", "add"):
-        part = part_below(known, known, direction)
+        part = direction_of(pair_below(known, known), direction)
         gain = np.maximum(-np.expm1(np.minimum(at[:, None] - part.loss, 0.0)), 0.0)
         below = gain @ part.mass
         assert abs(part.mass.sum() - 1.0) < 1e-12

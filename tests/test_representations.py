@@ -14,7 +14,7 @@ from scipy.stats import norm
 import jaxacct as ja
 from jaxacct.engines.loss_moments import log_moments
 from jaxacct.mechanisms import Components, components
-from jaxacct.representations.convex_conjugate import conjugate
+from jaxacct.representations.profile_conversions import conjugate
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 BOTH = "add_or_remove_one"

@@ -223,7 +223,6 @@ def test_what_is_no_mechanism_is_refused(value):
             *(lambda m, f=f: f(m) for f in (representations.zero_concentrated, interop.to_dp_event)),
             lambda m: components(m, "add_one", "add"),
             lambda m: directions(m, "add_or_remove_one"),
-            lambda m: representations.subsampled_renyi(m, 0.1, 2),
             lambda m: ja.ProposeTestRelease(m, 1.0, 1.0),
             lambda m: ja.verify(m, ja.Bounds(1, 1, 1), delta=1e-5),
         ],

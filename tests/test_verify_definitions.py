@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mechanism_tables import EXAMPLES
 
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.mechanisms.base import Mechanism, register
-from jaxacct.mechanisms.table import EXAMPLES
 
 pytest.importorskip("flint")
 
 from jaxacct.verification import delta_enclosure
 from jaxacct.verification.ball_arithmetic import ball, precision
 from jaxacct.verification.finite_losses import from_masses, in_either_order
-from jaxacct.verification.loss_definition import directions, expand
+from jaxacct.verification.loss_definition import RULES, directions, expand
 from jaxacct.verification.result import NotCovered
-from jaxacct.verification.rules import RULES
 
 
 def bracket(lower, upper):
@@ -162,11 +161,11 @@ def test_a_rule_names_the_fields_and_uses_them(kind):
 def test_a_known_class_with_a_new_field_is_not_covered(monkeypatch):
     """What a later version of a class adds is refused without anybody's care."""
     made = dataclasses.make_dataclass("Later", [("noise_multiplier", Any), ("group", int, 1)], frozen=True)
-    from jaxacct.verification import rules
+    from jaxacct.verification import loss_definition
 
-    monkeypatch.setitem(rules.RULES, made, rules.RULES[ja.Gaussian])
+    monkeypatch.setitem(loss_definition.RULES, made, loss_definition.RULES[ja.Gaussian])
     with pytest.raises(NotCovered, match="Later with the field group"):
-        rules.fields_of(made(1.0))
+        loss_definition.fields_of(made(1.0))
 
 
 def test_a_group_in_random_allocation_is_undecided():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers import refusal
+from mechanism_tables import EXAMPLES
 
 import jaxacct as ja
 from jaxacct import audit, selection
@@ -16,7 +17,6 @@ from jaxacct.mechanisms import (
     directions,
 )
 from jaxacct.mechanisms.loss_components import add_and_remove
-from jaxacct.mechanisms.table import EXAMPLES
 from jaxacct.plots.style import RELATION
 from jaxacct.report.wording import RELATIONS as IN_WORDS
 from jaxacct.report.wording import in_words

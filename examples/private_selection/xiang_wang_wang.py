@@ -11,7 +11,7 @@ from selecting import epsilons, run
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.representations.gdp_conversions import gdp_from_profile
+from jaxacct.representations.profile_conversions import gdp_from_profile
 
 BASES, DELTA, MANY = (1.0, 2.0, 4.0), 1e-5, 100
 

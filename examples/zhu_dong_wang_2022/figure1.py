@@ -11,10 +11,12 @@ import numpy as np
 from drawing import run
 
 import jaxacct as ja
-from jaxacct.representations.gdp_conversions import tradeoff_from_gdp
-from jaxacct.representations.profile_conversions import tradeoff_from_approximate_dp, tradeoff_from_profile
-from jaxacct.representations.renyi_conversions import epsilon_from_renyi, tradeoff_from_renyi
-from jaxacct.representations.zcdp_conversions import renyi_from_zcdp
+from jaxacct.representations.profile_conversions import (
+    tradeoff_from_approximate_dp,
+    tradeoff_from_gdp,
+    tradeoff_from_profile,
+)
+from jaxacct.representations.renyi_conversions import epsilon_from_renyi, renyi_from_zcdp, tradeoff_from_renyi
 
 RHO = 1.0
 

@@ -8,7 +8,7 @@ from drawing import run
 
 import jaxacct as ja
 from jaxacct.representations.fourier_accountant import fourier_delta
-from jaxacct.representations.renyi_accounting import rdp_epsilon
+from jaxacct.representations.renyi_divergences import rdp_epsilon
 
 SIGMA, DELTA = 20.0, 1e-5
 

@@ -9,7 +9,7 @@ from drawing import run
 from figure3a import fourier_epsilon
 
 import jaxacct as ja
-from jaxacct.representations.renyi_accounting import rdp_epsilon
+from jaxacct.representations.renyi_divergences import rdp_epsilon
 
 SIGMA, P, DELTA = 5.0, 0.52, 1e-6
 

@@ -9,7 +9,7 @@ from drawing import run
 
 import jaxacct as ja
 from jaxacct.representations.fourier_accountant import fourier_delta, riemann_delta
-from jaxacct.representations.renyi_accounting import rdp_delta
+from jaxacct.representations.renyi_divergences import rdp_delta
 
 Q, SIGMA, EPSILON = 0.02, 2.0, 1.0
 

@@ -36,8 +36,8 @@ from jaxacct.engines.backend import job, on_cores
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import Answer, Effort, MechanismQuestion, Question
 from jaxacct.mechanisms import Components, Mechanism, allocation_rounds, batch_shape, components, directions
-from jaxacct.mechanisms.balls_in_bins import rounds_inside
 from jaxacct.mechanisms.base import element, take_rows
+from jaxacct.mechanisms.random_allocation import rounds_inside
 
 __all__ = ["answer", "by_parts"]
 

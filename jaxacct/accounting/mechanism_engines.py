@@ -27,16 +27,15 @@ from jaxacct.mechanisms import (
     SampledWithoutReplacement,
     batch_shape,
 )
-from jaxacct.mechanisms.balls_in_bins import BallsInBins, replaced_in_two_steps
 from jaxacct.mechanisms.base import DIRECTIONS, Combinator, take_rows, weakest
 from jaxacct.mechanisms.base import register as register_mechanism
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.mechanisms.gaussian_branches import LOSS_OF_PRESENCE, OfGaussianMixtures
+from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, OfGaussianMixtures
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.poisson_sampled import groups_inside
-from jaxacct.mechanisms.random_allocation import RandomAllocation
+from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation, replaced_in_two_steps
 from jaxacct.mechanisms.sampled_releases import Several
-from jaxacct.mechanisms.shuffled_attacks import attacks_on
+from jaxacct.mechanisms.shuffled_batches import attacks_on
 
 if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Known, Row

@@ -1,29 +1,32 @@
-"""Lower bounds on epsilon from error counts: Clopper and Pearson's limits, and a fit of Gaussian DP."""
+"""Lower bounds on epsilon from scores or error counts: Clopper and Pearson's limits, and a fit of Gaussian DP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxacct.accounting.account import epsilon as epsilon_of
-from jaxacct.audit.lower_bound import CONDITIONAL, LowerBound, error_of, plain, require_at_most
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
     DELTA_OR_ZERO,
+    OPEN_PROBABILITY,
     Constraint,
+    InputError,
     broadcast_shape,
     check,
     choice,
+    require_at_most,
 )
 from jaxacct.mechanisms import Gaussian
 
-__all__ = ["clopper_pearson", "epsilon_of_mu", "gaussian_fit", "guess_counts", "upper_limit"]
-
-LIMIT_ERROR = 1e-10
-"""Relative allowance for the inverse of the incomplete beta function."""
+UNCONDITIONAL = "lower bound"
+"""Kind of a bound that assumes nothing of the mechanism."""
+CONDITIONAL = "conditional: Gaussian DP"
+"""Kind of a bound that holds only where the trade-off curve is that of a Gaussian."""
 WHOLE_NUMBERS = Constraint("use whole numbers of {name}", 0, integral=True)
 """What counts must be."""
 COMPARED = {
@@ -49,7 +52,8 @@ def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
     hits, trials = np.asarray(hits, np.float64), np.asarray(trials, np.float64)
     open_end = hits >= trials
     limit = betainccinv(hits + 1.0, np.where(open_end, 1.0, trials - hits), error)
-    return np.where(open_end, 1.0, np.minimum(limit * (1.0 + LIMIT_ERROR), 1.0))
+    # what the inverse of the incomplete beta function may err
+    return np.where(open_end, 1.0, np.minimum(limit * (1.0 + 1e-10), 1.0))
 
 
 def clopper_pearson(
@@ -162,10 +166,7 @@ def epsilon_of_mu(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
 def guess_counts(
     correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[int, ...] = ()
 ) -> tuple[list[np.ndarray], tuple[int, ...]]:
-    """The counts of an audit in one run and delta, checked, and the shape to which they broadcast.
-
-    more : the shape of an epsilon that broadcasts with them.
-    """
+    """The counts of an audit in one run and delta, checked, and their common shape with an epsilon of shape `more`."""
     fields = [
         np.asarray(check(name, value, rule))
         for name, value, rule in (
@@ -196,3 +197,158 @@ def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tupl
     limits = [upper_limit(h, n, error) for h, n in zip(checked.values(), sizes.values(), strict=True)]
     trials = np.add(*np.broadcast_arrays(*sizes.values())).astype(np.int64)
     return (limits[0], limits[1]), trials
+
+
+@dataclass(frozen=True, eq=False)
+class LowerBound:
+    """With probability at least ``confidence`` the mechanism is not (e, delta)-DP for any e < ``epsilon``.
+
+    The probability is over the trials of the audit.  A batch holds each element at ``confidence`` by itself; for k
+    statements that hold together ask each for 1 - (1 - confidence)/k.
+
+    Parameters
+    ----------
+    epsilon : float or numpy.ndarray
+        0 says nothing.
+    delta : float or numpy.ndarray
+    confidence : float
+    trials : int or numpy.ndarray
+        Runs, both worlds together; of an audit in one run its canaries.
+    method : str
+    kind : str
+        "lower bound", or "conditional: Gaussian DP": true if the trade-off curve is that of a Gaussian.
+    mu : float or numpy.ndarray, optional
+        The Gaussian-DP parameter of a Gaussian fit.
+
+    References
+    ----------
+    README.md of this folder, "What a lower bound says".
+
+    >>> LowerBound(0.75, 1e-5, 0.99, 20_000, "clopper_pearson")
+    LowerBound(epsilon >= 0.75 at delta 1e-05, confidence 0.99, 20,000 trials, clopper_pearson)
+    """
+
+    epsilon: Any
+    delta: Any
+    confidence: float
+    trials: Any
+    method: str
+    kind: str = UNCONDITIONAL
+    mu: Any = None
+
+    def __repr__(self) -> str:
+        trials = f"{self.trials:,}" if isinstance(self.trials, int) else str(self.trials)
+        condition = "" if self.kind == UNCONDITIONAL else f", {self.kind}"
+        epsilon = np.array2string(np.asarray(self.epsilon), precision=6, threshold=8)
+        return (
+            f"LowerBound(epsilon >= {epsilon} at delta {self.delta}, confidence {self.confidence:g}, "
+            f"{trials} trials, {self.method}{condition})"
+        )
+
+
+def error_of(confidence: Any) -> float:
+    """1 - confidence, the probability with which a lower bound may be wrong."""
+    number = check("confidence", confidence, OPEN_PROBABILITY)
+    if np.ndim(number):
+        raise InputError("confidence must be one number; ask for every statement by itself")
+    return 1.0 - float(number)
+
+
+def plain(values: Any) -> Any:
+    """A Python number of an array without a shape; other arrays as they are."""
+    values = np.asarray(values)
+    return values.item() if not values.shape else values
+
+
+def from_scores(
+    absent: Any,
+    present: Any,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    method: str = "clopper_pearson",
+    thresholds: Any = None,
+    held_out: float = 0.5,
+) -> LowerBound:
+    """A lower bound on epsilon from the scores of independent runs without and with the canary.
+
+    A run is taken for one with the canary if its score exceeds a threshold.
+
+    Parameters
+    ----------
+    absent, present : array_like, shape (runs,)
+        Scores, in an order that has nothing to do with them (as simulated).
+    delta : float
+    confidence : float in (0, 1)
+    method : {"clopper_pearson", "gaussian_fit"}
+        "gaussian_fit" is true only of mechanisms that are Gaussian DP.
+    thresholds : array_like, optional
+        Numbers chosen without looking at these scores; the error is divided among them (Bonferroni).  By default the
+        threshold that is best on the first ``held_out`` of either sample is used on the rest, and only the rest counts
+        as trials.
+    held_out : float in (0, 1)
+
+    Returns
+    -------
+    LowerBound
+
+    References
+    ----------
+    As for `clopper_pearson` and `gaussian_fit`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> absent, present = rng.normal(size=50_000), rng.normal(1.0, 1.0, 50_000)
+    >>> found = from_scores(absent, present, delta=1e-5, confidence=0.99, method="gaussian_fit")
+    >>> 0.9 < found.mu < 1.0, found.trials
+    (True, 50000)
+    """
+    error_of(confidence)
+    choice("method", method, ("clopper_pearson", "gaussian_fit"))
+    without, there = _sample("absent", absent), _sample("present", present)
+    if thresholds is None:
+        share = float(check("held_out", held_out, OPEN_PROBABILITY))
+        first, second = (min(max(int(share * x.size), 1), x.size - 1) for x in (without, there))
+        cuts = np.array([_best(without[:first], there[:second], delta, confidence, method)])
+        without, there = without[first:], there[second:]
+    else:
+        cuts = np.atleast_1d(np.asarray(thresholds, np.float64))
+        if cuts.ndim != 1 or np.isnan(cuts).any() or not cuts.size:
+            raise InputError("thresholds must be a list of numbers, without NaN; leave them out to hold some runs out")
+    false_positives, false_negatives = _errors(without, there, cuts)
+    sizes = without.size, there.size
+    if method == "gaussian_fit":
+        return gaussian_fit(false_positives, sizes[0], false_negatives, sizes[1], delta=delta, confidence=confidence)
+    each = 1.0 - error_of(confidence) / cuts.size
+    found = clopper_pearson(false_positives, sizes[0], false_negatives, sizes[1], delta=delta, confidence=each)
+    return LowerBound(float(np.max(found.epsilon)), float(delta), confidence, sum(sizes), method)
+
+
+def _sample(name: str, values: Any) -> np.ndarray:
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or values.size < 2 or np.isnan(values).any():
+        raise InputError(f"{name} must be scores of shape (runs,), at least 2 and without NaN; give one per run")
+    return values
+
+
+def _errors(absent: np.ndarray, present: np.ndarray, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many scores of either sample are on the wrong side of every threshold."""
+    above = absent.size - np.searchsorted(np.sort(absent), cuts, side="right")
+    return above, np.searchsorted(np.sort(present), cuts, side="right")
+
+
+def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: float, method: str) -> float:
+    """The threshold that would give most on these scores."""
+    from scipy.special import ndtri
+
+    tails = []
+    for values in map(np.sort, (absent, present)):
+        ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1  # close together in the tails
+        tails += [values[ranks], values[::-1][ranks]]
+    cuts = np.unique(np.concatenate(tails))
+    wrong = _errors(absent, present, cuts)
+    if method == "clopper_pearson":
+        each = clopper_pearson(wrong[0], absent.size, wrong[1], present.size, delta=delta, confidence=confidence)
+        return float(cuts[np.argmax(each.epsilon)])
+    half = 0.5 * error_of(confidence)
+    fpr, fnr = upper_limit(wrong[0], absent.size, half), upper_limit(wrong[1], present.size, half)
+    return float(cuts[np.argmax(-ndtri(fpr) - ndtri(fnr))])

@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.audit.known_curve import CurveTest
-from jaxacct.audit.lower_bound import UNCONDITIONAL, LowerBound
+from jaxacct.audit.error_counts import UNCONDITIONAL, LowerBound
+from jaxacct.audit.single_run import CurveTest
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import outward
 from jaxacct.core.validation import InputError
-
-__all__ = ["Claim", "Report", "Row"]
 
 REFUTED_MARK = "!!"
 """Stands behind a claim that is below a lower bound, and behind the p-value of a refuted curve."""
@@ -37,11 +35,6 @@ class Claim:
         Of the Bounds of `ja.epsilon` the upper end and the kind are taken.
     delta : float
     kind : str
-
-    Raises
-    ------
-    InputError
-        epsilon is not one number of 0 or more.
 
     >>> Claim("RDP", 2.31, 1e-5, kind="bound")
     Claim(name='RDP', epsilon=2.31, delta=1e-05, kind='bound')
@@ -70,11 +63,6 @@ class Row:
     name : str
     found : LowerBound
     claims : tuple of Claim
-
-    Raises
-    ------
-    InputError
-        The lower bound is a batch, or a claim is at another delta.
 
     >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
     >>> row = Row("worst score", found, (Claim("RDP", 2.31, 1e-5), Claim("too low", 1.0, 1e-5)))

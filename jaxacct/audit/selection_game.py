@@ -1,7 +1,7 @@
-"""The reduced selection game on the device: draw K, draw K candidates, keep the best by a score, millions of times.
+"""Simulated selections: draw K, draw K candidates, keep the best by a score; or draw the rank of the winner alone.
 
-Selections are exchangeable: how many of a batch have K = 1, 2, 3, ... is multinomial, so that a batch is drawn in
-ascending order of K, in blocks whose selections all need about as many candidates, and shuffled afterwards.
+How many selections of a batch have K = 1, 2, 3, ... is multinomial, so that a batch is drawn in ascending order of K,
+in blocks whose selections all need about as many candidates, and shuffled afterwards.
 """
 
 from __future__ import annotations
@@ -11,28 +11,19 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from jaxacct.audit.error_counts import LowerBound, clopper_pearson, error_of
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.progress import Progress
-from jaxacct.core.validation import COUNT, PROBABILITY, Constraint, InputError, check
-from jaxacct.selection.law_families import Law
-
-__all__ = [
-    "SEED_RANGE",
-    "SELECTIONS_PER_CALL",
-    "count_winners",
-    "finite",
-    "gaussian",
-    "in_chunks",
-    "repetition_counts",
-    "winners",
-]
+from jaxacct.core.validation import COUNT, DELTA, PROBABILITY, Constraint, InputError, check
+from jaxacct.engines.devices import double_precision
+from jaxacct.selection import Attack, Law, output_law
 
 SELECTIONS_PER_BLOCK = 2**13
 """Selections that draw their candidates side by side: few enough for a block to stay in the processor's cache."""
@@ -40,8 +31,6 @@ SELECTIONS_PER_CALL = 2**18
 """Selections in one call of the compiled program; calls run on all cores."""
 LONGEST_TABLE = 2**16
 """Longest table of the probabilities of K.  A K beyond the table is drawn by the quantiles of its law."""
-BEYOND_TABLE = 1e-10
-"""The table ends where the probability of a larger K has fallen to this, if that is earlier."""
 _ERFINV_MIDDLE = np.sqrt(2.0) * np.array(
     [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164]
     + [0.246640727, 1.50140941]
@@ -71,11 +60,6 @@ def gaussian(mean: float = 0.0) -> Partial:
     callable
         (key, shape) -> outcomes, traceable.
 
-    Raises
-    ------
-    InputError
-        The mean is not finite.
-
     References
     ----------
     Giles (2012), for the polynomials.
@@ -100,17 +84,10 @@ def finite(probabilities: Any) -> Partial:
     callable
         (key, shape) -> outcomes, traceable.
 
-    Raises
-    ------
-    InputError
-        No vector that sums to 1.
-
     >>> finite([0.2, 0.8])(jax.random.key(0), (5,)).shape
     (5,)
     """
-    each = np.asarray(check("probabilities", probabilities, PROBABILITY))
-    if each.ndim != 1 or abs(each.sum() - 1.0) > 1e-9:
-        raise InputError("probabilities must be a vector that sums to 1; divide it by its sum")
+    each = _law_of("probabilities", probabilities)
     return Partial(_finite, np.minimum(np.cumsum(each)[:-1] * 2.0**32, 2.0**32 - 1.0).astype(np.uint32))
 
 
@@ -143,11 +120,6 @@ def winners(
     -------
     numpy.ndarray of float32, shape (runs,)
         NaN where K = 0.
-
-    Raises
-    ------
-    InputError
-        Invalid values, or a batch of laws.
 
     References
     ----------
@@ -190,11 +162,6 @@ def count_winners(
     -------
     numpy.ndarray of int64, shape () or (events,)
 
-    Raises
-    ------
-    InputError
-        Invalid values, or a batch of laws.
-
     >>> from jaxacct import selection
     >>> int(count_winners(gaussian(), lambda x: x, selection.PointMass(3), 1000, lambda x: x > -10.0))
     1000
@@ -214,10 +181,7 @@ def in_chunks(
     seed: int,
     progress: bool | None = False,
 ) -> Iterator[Any]:
-    """`one(key, repetitions, rng, size)` for chunks of selections, on all cores, in order.
-
-    repetitions : (blocks, SELECTIONS_PER_BLOCK), ascending; the last `size` of them count, and those before are 0.
-    """
+    """`one(key, repetitions, rng, size)` for chunks of selections, in order; the last `size` repetitions count."""
     if not isinstance(law, Law) or law.shape:
         raise InputError(f"law = {law!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
     runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
@@ -254,9 +218,17 @@ def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Gen
 
 def _table(law: Law) -> np.ndarray:
     """Pr[K = 0], Pr[K = 1], ..., and last the probability of all that is beyond."""
-    last = int(min(float(law.quantile(1.0 - BEYOND_TABLE)), LONGEST_TABLE))
+    last = int(min(float(law.quantile(1.0 - 1e-10)), LONGEST_TABLE))
     each = np.append(law.probability(np.arange(last + 1.0)), law.survival(np.asarray(float(last))))
     return each / each.sum()
+
+
+def _law_of(name: str, values: Any) -> np.ndarray:
+    """A probability vector, checked."""
+    each = np.asarray(check(name, values, PROBABILITY))
+    if each.ndim != 1 or abs(each.sum() - 1.0) > 1e-9:
+        raise InputError(f"{name} must be a vector that sums to 1; divide it by its sum")
+    return each
 
 
 def _gaussian(mean: Any, key: Any, shape: tuple[int, ...]) -> Any:
@@ -306,3 +278,190 @@ def _counted(draw: Any, score: Any, event: Any, key: Any, repetitions: Any, skip
 def _traced(function: Callable[..., Any]) -> Partial:
     """A function as a pytree: compiled once for every function, whatever the arrays of a Partial."""
     return function if isinstance(function, Partial) else Partial(function)
+
+
+class Cells(NamedTuple):
+    """Cells of a base's outcomes in ascending order of their score, and their masses under either law.
+
+    Parameters
+    ----------
+    numerator, denominator : numpy.ndarray, shape (cells,)
+        Each sums to 1; with the record and without it for the direction "remove".
+    rank : numpy.ndarray, shape (cells, 2)
+        The ends of each cell's interval of ranks u, the denominator's mass of larger likelihood ratios.
+
+    >>> Cells(np.array([0.75, 0.25]), np.array([0.25, 0.75]), np.zeros((2, 2))).numerator.tolist()
+    [0.75, 0.25]
+    """
+
+    numerator: np.ndarray
+    denominator: np.ndarray
+    rank: np.ndarray
+
+
+def attack_cells(found: Attack, curve: Any) -> Cells:
+    """The worst-case score of `selection.attack` as an order on the cells between which it jumps.
+
+    Within a cell the order makes no difference to what the cell as a whole is given.
+
+    Parameters
+    ----------
+    found : Attack
+    curve : callable
+        T(u), the largest numerator mass of a set of denominator mass u, in the attack's direction; of arrays.
+
+    Returns
+    -------
+    Cells
+
+    >>> found = Attack(0.6, "remove", np.array([0.0, 0.1]), np.array([0.3]))  # as `selection.attack` finds them
+    >>> cells = attack_cells(found, np.sqrt)
+    >>> cells.denominator.round(3).tolist(), cells.numerator.round(3).tolist()
+    ([0.2, 0.1, 0.7], [0.231, 0.316, 0.452])
+    """
+    ends = np.unique(np.concatenate([[0.0, 1.0], found.rank, found.served]))
+    top = np.asarray(curve(ends), np.float64)
+    if top.shape != ends.shape or not np.all(np.diff(top) >= 0.0) or abs(top[-1] - 1.0) > 1e-9 or top[0] < 0.0:
+        raise InputError("curve must be a trade-off curve, from T(0) >= 0 up to T(1) = 1; give numerator masses")
+    numerator, rank = np.diff(top), np.stack([ends[:-1], ends[1:]], axis=1)
+    order = np.argsort(found.score(rank.mean(axis=1)), kind="stable")
+    numerator, denominator, rank = numerator[order], np.diff(ends)[order], rank[order]
+    if top[0] > 0.0:  # what the denominator never puts out goes on top
+        numerator, denominator = np.append(numerator, top[0]), np.append(denominator, 0.0)
+        rank = np.concatenate([rank, np.zeros((1, 2))])
+    return Cells(numerator / numerator.sum(), denominator / denominator.sum(), rank)
+
+
+def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
+    """1 - V of the winner in each of `runs` selections, V its rank: accurate near 0.
+
+    A candidate scores above the winner with this probability: through the quantiles of any score it is the winner.
+
+    Parameters
+    ----------
+    law, runs, seed, progress
+        As for `winners`.
+
+    Returns
+    -------
+    numpy.ndarray of float64, shape (runs,)
+        NaN where K = 0.
+
+    References
+    ----------
+    README.md of this folder, "The selection game".
+
+    >>> from jaxacct import selection
+    >>> top = winning_ranks(selection.PointMass(9), 10_000)
+    >>> bool(0.095 < top.mean() < 0.105)  # 1/(9 + 1)
+    True
+    """
+
+    def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
+        with double_precision():
+            found = np.asarray(_ranks(key, repetitions)).reshape(-1)[-size:]
+        return rng.permutation(found)
+
+    return np.concatenate(list(in_chunks(one, law, runs, seed, progress)))
+
+
+def cell_counts(masses: Any, law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
+    """How many of `runs` selections each cell wins, cells in ascending order of their score.
+
+    Parameters
+    ----------
+    masses : array_like in [0, 1], shape (cells,)
+        They sum to 1.
+    law, runs, seed, progress
+        As for `winners`.
+
+    Returns
+    -------
+    numpy.ndarray of int64, shape (cells + 1,)
+        The first is of K = 0, as in `selection.output_law`, the probabilities of which these are counts.
+
+    >>> from jaxacct import selection
+    >>> counts = cell_counts([0.5, 0.5], selection.PointMass(2), 1000)
+    >>> int(counts.sum()), bool(200 < counts[1] < 300)
+    (1000, True)
+    """
+    masses = _law_of("masses", masses)
+    # ends of the cells from the top down: 1 - V below the first is the last cell
+    above = np.cumsum(masses[::-1])[:-1] / masses.sum()
+
+    def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
+        with double_precision():
+            counts = np.array(_counted_cells(above, key, repetitions), np.int64)
+        counts[-1] -= repetitions.size - size  # what fills the chunk up has K = 0
+        return counts
+
+    return sum(in_chunks(one, law, runs, seed, progress))[::-1]
+
+
+def cell_audit(
+    cells: Cells, law: Law, *, delta: float, runs: int, confidence: float = 0.95, seed: int = 0
+) -> LowerBound:
+    """A lower bound on the epsilon of a selection whose score orders `cells`, from `runs` selections in either world.
+
+    The adversary's event, the winners with the largest likelihood ratios, is chosen from the cells' exact laws
+    (`selection.output_law`) and not from what is simulated.  So Clopper and Pearson's limits hold as they stand.
+
+    Parameters
+    ----------
+    cells : Cells
+    law : Law
+        One law of K.
+    delta : float in (0, 1)
+    runs : int
+    confidence : float in (0, 1)
+    seed : int
+
+    Returns
+    -------
+    LowerBound
+
+    References
+    ----------
+    As for `clopper_pearson`.
+
+    >>> from jaxacct import selection
+    >>> cells = Cells(np.array([0.75, 0.25]), np.array([0.25, 0.75]), np.zeros((2, 2)))  # randomised response, log 3
+    >>> found = cell_audit(cells, selection.PointMass(1), delta=1e-5, runs=1_000_000)
+    >>> bool(0.98 * np.log(3) < found.epsilon < np.log(3)), found.trials
+    (True, 2000000)
+    """
+    error_of(confidence)
+    runs = int(check("runs", runs, COUNT))
+    delta = float(np.asarray(check("delta", delta, DELTA)))
+    one, other = output_law(cells.numerator, law), output_law(cells.denominator, law)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        order = np.argsort(np.where(one > 0.0, -np.log(one / other), np.inf), kind="stable")
+        gain, cost = np.cumsum(one[order]), np.cumsum(other[order])
+    # the event of which the expected counts would show most
+    wrong, missed = (np.clip(np.round(x * runs), 0, runs) for x in (cost, 1.0 - gain))
+    shown = clopper_pearson(wrong, runs, missed, runs, delta=delta, confidence=confidence).epsilon
+    event = order[: int(np.argmax(shown)) + 1]
+    hits = [
+        int(cell_counts(masses, law, runs, seed=2 * seed + place)[event].sum())
+        for place, masses in enumerate((cells.numerator, cells.denominator))
+    ]
+    return clopper_pearson(hits[1], runs, runs - hits[0], runs, delta=delta, confidence=confidence)
+
+
+def _top(key: Any, repetitions: Any) -> Any:
+    """1 - U^{1/K} from 53 random bits, in float64; NaN where K = 0."""
+    bits = jax.random.bits(key, repetitions.shape, jnp.uint64) >> np.uint64(11)
+    exponential = -jnp.log((bits.astype(jnp.float64) + 0.5) * 2.0**-53)
+    return jnp.where(repetitions > 0, -jnp.expm1(-exponential / repetitions), jnp.nan)
+
+
+_ranks = jax.jit(_top)
+
+
+@jax.jit
+def _counted_cells(above: Any, key: Any, repetitions: Any) -> Any:
+    """How often each cell wins, from the top down, and last how often K = 0."""
+    top = jnp.where(repetitions > 0, _top(key, repetitions), 2.0).reshape(-1)
+    cell = jnp.searchsorted(above, top, side="right")
+    cell = jnp.where(top > 1.5, above.size + 1, cell)
+    return jnp.zeros(above.size + 2, jnp.int32).at[cell].add(1)

@@ -1,22 +1,48 @@
-"""Auditing in one run: many canaries, each in or out by a coin, and how many of the coins are guessed right."""
+"""Auditing in one run: many canaries, each in or out by a coin; how many coins are guessed right bounds epsilon,
+or refutes a claimed trade-off curve, which enters by lines above it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, overload
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from jaxacct.audit.error_counts import guess_counts
-from jaxacct.audit.known_curve import GUESSED, CurveTest, known_curve_test
-from jaxacct.audit.lower_bound import LowerBound, error_of, plain
-from jaxacct.core.validation import NON_NEGATIVE, Constraint, InputError, check, choice
+from jaxacct.audit.error_counts import (
+    CONDITIONAL,
+    LowerBound,
+    epsilon_of_mu,
+    error_of,
+    guess_counts,
+    plain,
+)
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import (
+    NON_NEGATIVE,
+    POSITIVE,
+    Constraint,
+    InputError,
+    check,
+    check_one,
+    choice,
+    require_at_most,
+    shown,
+)
+from jaxacct.mechanisms import Gaussian, Mechanism, batch_shape
+from jaxacct.mechanisms.loss_components import add_and_remove
+from jaxacct.representations.mechanism_profile import Profile, profile
+from jaxacct.training import Plan
 
-__all__ = ["coin_guesses", "one_run", "one_run_p_value"]
-
-BISECTIONS = 60
-"""Bisections of epsilon: more than there are bits in a float64."""
-LOG_ERROR = 1e-9
-"""Allowance for the rounding of the logarithm of a p-value."""
+FARTHEST_EPSILON = 50.0
+"""Where lines end if no epsilon has so small a delta."""
+DOWN = 1.0 - 8.0 * ROUNDOFF
+"""Factor that rounds a result of a few operations down."""
+Inverse = Callable[[np.ndarray], np.ndarray]
+"""y -> a lower bound of inf{x : F(x) >= y}, infinite where y > 1."""
+GUESSED = ("both", "in")
+"""Which guesses are made: of both kinds, or only that a canary was in."""
 
 
 def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, delta: Any) -> Any:
@@ -64,6 +90,8 @@ def one_run(
     claim: None = ...,
     guessed: str = ...,
 ) -> LowerBound: ...
+
+
 @overload
 def one_run(
     correct: Any,
@@ -75,6 +103,8 @@ def one_run(
     confidence: float = ...,
     guessed: str = ...,
 ) -> CurveTest: ...
+
+
 def one_run(
     correct: Any,
     guesses: Any,
@@ -110,11 +140,6 @@ def one_run(
     LowerBound
         With a claim a `CurveTest`.
 
-    Raises
-    ------
-    InputError
-        Invalid counts, no delta, or another claim.
-
     References
     ----------
     As for `one_run_p_value` and, with a claim, `known_curve_p_value`.
@@ -130,11 +155,11 @@ def one_run(
     error = error_of(confidence)
     fields, shape = guess_counts(correct, guesses, canaries, delta)
     v, r, m, d = (np.broadcast_to(x, shape).reshape(-1) for x in fields)
-    rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - LOG_ERROR
+    rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - 1e-9
     # at the right end even r of r guesses have probability q^r >= error
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
     some = rejected(low)
-    for _ in range(BISECTIONS):
+    for _ in range(60):  # more than there are bits in a float64
         middle = 0.5 * (low + high)
         right = rejected(middle)
         low, high = np.where(right, middle, low), np.where(right, high, middle)
@@ -157,11 +182,6 @@ def coin_guesses(scores: Any, included: Any, positive: int, negative: int) -> tu
     Returns
     -------
     tuple of int
-
-    Raises
-    ------
-    InputError
-        Other shapes, NaN, or more guesses than canaries.
 
     >>> coin_guesses([3.0, 0.1, 2.0, -1.0], [True, False, False, False], positive=2, negative=1)
     (2, 3)
@@ -202,3 +222,262 @@ def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
         plus = np.where(share <= 0.0, np.logaddexp(beyond, share + within), share + np.logaddexp(beyond, within))
         plus = np.where(i <= at, plus, -np.inf)
         return np.minimum(np.maximum(beyond[:, 0], plus.max(axis=1)), 0.0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CurveTest(LowerBound):
+    """A test of a claimed trade-off curve, and what the same guesses say of a Gaussian-DP mu; by `one_run`.
+
+    If the claim is true, `p_value <= a` has probability at most a.  A small one refutes the claimed curve, and so every
+    curve that promises more.  It says nothing of any one (epsilon, delta).  The fields of `LowerBound` are those of the
+    bound on mu by the same guesses: the run is not mu'-Gaussian DP for any mu' < ``mu``, without a condition, and its
+    ``epsilon`` is at least as said if the curve is that of a Gaussian.
+
+    Parameters
+    ----------
+    epsilon, delta, confidence, trials, method, kind, mu
+        As in `LowerBound`.
+    p_value : float or numpy.ndarray
+        Rounded up.
+    claim : str
+        What was tested, in words.
+    guessed : {"both", "in"}
+
+    References
+    ----------
+    README.md of this folder, "A known curve".
+
+    >>> from jaxacct.audit import one_run
+    >>> one_run(95, 100, 1000, claim=0.3, delta=1e-5, confidence=0.99).refuted
+    True
+    """
+
+    p_value: Any = 1.0
+    claim: str = ""
+    guessed: str = "both"
+
+    @property
+    def refuted(self) -> Any:
+        """Whether the claimed curve is refuted at level 1 - confidence."""
+        return plain(np.asarray(self.p_value) <= error_of(self.confidence))
+
+    def __repr__(self) -> str:
+        """The test first, then the bound."""
+        p = np.array2string(np.asarray(self.p_value), threshold=8, formatter={"float_kind": "{:.3g}".format})
+        mu = np.array2string(np.asarray(self.mu), precision=6, threshold=8)
+        bound = super().__repr__().removeprefix("LowerBound(")
+        return f"CurveTest({self.claim}: p = {p}, refuted: {self.refuted}; mu >= {mu}, {bound}"
+
+
+def known_curve_p_value(correct: Any, guesses: Any, canaries: Any, claim: Any, *, guessed: str = "both") -> Any:
+    """The largest probability that the claimed trade-off curve lets c or more of g guesses be right, rounded up.
+
+    Each of m canaries was in or out by a fair coin of its own, independent of the others; the mechanism ran once.  The
+    number of guesses g was fixed before the coins were tossed: the g largest scores, not the scores above a threshold.
+    Guesses depend on the output that the claim is about, and on randomness of their own, not on the coins.  If several
+    g or scores are tried, each p-value is multiplied by their number.
+
+    Parameters
+    ----------
+    correct, guesses, canaries : array_like of whole numbers
+        c, g and m: correct <= guesses <= canaries.  All broadcast.
+    claim : Plan, Mechanism, Profile or float
+        What is claimed of adding or removing one canary (of replacing one, or zeroing it out, if the plan or profile
+        is under replace_one or zero_out): the curve of a plan's run, once; of a mechanism; or mu-Gaussian DP for a
+        number mu > 0.
+    guessed : {"both", "in"}
+        "in" if every guess says that a canary was in: sharper, and needs only the curve of removing.
+
+    Returns
+    -------
+    float or numpy.ndarray
+
+    References
+    ----------
+    Mahloujifar, Melis and Chaudhuri (2024), arXiv:2410.22235; README.md of this folder, "A known curve", has the proof
+    and that for "in".
+
+    >>> round(known_curve_p_value(19, 20, 100, 1.0), 3), round(known_curve_p_value(19, 20, 100, 1.0, guessed="in"), 3)
+    (0.391, 0.244)
+    """
+    (c, g, m, _), shape = guess_counts(correct, guesses, canaries, 0.0)
+    choice("guessed", guessed, GUESSED)
+    return plain(_p_value(*_columns(c, g, m, shape), by_lines(claimed_lines(claim, guessed)), guessed).reshape(shape))
+
+
+def known_curve_test(
+    correct: Any, guesses: Any, canaries: Any, claim: Any, *, delta: Any, confidence: float, guessed: str
+) -> CurveTest:
+    """The answer of `one_run` with a claim."""
+    error = error_of(confidence)
+    if delta is None:
+        if not isinstance(claim, Plan):
+            raise InputError("delta = None must be a number unless claim is a Plan; give the delta of the epsilon")
+        delta = claim.target_delta
+    (c, g, m, d), shape = guess_counts(correct, guesses, canaries, delta)
+    choice("guessed", guessed, GUESSED)
+    if guessed == "in":
+        require_at_most("guesses", g, "canaries - 1", m - 1.0, "guesses that every canary is in say nothing")
+    counts = _columns(c, g, m, shape)
+    p_value = _p_value(*counts, by_lines(claimed_lines(claim, guessed)), guessed).reshape(shape)
+    mu = _gaussian_mu(*counts, error, guessed).reshape(shape)
+    at = np.broadcast_to(d, shape)
+    epsilon = np.where(at > 0.0, epsilon_of_mu(mu, np.where(at > 0.0, at, 0.5)), np.where(mu > 0.0, np.inf, 0.0))
+    trials = np.broadcast_to(m, shape).astype(np.int64)
+    fields = (plain(epsilon), plain(d), confidence, plain(trials), "one_run_curve", CONDITIONAL, plain(mu))
+    return CurveTest(*fields, plain(p_value), words(claim), guessed)
+
+
+def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse) -> np.ndarray:
+    """Whether c or more of g right guesses cannot have probability tau (README.md, "A known curve"); rounded down."""
+    r, h = DOWN * tau * c / m, DOWN * tau * (g - c) / m
+    for i in range(int(c.max()) - 1, -1, -1):
+        active = i < c
+        more = np.where(active, np.maximum(h, inverse(r)), h)
+        # an infinite `more` stays, and decides: r need not be told
+        step = np.subtract(more, h, out=np.zeros_like(r), where=np.isfinite(more))
+        r = np.where(active, DOWN * (r + i / np.maximum(g - i, 1.0) * step), r)
+        h = more
+    return DOWN * (r + h) > g / m
+
+
+def _p_value(c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse, guessed: str) -> np.ndarray:
+    """The least tau that is seen to be refuted, else 1; counts (B, 1)."""
+    side = inverse if guessed == "both" else halved(inverse)
+    wrong = lambda log_tau: refuted(np.exp(log_tau), c, g, m, side)
+    return np.minimum(np.exp(_sections(wrong, -690.0, 0.0, c.shape[0])[1]) / DOWN, 1.0)
+
+
+def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, guessed: str) -> np.ndarray:
+    """The largest mu that is seen to be refuted at this error, else 0; the curves are nested."""
+
+    def held(mu: np.ndarray) -> np.ndarray:
+        inverse = by_gaussian(mu)
+        side = inverse if guessed == "both" else halved(inverse)
+        return ~refuted(np.full(mu.shape, error), c, g, m, side)
+
+    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # an attack on it is never wrong in float64
+
+
+def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:
+    """For each row neighbours between which an increasing statement turns true: the ends as they were evaluated."""
+    left, right = np.full(rows, low), np.full(rows, high)
+    share = np.arange(1.0, 17.0) / 17.0
+    for _ in range(10):  # the interval shrinks by 17^10 = 2e12
+        at = left[:, None] + (right - left)[:, None] * share
+        turned = np.argmax(np.concatenate([true(at), np.ones((rows, 1), bool)], axis=1), axis=1)
+        ends = np.concatenate([left[:, None], at, right[:, None]], axis=1)
+        left, right = (np.take_along_axis(ends, turned[:, None] + k, axis=1)[:, 0] for k in (0, 1))
+    return left, right
+
+
+def _columns(
+    c: np.ndarray, g: np.ndarray, m: np.ndarray, shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    of = lambda x: np.broadcast_to(x, shape).reshape(-1, 1)
+    return of(c), of(g), of(m)
+
+
+class Lines(NamedTuple):
+    """Lines above the claimed curve: Pr[S with the record] <= intercept + slope Pr[S without], for every event S.
+
+    Sorted by slope; only those that are lowest somewhere.  ``breaks`` are the values y between which each is.
+    """
+
+    intercept: np.ndarray
+    slope: np.ndarray
+    breaks: np.ndarray
+
+
+def claimed_lines(claim: Any, guessed: str) -> Lines:
+    """Lines above the claimed curve: of both directions, or of removing alone for guesses "in"."""
+    relation = "add_or_remove_one" if guessed == "both" else "remove_one"
+    if isinstance(claim, Plan):
+        one = profile(claim.mechanism, claim.relation)
+    elif isinstance(claim, Profile):
+        one = claim
+    elif isinstance(claim, Mechanism):
+        one = profile(claim)
+    else:
+        one = profile(
+            Gaussian(1.0 / check_one("claim", claim, POSITIVE, "give a Plan, a mechanism, a Profile or a mu"))
+        )
+    if batch_shape(one.mechanism) != ():
+        raise InputError("claim is a batch of mechanisms; test one claim at a time")
+    if not add_and_remove(one.mechanism, one.relation):
+        relation = one.relation
+    reverse = "add_one" if relation == "remove_one" else relation
+    settings = {name: getattr(one, name) for name in ("engine", "rtol", "memory_bytes", "backend")}
+    steep, steep_delta = _deltas(profile(one.mechanism, relation, **settings))
+    flat, flat_delta = (
+        (steep, steep_delta) if reverse == relation else _deltas(profile(one.mechanism, reverse, **settings))
+    )
+    slope = np.concatenate([np.exp(-flat[::-1]), np.exp(steep)])
+    above = np.concatenate([1.0 - np.exp(-flat[::-1]) * (1.0 - flat_delta[::-1]), steep_delta])
+    return _lowest(above + 4.0 * ROUNDOFF * np.maximum(above, slope < 1.0), slope)
+
+
+def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
+    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # smaller p-values cannot be told from 0
+    # the error of lines is second order in their distance
+    epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
+    return epsilon, np.asarray(side.delta(epsilon).upper)
+
+
+def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
+    """The lines that are lowest somewhere, which are those of which (y - intercept)/slope is largest for some y."""
+    order = np.lexsort((intercept, -slope))
+    kept: list[int] = []
+    breaks: list[float] = []
+    for k in order:
+        while kept:
+            last = kept[-1]
+            if slope[k] >= slope[last]:
+                break  # as steep and not lower
+            # (y - a)/s = (y - b)/t at y = (a/s - b/t)/(1/s - 1/t), the new line with t < s above it from there on
+            meet = (intercept[k] * slope[last] - intercept[last] * slope[k]) / (slope[last] - slope[k])
+            if len(breaks) and meet <= breaks[-1]:
+                kept.pop(), breaks.pop()
+                continue
+            breaks.append(float(meet))
+            kept.append(int(k))
+            break
+        else:
+            kept.append(int(k))
+    return Lines(intercept[kept], slope[kept], np.asarray(breaks))
+
+
+def by_lines(lines: Lines) -> Inverse:
+    """Every line gives a lower bound, so that rounding may choose any of them."""
+
+    def inverse(y: np.ndarray) -> np.ndarray:
+        best = np.searchsorted(lines.breaks, y)
+        x = DOWN * (y - lines.intercept[best]) / lines.slope[best]
+        return np.where(y > 1.0, np.inf, np.maximum(x, 0.0))
+
+    return inverse
+
+
+def by_gaussian(mu: np.ndarray) -> Inverse:
+    """Of mu-Gaussian DP in closed form, rounded down; mu broadcasts with y."""
+    from scipy.special import ndtr, ndtri
+
+    def inverse(y: np.ndarray) -> np.ndarray:
+        x = (1.0 - 1e-11) * ndtr(ndtri(np.minimum(y, 1.0)) - mu)  # SciPy's functions err by about 1e-14
+        return np.where(y > 1.0, np.inf, np.minimum(x, y))
+
+    return inverse
+
+
+def halved(inverse: Inverse) -> Inverse:
+    """For guesses "in": of the curve F(2 x)/2, since either side holds the 1/2 of the coin."""
+    return lambda y: 0.5 * inverse(2.0 * y)
+
+
+def words(claim: Any) -> str:
+    """What is claimed."""
+    if isinstance(claim, Plan):
+        return "curve of the plan"
+    if isinstance(claim, Mechanism | Profile):
+        return f"curve of {shown(claim.mechanism if isinstance(claim, Profile) else claim)}"
+    return f"{float(claim):g}-Gaussian DP"

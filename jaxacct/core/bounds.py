@@ -13,8 +13,6 @@ from jaxacct.core import markup
 from jaxacct.core.text import bracket, numbers, outward, plain
 from jaxacct.core.validation import InputError, shown
 
-__all__ = ["KINDS", "STATUSES", "Bounds", "explain"]
-
 KINDS = {
     "certified": "rigorous upper and lower bound, numerical error included",
     "bound": "the upper end is a theorem's bound; the lower end is not claimed to be near the truth",
@@ -79,11 +77,6 @@ def explain(status: Any, kind: Any = "certified") -> Any:
     -------
     str or numpy.ndarray
         A `str` for one status, a text array of the common shape for arrays.
-
-    Raises
-    ------
-    InputError
-        An unknown word, with its index, or shapes that do not broadcast.
 
     >>> explain("zero")
     'delta is at least delta(0), so epsilon is 0; nothing to do.'

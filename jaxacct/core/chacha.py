@@ -18,9 +18,6 @@ from jax.extend.random import define_prng_impl
 
 from jaxacct.core.validation import InputError
 
-__all__ = ["CHACHA20", "block", "fresh_key", "key_from_bytes", "key_words", "noise_words", "secret"]
-__all__ += ["host_bits", "host_block", "host_fold_in", "host_split"]
-
 _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
 """The text "expand 32-byte k"."""
 _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)

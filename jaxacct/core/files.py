@@ -12,20 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxacct.core.optional import lacking
+from jaxacct.core.lazy_exports import lacking
 from jaxacct.core.validation import InputError
-
-__all__ = [
-    "Unwritable",
-    "lock",
-    "optional_package",
-    "regular_file",
-    "rename_new",
-    "replacing",
-    "sync_folder",
-    "unwritable",
-    "write_csv",
-]
 
 
 class Unwritable(InputError):

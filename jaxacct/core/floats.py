@@ -1,7 +1,5 @@
 """Constants of float64 arithmetic, each written once."""
 
-__all__ = ["LOST_TAIL", "ROUNDOFF", "SMALLEST_POSITIVE"]
-
 ROUNDOFF = 2.0**-53
 """The unit roundoff: the largest relative error of one correctly rounded operation."""
 LOST_TAIL = 1e-309

@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["FRONT_DOOR", "MEANINGS", "meant", "nearest", "with_hints"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when first used, so that importing the package is quick.
+"""Public names that are imported when first used, and the optional packages that some of them need.
 
 A package that uses this writes its names three times: in the table of lazy exports, in `__all__`, and in imports under
 `if TYPE_CHECKING`, where type checkers and editors find them.  `tests/test_front_door.py` compares the three.
@@ -13,9 +13,20 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from jaxacct.core.optional import EXTRAS, lacking
-
-__all__ = ["Missing", "lazy_exports"]
+EXTRAS = {
+    "dp_accounting": ("dp-accounting", "interop"),
+    "flax": ("flax", "training"),
+    "flint": ("python-flint", "verify"),
+    "matplotlib": ("matplotlib", "plot"),
+    "opacus": ("opacus", "opacus"),
+    "optax": ("optax", "training"),
+    "orbax": ("orbax-checkpoint", "training"),
+    "pandas": ("pandas", "pandas"),
+    "pyarrow": ("pyarrow", "parquet"),
+    "sphinx": ("sphinx", "docs"),
+    "xarray": ("xarray", "xarray"),
+}
+"""For each imported name: the name of the distribution, which may differ, and the extra of jaxacct that brings it."""
 
 
 def lazy_exports(
@@ -98,3 +109,13 @@ def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:
     known = FRONT_DOOR.get(name, "") if package == "jaxacct" else ""
     near = known or nearest(name, homes, 0.7)
     return f"; did you mean {near}?" if near else ""
+
+
+def lacking(what: str, module: str) -> str:
+    """One line: what needs the package of a module, and how to get it.
+
+    >>> lacking("ja.verify", "flint")
+    "ja.verify needs the package python-flint; pip install 'jaxacct[verify]'"
+    """
+    distribution, extra = EXTRAS[module.partition(".")[0]]
+    return f"{what} needs the package {distribution}; pip install 'jaxacct[{extra}]'"

@@ -9,8 +9,6 @@ import html
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 
-__all__ = ["MOST_ROWS", "batch", "cut", "fields", "table"]
-
 MOST_ROWS = 10
 """Rows of a batch that are shown; the count of the others is said."""
 _ROW = '<tr style="border-bottom:1px solid rgba(128,128,128,.35)">'

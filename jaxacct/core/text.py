@@ -10,14 +10,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["WORDS", "bracket", "numbers", "outward", "plain", "plain_record"]
-
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """What JSON has no number for, as the words that stand for it."""
 _FILL = re.compile(r"^.?[<>=^]", re.DOTALL)
 """What a format begins with where it is filled and aligned."""
-_UNROUNDED = Context(prec=2000)
-"""Decimal arithmetic that keeps every digit of a float64 and of its text."""
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
@@ -51,7 +47,7 @@ def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
     if found is None:
         return ("-" not in text) == up  # an infinity, in whose place a percentage of a large number may stand
     shown = Decimal(re.sub("[,_%]", "", found[0]))
-    shown = shown.scaleb(-2, _UNROUNDED) if found[0].endswith("%") else shown
+    shown = shown.scaleb(-2, Context(prec=2000)) if found[0].endswith("%") else shown  # every digit is kept
     return shown >= exact if up else shown <= exact
 
 

@@ -8,41 +8,12 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
-
-__all__ = [
-    "BACKENDS",
-    "COUNT",
-    "DELTA",
-    "DELTA_OR_ZERO",
-    "ENGINES",
-    "GIBIBYTE",
-    "LARGEST_COUNT",
-    "NON_NEGATIVE",
-    "OPEN_PROBABILITY",
-    "POSITIVE",
-    "PROBABILITY",
-    "REAL",
-    "RELATIONS",
-    "Constraint",
-    "InputError",
-    "Options",
-    "Tracer",
-    "TracerError",
-    "UnboundedLossError",
-    "broadcast_shape",
-    "check",
-    "check_one",
-    "choice",
-    "options",
-    "refuse_tracers",
-    "shown",
-]
 
 Tracer = jax.core.Tracer
 """What stands for a value while JAX traces a function: there is no number to check."""
@@ -50,12 +21,8 @@ RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_
 """Neighbouring relations.  Scales and noise multipliers are relative to the add/remove sensitivity."""
 ENGINES = ("auto", "contour", "lattice")
 """The words that `engine` may be; "auto" lets every engine answer where it suits."""
-BACKENDS = ("auto", "numpy", "xla")
-"""What may be asked to evaluate kernels; `jaxacct.epsilon` says which is taken."""
 GIBIBYTE = 2**30
 """Bytes; the usual limit on the lattice engine's memory."""
-LEAST_MEMORY = 2**24
-"""Bytes; below this the shortest lattice of a large composition does not fit."""
 LARGEST_COUNT = 2**53
 """Largest step count: every integer up to here is exact in float64."""
 MOST_SHOWN_CHARACTERS = 60
@@ -95,10 +62,9 @@ class UnboundedLossError(InputError):
 
     def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
         self.bad = bad
-        index = [int(i) for i in np.argwhere(bad)[0]]
+        place = _place("delta", np.argwhere(bad)[0])
         super().__init__(
-            f"delta{index or ''} = 0 must be > 0 for {what} with an unbounded loss; use a small positive delta such as "
-            "1e-5"
+            f"{place} = 0 must be > 0 for {what} with an unbounded loss; use a small positive delta such as 1e-5"
         )
 
 
@@ -152,7 +118,9 @@ OPEN_PROBABILITY = Constraint("use a {name} strictly between 0 and 1", 0, 1, low
 DELTA = Constraint("use a small positive {name} such as 1e-5", 0, 1, lower_open=True, upper_open=True)
 DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1, upper_open=True)
 COUNT = Constraint("use a whole number of {name}", 1, LARGEST_COUNT, integral=True)
-MEMORY = Constraint("use a whole number of bytes, such as 2**30", LEAST_MEMORY, LARGEST_COUNT, integral=True)
+RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
+# below 16 MiB no lattice of a large composition fits
+MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST_COUNT, integral=True)
 """What numbers may be: each name says the set, each remedy what to use instead."""
 
 
@@ -225,6 +193,42 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     raise InputError(f"{name} = {shown(value)} is not known; use one of {', '.join(map(repr, words))}")
 
 
+def refuse_where(
+    bad: np.ndarray,
+    name: str,
+    values: Any,
+    rest: str | Callable[[tuple[int, ...]], str],
+    written: Callable[[float], str] = repr,
+) -> None:
+    """Refuse the first value that is bad; `rest` says why and what to use instead, or makes that of its index.
+
+    >>> refuse_where(np.array([False, True]), "slots", np.array([4.0, 0.5]), "must be whole; use 1")
+    Traceback (most recent call last):
+        ...
+    jaxacct.InputError: slots[1] = 0.5 must be whole; use 1
+    """
+    if np.any(bad):
+        index = tuple(np.argwhere(bad)[0].tolist())
+        value = float(np.broadcast_to(values, np.shape(bad))[index])
+        said = rest if isinstance(rest, str) else rest(index)
+        raise InputError(f"{_place(name, index)} = {written(value)} {said}")
+
+
+def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, remedy: str) -> None:
+    """Refuse, in one line, the first value above its limit; they broadcast."""
+    shape = broadcast_shape({name: values.shape, of: limits.shape})
+    limit = np.broadcast_to(limits, shape)
+    rest = lambda index: f"must be <= {of} = {limit[index]:g}; {remedy}"
+    refuse_where(np.broadcast_to(values > limits, shape), name, values, rest, "{:g}".format)
+
+
+def check_int(name: str, value: Any, least: int, remedy: str) -> int:
+    """A Python or NumPy integer of at least so much; floats are refused."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name} = {value!r} must be an integer >= {least}; {remedy}")
+    return int(value)
+
+
 def check_flag(name: str, value: Any, question: str) -> None:
     """A Python bool; ``question`` is what the caller should say."""
     if not isinstance(value, bool):
@@ -268,7 +272,7 @@ def options(
 of bytes, such as 2**30
     """
     words = choice("relation", relation, RELATIONS), choice("engine", engine, ENGINES)
-    place = choice("backend", backend, BACKENDS)
+    place = choice("backend", backend, ("auto", "numpy", "xla"))
     memory = check("memory_bytes", memory_bytes, MEMORY, "one limit serves the whole batch")
     width = Constraint(f"use {usual_rtol} or so", least_rtol, 1, lower_open=least_rtol == 0.0, upper_open=True)
     return Options(
@@ -363,8 +367,9 @@ def _compatible(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
     return all(a == b or 1 in (a, b) for a, b in trailing)
 
 
-def _place(name: str, index: tuple[int, ...]) -> str:
-    return f"{name}[{', '.join(map(str, index))}]" if index else name
+def _place(name: str, index: Iterable[int]) -> str:
+    places = ", ".join(map(str, index))
+    return f"{name}[{places}]" if places else name
 
 
 def _remedy(name: str, constraint: Constraint) -> str:

@@ -23,7 +23,7 @@ from jaxacct.kernels.mixture_nodes import Nodes, chernoff, nodes_for_delta, node
 from jaxacct.kernels.mixture_placement import Part, saddle
 from jaxacct.kernels.special import logsumexp
 from jaxacct.mechanisms import Composed, Mechanism, Repeated, batch_shape
-from jaxacct.mechanisms.gaussian_branches import Branch, OfGaussianMixtures
+from jaxacct.mechanisms.gaussian_mixtures import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import GaussianPart
 

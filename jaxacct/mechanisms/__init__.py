@@ -1,28 +1,32 @@
 """Mechanisms: frozen pytrees that describe what is run, and the components that the engines consume."""
 
-from jaxacct.mechanisms.balls_in_bins import BallsInBins
-from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, BaseMechanism, Mechanism, batch_shape
-from jaxacct.mechanisms.combinators import Composed, Repeated, compose, repeat
+from jaxacct.core.validation import RELATIONS
+from jaxacct.mechanisms.additive_noise import (
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Gaussian,
+    Laplace,
+    SmoothSensitivityGaussian,
+)
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape
+from jaxacct.mechanisms.combinators import Composed, ProposeTestRelease, Repeated, compose, repeat
 from jaxacct.mechanisms.concentrated import ZCDP
-from jaxacct.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from jaxacct.mechanisms.dp_sgd_run import SAMPLING, dp_sgd
-from jaxacct.mechanisms.finite import ApproximateDP, PureDP, RandomisedResponse, RandomizedResponse
-from jaxacct.mechanisms.finite_output import FiniteOutput
-from jaxacct.mechanisms.gaussian import Gaussian
-from jaxacct.mechanisms.gaussian_mixture import MixtureOfGaussians
-from jaxacct.mechanisms.laplace import Laplace
+from jaxacct.mechanisms.finite import ApproximateDP, FiniteOutput, PureDP, RandomisedResponse, RandomizedResponse
+from jaxacct.mechanisms.fixed_size_batches import SampledWithoutReplacement, SampledWithReplacement
+from jaxacct.mechanisms.gaussian_mixtures import MixtureOfGaussians
 from jaxacct.mechanisms.loss_components import Components, components, directions
-from jaxacct.mechanisms.poisson_sampled import PoissonSampled
+from jaxacct.mechanisms.noisy_choices import (
+    AboveThreshold,
+    ExponentialMechanism,
+    GaussianNoisyMax,
+    NumericSparse,
+    ReportNoisyMax,
+)
+from jaxacct.mechanisms.poisson_sampled import PoissonSampled, TruncatedPoissonSampled, cap_for
 from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
-from jaxacct.mechanisms.propose_test_release import ProposeTestRelease
-from jaxacct.mechanisms.random_allocation import RandomAllocation
-from jaxacct.mechanisms.selection_by_noise import ExponentialMechanism, GaussianNoisyMax, ReportNoisyMax
+from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
-from jaxacct.mechanisms.smooth_sensitivity import SmoothSensitivityGaussian
-from jaxacct.mechanisms.sparse_vector import AboveThreshold, NumericSparse
-from jaxacct.mechanisms.truncated_poisson import TruncatedPoissonSampled, cap_for
-from jaxacct.mechanisms.with_replacement import SampledWithReplacement
-from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
 
 __all__ = [
     "DIRECTIONS",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -16,21 +17,6 @@ from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown
 from jaxacct.mechanisms.expression import call, html_form
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
-
-__all__ = [
-    "DIRECTIONS",
-    "RELATIONS",
-    "SENSITIVITY",
-    "AdditiveNoise",
-    "BaseMechanism",
-    "Mechanism",
-    "batch_shape",
-    "element",
-    "holds_vectors",
-    "register",
-    "require_mechanism",
-    "weakest",
-]
 
 DIRECTIONS = ("remove", "add")
 """The two directions of a dominating pair: P with the record (remove) or without it (add)."""
@@ -58,6 +44,8 @@ class Mechanism(ABC):
     constraints: ClassVar[Mapping[str, Constraint]] = {}
     vectors: ClassVar[tuple[str, ...]] = ()
     """Numeric fields whose last axis belongs to one configuration; the axes before it are the batch."""
+    only_bounded: ClassVar[bool] = False
+    """Whether the pair of `expand` only bounds the mechanism."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -126,7 +114,8 @@ class Mechanism(ABC):
         composed : whether it is run more than once or beside others. A pair that joins several pairs of neighbours,
         each the worst at some eps, is attained by one step and only bounds a composition.
         """
-        return weakest(mechanism.kind_under(relation, composed) for mechanism in self.inside())
+        own = "bound" if self.only_bounded else "certified"
+        return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
         """What an answer claims whose upper end is from `expand` and whose lower end is from `expand_below`."""
@@ -219,11 +208,7 @@ def weakest(kinds: Iterable[str]) -> str:
 
 
 def register(cls: type[M]) -> type[M]:
-    """Make a frozen dataclass a pytree: every field a child, except those with metadata ``static=True``.
-
-    Unflattening sets the fields without the constructor, so tracers, None and placeholder objects pass
-    through.
-    """
+    """Make a frozen dataclass a pytree: metadata ``static=True`` keeps a field out, and unflattening checks nothing."""
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
         raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))
@@ -262,17 +247,26 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     tuple of int
         () for a single configuration.
 
-    Raises
-    ------
-    InputError
-        No mechanism, or a clash, naming two fields and their shapes.
-
     >>> from jaxacct.mechanisms import dp_sgd
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
     known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # kept by a composition, however long
     return cast(tuple[int, ...], known) if known is not None else broadcast_shape(dict(_shapes(mechanism)))
+
+
+def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
+    """The common shape of a batch and values; for each of its elements the configuration's number, and the value.
+
+    >>> from jaxacct.mechanisms import Gaussian
+    >>> shape, rows, deltas = on_batch(Gaussian([1.0, 2.0]), "delta", [[1e-5], [1e-6]])
+    >>> shape, rows.tolist(), deltas.tolist()
+    ((2, 2), [0, 1, 0, 1], [1e-05, 1e-05, 1e-06, 1e-06])
+    """
+    mine = batch_shape(mechanism)
+    shape = broadcast_shape({"the mechanism": mine, name: np.shape(values)})
+    rows = np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
+    return shape, rows, np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
 
 
 def require_mechanism(name: str, value: object) -> Mechanism:
@@ -319,59 +313,55 @@ def element(mechanism: M, index: tuple[Any, ...]) -> M:
     """One configuration of a batch, as a mechanism without batch axes."""
     shape = batch_shape(cast(Any, mechanism))
 
-    def one(owner: Any) -> Any:
-        if isinstance(owner, tuple):
-            return tuple(one(item) for item in owner)
-        taken = {}
-        for field in dataclasses.fields(owner):
-            value = getattr(owner, field.name)
-            if isinstance(value, Mechanism | tuple):
-                value = one(value)
-            elif dataclasses.is_dataclass(value):
-                value = cast(Any, value).element(_inside(index, cast(Any, value).shape))
-            elif field.name in owner.vectors:
-                value = np.broadcast_to(value, shape + np.shape(value)[-1:])[index]
-            elif not field.metadata.get("static"):
-                value = float(np.broadcast_to(value, shape)[index])
-            taken[field.name] = value
-        return type(owner)(**taken)
+    def number(value: Any) -> float:
+        return float(np.broadcast_to(value, shape)[index])
 
-    return cast(M, one(mechanism))
+    def vector(value: Any) -> np.ndarray:
+        return np.asarray(np.broadcast_to(value, shape + np.shape(value)[-1:])[index])
+
+    def law(owner: Any, value: Any) -> Any:
+        inside = zip(index[len(index) - len(value.shape) :], value.shape, strict=True)
+        return value.element(tuple(0 if n == 1 else i for i, n in inside))
+
+    return cast(M, _picked(mechanism, number, vector, law))
 
 
 def take_rows(mechanism: M, rows: np.ndarray) -> M:
-    """Some configurations of a batch, by their numbers in its flat order, as a batch of one axis.
-
-    Only for mechanisms whose fields are numbers, vectors and other such mechanisms.
-    """
+    """Some configurations of a batch, by their numbers in its flat order; one with a law of K in it is refused."""
     shape = batch_shape(cast(Any, mechanism))
 
-    def some(owner: Any) -> Any:
-        if isinstance(owner, tuple):
-            return tuple(some(item) for item in owner)
-        taken = {}
-        for field in dataclasses.fields(owner):
-            value = getattr(owner, field.name)
-            if isinstance(value, Mechanism | tuple):
-                value = some(value)
-            elif dataclasses.is_dataclass(value):
-                raise InputError(f"a batch of {type(owner).__name__} is not taken apart here; ask for one at a time")
-            elif field.name in owner.vectors:
-                length = np.shape(value)[-1:]
-                value = np.broadcast_to(value, shape + length).reshape(-1, *length)[rows]
-            elif not field.metadata.get("static"):
-                value = np.broadcast_to(value, shape).reshape(-1)[rows]
-            taken[field.name] = value
-        return type(owner)(**taken)
+    def number(value: Any) -> np.ndarray:
+        return np.asarray(np.broadcast_to(value, shape).reshape(-1)[rows])
+
+    def vector(value: Any) -> np.ndarray:
+        length = np.shape(value)[-1:]
+        return np.asarray(np.broadcast_to(value, shape + length).reshape(-1, *length)[rows])
+
+    def law(owner: Any, value: Any) -> Any:
+        raise InputError(f"a batch of {type(owner).__name__} is not taken apart here; ask for one at a time")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to tell was told when the mechanism was made
-        return cast(M, some(mechanism))
+        return cast(M, _picked(mechanism, number, vector, law))
 
 
-def _inside(index: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """The index of a batch as one of a shape that broadcasts to it."""
-    return tuple(0 if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True))
+def _picked(owner: Any, number: Callable[[Any], Any], vector: Callable[[Any], Any], law: Callable[..., Any]) -> Any:
+    """A mechanism, or a tuple of them, with every numeric field, vector and law of K replaced."""
+    if isinstance(owner, tuple):
+        return tuple(_picked(item, number, vector, law) for item in owner)
+    taken = {}
+    for field in dataclasses.fields(owner):
+        value = getattr(owner, field.name)
+        if isinstance(value, Mechanism | tuple):
+            value = _picked(value, number, vector, law)
+        elif dataclasses.is_dataclass(value):
+            value = law(owner, value)
+        elif field.name in owner.vectors:
+            value = vector(value)
+        elif not field.metadata.get("static"):
+            value = number(value)
+        taken[field.name] = value
+    return type(owner)(**taken)
 
 
 def holds_vectors(mechanism: Mechanism) -> bool:

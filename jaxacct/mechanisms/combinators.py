@@ -1,4 +1,4 @@
-"""Compositions: a mechanism repeated, and several in a row."""
+"""Mechanisms made of others: repeated, several in a row, or run only where a test finds the data stable."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.keywords import with_hints
-from jaxacct.core.validation import COUNT, InputError, check
+from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, check
+from jaxacct.mechanisms.additive_noise import Gaussian, Laplace
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
     Combinator,
@@ -21,15 +23,12 @@ from jaxacct.mechanisms.base import (
     require_mechanism,
     weakest,
 )
-from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.expression import number
-from jaxacct.mechanisms.finite import sample_pair
-from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.finite import ApproximateDP, sample_pair
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import FinitePart, Part
 from jaxacct.mechanisms.poisson_sampled import PoissonSampled
-
-__all__ = ["Composed", "Repeated", "compose", "repeat"]
+from jaxacct.mechanisms.profile import either_order
 
 MOST_DIGITS = 2**20
 """Most binary digits of an exact power, reached at some 20,000 steps."""
@@ -49,11 +48,6 @@ class Repeated(Combinator):
         What is repeated.
     steps : array_like of whole numbers from 1 to 2**53
         Integral floats are accepted; broadcasts with the mechanism's fields.
-
-    Raises
-    ------
-    InputError
-        No mechanism, or a value outside its limits, with its index.
 
     References
     ----------
@@ -130,11 +124,6 @@ class Composed(Combinator):
     ----------
     mechanisms : tuple of Mechanism
         One or more; their fields broadcast against each other.
-
-    Raises
-    ------
-    InputError
-        No mechanisms, something that is no mechanism, or fields that do not broadcast.
 
     References
     ----------
@@ -245,11 +234,6 @@ def repeat(mechanism: Mechanism, steps: Any) -> Repeated:
     -------
     Repeated
 
-    Raises
-    ------
-    InputError
-        No mechanism, or a value outside its limits, with its index.
-
     References
     ----------
     Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 10.
@@ -272,11 +256,6 @@ def compose(*mechanisms: Mechanism) -> Composed:
     -------
     Composed
 
-    Raises
-    ------
-    InputError
-        No mechanisms, something that is no mechanism, or fields that do not broadcast.
-
     References
     ----------
     Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 10.
@@ -285,3 +264,62 @@ def compose(*mechanisms: Mechanism) -> Composed:
     2
     """
     return Composed(mechanisms)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class ProposeTestRelease(Combinator):
+    """Release ``mechanism`` only if the data is far enough from unstable data, by a noisy distance.
+
+    The distance to instability is the least number of steps of the neighbouring relation to data where
+    ``mechanism`` does not have its guarantee. It is released with Laplace noise of scale ``test_scale`` (it
+    moves by at most 1 under that relation, whichever it is), and the mechanism is run if it comes out above
+    ``threshold``. Two unstable neighbours are told apart at worst always, but pass with probability
+
+        delta_infinity = e^{-threshold/test_scale}/2
+
+    at most, and at any other two neighbours the mechanism has its guarantee; the composition of the Laplace
+    mechanism, a mass delta_infinity at infinite loss, and the mechanism dominates both cases. ``kind`` is
+    "bound". It cannot be sampled.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        What is released.
+    test_scale : array_like > 0, finite
+        Scale of the Laplace noise on the distance; broadcasts with the mechanism's fields.
+    threshold : array_like >= 0, finite
+        The noisy distance above which the mechanism is run.
+
+    References
+    ----------
+    Dwork, Lei (2009), Differential Privacy and Robust Statistics. Dwork, Roth (2014), The Algorithmic Foundations of
+    Differential Privacy, Section 7.3.
+
+    >>> import jaxacct as ja
+    >>> guarded = ja.ProposeTestRelease(ja.Gaussian(5.0), test_scale=2.0, threshold=30.0)
+    >>> float(ja.epsilon(guarded, 1e-7).upper)  # e^{-15}/2 is 1.5e-7
+    inf
+    """
+
+    mechanism: Any
+    test_scale: Any
+    threshold: Any
+    only_bounded: ClassVar = True
+    constraints: ClassVar = {"test_scale": POSITIVE, "threshold": NON_NEGATIVE}
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        test = Laplace(self.test_scale).expand("add_or_remove_one", direction)
+        missed = ApproximateDP(0.0, self._passing()).expand(relation, direction)
+        return [*test, *missed, *self.mechanism.expand(relation, direction)]
+
+    def infinity_exactly(self, direction: str) -> Fraction | None:
+        inner = self.mechanism.infinity_exactly(direction)
+        return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
+
+    def _passing(self) -> np.ndarray:
+        """delta_infinity, rounded up (README.md, "A Gaussian's profile") and never 0, as epsilon at 0 is infinite."""
+        with np.errstate(over="ignore"):
+            # e^-800 is below the smallest float64
+            ratio = np.minimum(np.asarray(self.threshold) / np.asarray(self.test_scale), 800.0)
+        return 0.5 * np.exp(-ratio) * (1.0 + ROUNDOFF * (8.0 + 2.0 * ratio)) + 2.0 * SMALLEST_POSITIVE

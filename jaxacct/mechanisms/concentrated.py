@@ -15,22 +15,10 @@ from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePair, FinitePart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 
-__all__ = ["ZCDP", "concentrated_pair"]
-
-POINTS = 1000
-"""Points on the profile; the chords between them make epsilon larger by a share of about 1e-4."""
-DEVIATIONS = 37.5
-"""The points end this many standard deviations above the mean loss of a Gaussian; delta is about 1e-307 there."""
 ORDERS = 24
 """Orders tried for each point."""
-REFINED = 7
-"""Orders tried between the neighbours of the best one, in each of two refinements."""
 LEAST_ORDER = 1e-6
 """The smallest alpha - 1 that is tried."""
-NEWTON_STEPS = 5
-"""Newton steps for a probability; the function is convex, and the start lies above the root."""
-HALVINGS = 60
-"""Bisections of the log-ratio at epsilon 0."""
 
 
 @register
@@ -62,10 +50,8 @@ class ZCDP(BaseMechanism):
 
     rho: Any
     xi: Any = 0.0
+    only_bounded: ClassVar = True
     constraints: ClassVar = {"rho": NON_NEGATIVE, "xi": NON_NEGATIVE}
-
-    def kind_under(self, relation: str, composed: bool = False) -> str:
-        return "bound"
 
     def finite_pair(self, relation: str) -> FinitePair:
         return concentrated_pair(np.asarray(self.rho, np.float64), np.asarray(self.xi, np.float64))
@@ -91,9 +77,10 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
         top = np.array([np.tanh(0.5 * xi) * (1.0 + 8.0 * ROUNDOFF), 0.0])
         return (np.array([0.0, xi]), top) if xi > LEAST_ORDER**2 else (np.zeros(1), top[:1])
     corner = _corner(rho, xi)
-    far = max(xi + rho + np.sqrt(2.0 * rho) * DEVIATIONS, 1.1 * corner)
+    far = max(xi + rho + np.sqrt(2.0 * rho) * 37.5, 1.1 * corner)  # delta is about 1e-307 at 37.5 deviations
     # log-ratios of the likelier output, from that of the optimal test at epsilon 0 upwards
-    s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, POINTS)[1:]])
+    # so many chords make epsilon larger by about 1e-4
+    s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, 1000)[1:]])
     t, c = _boundary(s, rho, xi)
     epsilon, delta = _tangent(s, t, c, rho, xi)
     centre = min(np.tanh(0.5 * corner) * (1.0 + 1e-12), 1.0)
@@ -111,7 +98,7 @@ def _corner(rho: float, xi: float) -> float:
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))
         low, high = np.zeros(c.size), np.full(c.size, 2.0 * (xi + rho) + 2.0 * np.sqrt(xi + rho) + 100.0 * rho)
-        for _ in range(HALVINGS):
+        for _ in range(60):
             s = 0.5 * (low + high)
             v, y = np.tanh(0.5 * s), c * s
             near = np.log1p(2.0 * np.sinh(0.5 * np.minimum(y, 1.0)) ** 2 + v * np.sinh(np.minimum(y, 1.0)))
@@ -135,7 +122,7 @@ def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndar
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):
         left, right = (np.take_along_axis(c, np.clip(best + d, 0, c.shape[1] - 1), 1) for d in (-1, 1))
-        c = left * (right / left) ** np.linspace(0.0, 1.0, REFINED)
+        c = left * (right / left) ** np.linspace(0.0, 1.0, 7)
         log_q, best = _rarest_of_orders(s, c, rho, xi)
     q = np.exp(log_q)
     p = np.minimum(q * np.exp(s), 1.0 - ROUNDOFF)
@@ -158,7 +145,7 @@ def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
     log_rise = np.where(power < 0.01, np.log(near), np.where(power < 700.0, np.log(np.maximum(grown, near)), power))
     log_limit = np.where(limit < 700.0, np.log(np.expm1(np.minimum(limit, 700.0))), limit)
     log_q = np.minimum(log_limit - log_rise, np.log(most))
-    for _ in range(NEWTON_STEPS):
+    for _ in range(5):  # Newton: the function is convex, and the start lies above the root
         q = np.exp(log_q)
         p = np.minimum(q * np.exp(s), 1.0 - ROUNDOFF)
         t = np.log1p(-q) - np.log1p(-p)

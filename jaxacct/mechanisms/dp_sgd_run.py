@@ -22,35 +22,16 @@ from jaxacct.core.validation import (
     check,
     check_one,
     choice,
+    refuse_where,
+    require_at_most,
 )
+from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import Mechanism
 from jaxacct.mechanisms.combinators import Repeated
-from jaxacct.mechanisms.gaussian import Gaussian
-from jaxacct.mechanisms.poisson_sampled import PoissonSampled
+from jaxacct.mechanisms.fixed_size_batches import SampledWithoutReplacement, SampledWithReplacement
+from jaxacct.mechanisms.poisson_sampled import PoissonSampled, TruncatedPoissonSampled
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
-from jaxacct.mechanisms.truncated_poisson import TruncatedPoissonSampled
-from jaxacct.mechanisms.with_replacement import SampledWithReplacement
-from jaxacct.mechanisms.without_replacement import SampledWithoutReplacement
-
-__all__ = [
-    "LENGTHS",
-    "NOISE_RANGE",
-    "NUMBERS",
-    "RATES",
-    "RULES",
-    "SAME",
-    "SAMPLING",
-    "SOURCES",
-    "described",
-    "dp_sgd",
-    "numbers_of_rule",
-    "rounds_of",
-    "rule_name",
-    "rule_of",
-    "slots_of",
-    "usual_relation",
-]
 
 NUMBERS: dict[str, Constraint] = {
     "dataset_size": COUNT,
@@ -72,8 +53,6 @@ SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
 """The numbers from which the sampling probability and the steps may follow."""
 NOISE_RANGE = (0.1, 1e6)
 """Noise multipliers that searches try."""
-NEAR_WHOLE = 1e-9
-"""How far 1/q may be from a whole number of slots, relatively; that many slots are then taken."""
 ROUNDING = 1e-15
 """A quotient may be this much too large, relatively, by rounding; rounding it up then adds no step."""
 
@@ -139,12 +118,6 @@ def dp_sgd(
     Repeated
         For Poisson sampling ``repeat(PoissonSampled(Gaussian(noise_multiplier), sampling_probability), steps)``.
 
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index, shapes that do not broadcast, what is missing or said twice, an
-        argument that the batch rule lacks or has no use for.
-
     References
     ----------
     Abadi et al. (2016), Deep Learning with Differential Privacy.  README.md of this folder, for the other batch rules.
@@ -184,7 +157,8 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
     if "batch_size" in fields:
         batch = check("batch_size", fields["batch_size"], COUNT if rule.of_one_size else POSITIVE)
         size = check("dataset_size", fields["dataset_size"], COUNT)
-        quotient = _quotient(size, batch)
+        require_at_most("batch_size", np.asarray(batch), "dataset_size", np.asarray(size), "use a smaller batch_size")
+        quotient = np.asarray(size) / np.asarray(batch)
         fields["sampling_probability"] = _plain(np.asarray(batch) / np.asarray(size))
         if rule.in_passes:
             # some loaders drop a smaller last batch: the same steps are then more epochs
@@ -233,14 +207,9 @@ def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> 
     rate = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
     exact = 1.0 / np.where(rate > 0.0, rate, 1.0)
     slots = np.rint(exact)
-    bad = (rate <= 0.0) | (np.abs(exact - slots) > NEAR_WHOLE * exact)
-    if bad.any():
-        index = [int(i) for i in np.argwhere(bad)[0]]
-        place = f"sampling_probability{index if index else ''}"
-        raise InputError(
-            f"{place} = {float(rate[tuple(index)])!r} must be one over a whole number of slots for "
-            f"sampling = {sampling!r}; use 1/slots, such as 0.01"
-        )
+    bad = (rate <= 0.0) | (np.abs(exact - slots) > 1e-9 * exact)
+    rest = f"must be one over a whole number of slots for sampling = {sampling!r}; use 1/slots, such as 0.01"
+    refuse_where(bad, "sampling_probability", rate, rest)
     return _plain(slots)
 
 
@@ -317,18 +286,6 @@ MEANING = {
     "batch_size": "the number of draws of a step",
 }
 """What a missing number means, for the message."""
-
-
-def _quotient(size: Any, batch: Any) -> np.ndarray:
-    """dataset_size / batch_size; InputError where a batch is larger than the data."""
-    batch, size = np.broadcast_arrays(batch, size)
-    large = batch > size
-    if large.any():
-        index = tuple(np.argwhere(large)[0].tolist())
-        place = f"batch_size{list(index) if batch.size > 1 else ''}"
-        pair = f"{place} = {batch[index]:g} must be <= dataset_size = {size[index]:g}"
-        raise InputError(f"{pair}; use a smaller batch_size")
-    return np.asarray(size / batch)
 
 
 def _plain(value: Any) -> float | np.ndarray:

@@ -9,8 +9,6 @@ import numpy as np
 
 from jaxacct.core import markup
 
-__all__ = ["call", "html_form", "number"]
-
 MOST_NUMBERS = 8
 """Numbers of an array that are written; the count of all is said."""
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import LARGEST_COUNT, InputError, choice, refuse_tracers
-from jaxacct.mechanisms.base import DIRECTIONS, RELATIONS, Mechanism, batch_shape, require_mechanism
+from jaxacct.core.validation import LARGEST_COUNT, RELATIONS, InputError, choice, refuse_tracers, refuse_where
+from jaxacct.mechanisms.base import DIRECTIONS, Mechanism, batch_shape, require_mechanism
 from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, LaplacePart, Part
-
-__all__ = ["Components", "add_and_remove", "components", "directions", "exact_product", "exact_sum"]
 
 LEAST_SQUARE = 1e-280
 """Below it a square may have lost digits to underflow, and above its inverse its root is taken by itself."""
@@ -116,8 +114,6 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 
     Raises
     ------
-    InputError
-        An invalid field, a relation that the mechanism does not support, or a total step count above 2**53.
     TracerError
         A tracer in a field.
 
@@ -195,11 +191,6 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     tuple of str
         "remove", "add", or both.
 
-    Raises
-    ------
-    InputError
-        No mechanism, or another relation.
-
     References
     ----------
     Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Theorem 10.
@@ -234,28 +225,21 @@ def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
 def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Product of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
     a, b = np.broadcast_arrays(first, second)
-    bad = a > LARGEST_COUNT // b.astype(np.int64)
-    if bad.any():
-        _refuse_counts(bad, a * b)
+    _refuse_counts(a > LARGEST_COUNT // b.astype(np.int64), a * b)
     return a * b
 
 
 def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Sum of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
     a, b = np.broadcast_arrays(first, second)
-    bad = a > LARGEST_COUNT - b
-    if bad.any():
-        _refuse_counts(bad, a + b)
+    _refuse_counts(a > LARGEST_COUNT - b, a + b)
     return a + b
 
 
 def _columns(
     counted: list[tuple[Part, np.ndarray]], kind: type[Part], shape: tuple[int, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """The fields of the parts of one kind, and their counts (B, J): one column for each part, equal parts joined.
-
-    The atoms of finite parts lie on a third axis, padded with zeros.
-    """
+    """The fields of the parts of one kind, and their counts (B, J): a column for each part, equal parts joined."""
     joined: dict[tuple[bytes, ...], tuple[list[np.ndarray], np.ndarray]] = {}
     for part, count in counted:
         if not isinstance(part, kind):
@@ -302,9 +286,5 @@ def _padded(atoms: np.ndarray, width: int) -> np.ndarray:
     return np.pad(atoms, ((0, 0), (0, 0), (0, max(width - atoms.shape[-1], 0))))
 
 
-def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> NoReturn:
-    index = [int(i) for i in np.argwhere(bad)[0]]
-    place = f"{index}" if index else ""
-    raise InputError(
-        f"total steps{place} = {float(value[tuple(index)]):.6g} must be <= 2**53; so many are not accounted for"
-    )
+def _refuse_counts(bad: np.ndarray, value: np.ndarray) -> None:
+    refuse_where(bad, "total steps", value, "must be <= 2**53; so many are not accounted for", "{:.6g}".format)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["ConcentratedPart", "FinitePair", "FinitePart", "GaussianPart", "LaplacePart", "Part"]
-
 
 class GaussianPart(NamedTuple):
     """Gaussian of sensitivity 1 and standard deviation ``sigma``, Poisson sampled at ``rate``."""

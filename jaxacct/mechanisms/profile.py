@@ -1,28 +1,25 @@
-"""Any mechanism given by points of its privacy profile, through the pair that dominates them."""
+"""Pairs of laws from points of a privacy profile, exact or bracketed, and the mechanism that such points describe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, Tracer, check
+from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, Tracer, check, refuse_where
 from jaxacct.mechanisms.base import batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism
-from jaxacct.mechanisms.parts import FinitePair
+from jaxacct.mechanisms.parts import FinitePair, FinitePart
 
-__all__ = ["PrivacyProfile", "pair_of_profile", "profile_from_cdfs", "stacked"]
-
-CDF_ERROR = 2e-15
-"""Absolute error allowed for a distribution function, and for 1 less its value: 1e-15 that it may be off, and two
-roundings."""
+MASS_UNITS = 128.0
+"""Units of rounding by which a mass is rounded outward: 16 that `pair_of_profile` adds, as many that it may be off, and
+the sums and the exponential here."""
 LEAST_GAP = 1e-9
 """Least distance of two epsilons of a profile: slopes lose digits as it shrinks."""
-HULL_PASSES = 30
-"""Passes over all points of a profile before what is left is gone through point by point."""
 MASS_ROUNDING_UNITS = 8.0
 """Unit roundoffs by which each of the two terms of a mass is rounded up; each is a difference, an exponential and a
 quotient."""
@@ -47,11 +44,6 @@ class PrivacyProfile(FiniteMechanism):
         As many on the last axis.
     reverse_delta : array_like in [0, 1], optional
         As many on the last axis; the same as ``delta`` unless given.
-
-    Raises
-    ------
-    InputError
-        A value outside its limits, with its index; points that do not ascend, or vectors of different lengths.
 
     References
     ----------
@@ -109,11 +101,6 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
     -------
     PrivacyProfile
 
-    Raises
-    ------
-    InputError
-        As PrivacyProfile, and for values of the functions outside [0, 1].
-
     References
     ----------
     Doroshenko et al. (2022), Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions.
@@ -130,7 +117,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
     p_above, q_above = (1.0 - np.asarray(check(name, cdf(grid), PROBABILITY)) for name, cdf in named)
     p_below, q_below = (np.asarray(check(name, cdf(-grid), PROBABILITY)) for name, cdf in named)
     grown = np.exp(grid)
-    slack = CDF_ERROR * (1.0 + grown)
+    slack = 2e-15 * (1.0 + grown)  # each function may be off by 1e-15, and two roundings
     forward, reverse = p_above - grown * q_above, q_below - grown * p_below
     return PrivacyProfile(grid, *(np.clip(delta + slack, 0.0, 1.0) for delta in (forward, reverse)))
 
@@ -183,14 +170,25 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
 
 def stacked(pairs: list[FinitePair], shape: tuple[int, ...]) -> FinitePair:
     """The pairs of all configurations of a batch as one, padded with atoms without mass."""
-    most = max((pair.loss.size for pair in pairs), default=1)
-    atoms = np.zeros((3, len(pairs), most))
-    for row, pair in enumerate(pairs):
-        for column, values in zip(atoms, pair[:3], strict=True):
+    return FinitePair(*_as_one(pairs, 3, 5, shape))
+
+
+def stacked_parts(parts: list[FinitePart], shape: tuple[int, ...]) -> FinitePart:
+    """The laws of all configurations of a batch as one, padded with atoms without mass."""
+    return FinitePart(*_as_one(parts, 2, 3, shape))
+
+
+def _as_one(
+    laws: Sequence[FinitePair | FinitePart], atoms: int, fields: int, shape: tuple[int, ...]
+) -> list[np.ndarray]:
+    """The first `fields` fields of laws as one of a batch; the first `atoms` of them are padded with zeros."""
+    most = max((law.loss.size for law in laws), default=1)
+    padded = np.zeros((atoms, len(laws), most))
+    for row, law in enumerate(laws):
+        for column, values in zip(padded, law[:atoms], strict=True):
             column[row, : values.size] = values
-    loss, p, q = atoms.reshape(3, *shape, most)
-    ends = np.array([[pair.p_infinity, pair.q_infinity] for pair in pairs], np.float64).reshape(-1, 2)
-    return FinitePair(loss, p, q, ends[:, 0].reshape(shape), ends[:, 1].reshape(shape))
+    ends = np.array([law[atoms:fields] for law in laws], np.float64).reshape(-1, fields - atoms)
+    return [*padded.reshape(atoms, *shape, most), *(end.reshape(shape) for end in ends.T)]
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
@@ -221,7 +219,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
-    for _ in range(HULL_PASSES):
+    for _ in range(30):  # what is left then is gone through point by point
         at, values = epsilon[points], f[points]
         slope, gap = -np.diff(values), np.diff(at)
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
@@ -271,9 +269,177 @@ def _refuse_disorder(epsilon: np.ndarray) -> None:
     gap = np.diff(epsilon, axis=-1, prepend=0.0)
     bad = gap < LEAST_GAP
     bad[..., 0] &= gap[..., 0] != 0.0
-    if bad.any():
-        index = [int(i) for i in np.argwhere(bad)[0]]
-        limit = f"{LEAST_GAP:g} or more above the one before" if index[-1] else f"0, or {LEAST_GAP:g} or more"
-        raise InputError(
-            f"epsilon{index} = {float(epsilon[tuple(index)])!r} must be {limit}; sort the points, or leave it out"
-        )
+    least = f"{LEAST_GAP:g} or more"
+    limit = lambda index: f"{least} above the one before" if index[-1] else f"0, or {least}"
+    rest = lambda index: f"must be {limit(index)}; sort the points, or leave it out"
+    refuse_where(bad, "epsilon", epsilon, rest)
+
+
+class BracketedProfile(NamedTuple):
+    """A convex profile delta(eps) known to lie between two ends at points eps, ascending from 0; all of shape (K,)."""
+
+    epsilon: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def pair_above(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
+    """The pair that dominates: forward is H_{e^eps}(P || Q), reverse H_{e^eps}(Q || P), each at its own points."""
+    return pair_of_profile(*_joined(forward.epsilon, forward.upper, reverse.epsilon, reverse.upper))
+
+
+def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
+    """A pair that is dominated but for rounding, which `direction_of` allows for."""
+    corners = (_corners(*forward), _corners(*reverse))
+    centre = min(values[0] for _, values in corners)
+    for _, values in corners:
+        values[0] = centre
+    return pair_of_profile(*_joined(*corners[0], *corners[1]))
+
+
+def direction_of(pair: FinitePair, direction: str) -> FinitePart:
+    """The law of the loss in a direction, of a pair of `pair_below`; the masses sum to 1."""
+    order = np.argsort(pair.loss, kind="stable")
+    loss, p, q = (x[order] for x in pair[:3])
+    keep = (p > 0.0) & (q > 0.0)
+    loss, p, q = loss[keep], p[keep], q[keep]
+    # a mass is the difference of two sums of masses beyond it, times e^|loss|
+    beyond = np.where(loss >= 0.0, np.cumsum(q[::-1])[::-1], np.cumsum(p))
+    with np.errstate(over="ignore"):
+        wrong = MASS_UNITS * ROUNDOFF * (p + q + 2.0 * beyond * np.exp(np.abs(loss)))
+    larger, smaller = wrong, wrong * np.exp(-np.abs(loss))
+    off_p, off_q = np.where(loss >= 0.0, larger, smaller), np.where(loss >= 0.0, smaller, larger)
+    if direction == "add":
+        loss, p, q, off_p, off_q = (x[::-1] for x in (-loss, q, p, off_q, off_p))
+    p, q = p - off_p, q + off_q
+    return lowered_part(p, q)
+
+
+def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
+    """The law of log p/q under P, for masses p that were rounded down and q that were rounded up."""
+    keep = p > 0.0
+    p, q = p[keep], q[keep]
+    if not p.size:
+        return FinitePart(np.zeros(1), np.ones(1), np.asarray(0.0))
+    loss = np.log(p) - np.log(q)
+    rest = 1.0 - p.sum()
+    if rest >= 0.0:
+        p, q = _lowest_as_one(p, q, loss, rest)
+        loss = np.log(p) - np.log(q)
+        lowest = int(np.argmin(loss))
+        p[lowest] += rest
+        # its own mass under the other law stays, or grows so that its loss stays the lowest
+        others = np.delete(loss, lowest)
+        most = float(others.min()) if others.size else 0.0
+        loss[lowest] = min(np.log(p[lowest]) - np.log(q[lowest]), most)
+    else:
+        p = p / p.sum() * (1.0 - 4.0 * ROUNDOFF * p.size)
+        loss = np.log(p) - np.log(q)
+    return FinitePart(loss, p, np.asarray(0.0))
+
+
+def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest losses as one atom: those with no more than `mass` together, which the lattice then has room for."""
+    order = np.argsort(loss, kind="stable")
+    many = max(int(np.searchsorted(np.cumsum(p[order]), mass, side="right")), 1)
+    first, others = order[:many], order[many:]
+    return np.append(p[others], p[first].sum()), np.append(q[others], q[first].sum())
+
+
+def _joined(
+    epsilon: np.ndarray, delta: np.ndarray, back: np.ndarray, reverse: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Points of the two directions on one axis; 1, which says nothing, where a direction has no point."""
+    both = np.union1d(epsilon, back)
+    f, r = np.ones(both.size), np.ones(both.size)
+    f[np.searchsorted(both, epsilon)], r[np.searchsorted(both, back)] = delta, reverse
+    return both, f, r
+
+
+def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(eps, value) of the corners of a convex function below the profile, ending where it is 0."""
+    if epsilon.size < 3:  # no chord on either side of a point
+        return np.zeros(1), np.zeros(1)
+    a = np.exp(epsilon)
+    gap = a[:-1] * np.expm1(np.diff(epsilon))
+    # slopes of chords in a: at most the profile's own to their right, at least the profile's own to their left
+    # a chord that does not fall at all would have no end
+    steep = np.minimum((lower[1:] - upper[:-1]) / gap, -1e-20 * lower[1:] / a[1:])
+    flat = np.minimum((upper[1:] - lower[:-1]) / gap, 0.0)
+    first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])
+    at, values, end = [0.0], [max(float(first), 0.0)], 1e-3
+    size = epsilon.size
+    points, heights, a, gap, steep, flat = (x.tolist() for x in (epsilon, lower, a, gap, steep, flat))  # loops faster
+    for k in range(1, size):
+        if heights[k] <= 0.0 or values[-1] <= 0.0:
+            break
+        slope = steep[k - 1]
+        zero = heights[k] / -slope if slope < 0.0 else math.inf  # how far beyond the point the line meets 0
+        end = points[k] + math.log1p(zero / a[k])
+        reach = zero
+        if k + 2 < size:
+            turn = flat[k + 1] - slope
+            reach = (heights[k] - heights[k + 1] + flat[k + 1] * gap[k]) / turn if turn > 0.0 else gap[k]
+        if k + 1 < size:
+            reach = min(max(reach, 0.0), gap[k])
+        here = max(points[k] + math.log1p(reach / a[k]), at[-1] + LEAST_GAP)
+        if here >= end:
+            break
+        reach = a[k] * math.expm1(here - points[k])
+        value = heights[k] + slope * reach - _off(heights[k], slope, a[k] + reach)
+        at.append(here)
+        values.append(max(value, 0.0))
+    if values[-1] > 0.0:  # along the last line down to 0
+        at.append(max(end, at[-1] + LEAST_GAP))
+        values.append(0.0)
+    return np.array(at), np.array(values)
+
+
+def _off(value: float, slope: float, a: float) -> float:
+    return 32.0 * ROUNDOFF * (abs(value) + abs(slope) * a)
+
+
+def either_order(forward: FinitePart, reverse: FinitePart) -> FinitePair:
+    """The pair of the larger of two profiles, rounded up, from the finite laws of the loss in the two directions."""
+    shape = forward.infinity.shape
+    rows = int(np.prod(shape, dtype=np.int64))
+    flat = [[np.reshape(x, (rows, -1)) for x in part] for part in (forward, reverse)]
+    return stacked([_of_row(*([x[row] for x in part] for part in flat)) for row in range(rows)], shape)
+
+
+def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> FinitePair:
+    (one, mass_one, infinite_one), (two, mass_two, infinite_two) = forward, reverse
+    losses = np.concatenate([[0.0], one[(mass_one > 0.0) & (one > 0.0)], two[(mass_two > 0.0) & (two > 0.0)]])
+    knots = spaced(np.unique(losses))
+    laws = ((one, mass_one, infinite_one[0]), (two, mass_two, infinite_two[0]))
+    first, second = (profile_of_law(*law, knots) for law in laws)
+    step, gap = np.diff(knots), first - second
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        share = gap[:-1] / (gap[:-1] - gap[1:])
+        crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
+    # e^step overflows soon; without the crossing the profile only rises
+    inside = (gap[:-1] * gap[1:] < 0.0) & (step < 600.0) & np.isfinite(crossing)
+    knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
+    knots[-1] *= 1.0 + 4.0 * ROUNDOFF  # at least the largest loss; beyond it only the mass at infinity remains
+    delta = np.maximum(*(profile_of_law(*law, knots) for law in laws))
+    delta[-1] = max(infinite_one[0], infinite_two[0])
+    return pair_of_profile(knots, delta, delta)
+
+
+def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
+    """delta(eps) of a finite law of the loss, rounded up."""
+    below = eps[:, None] - loss
+    below = np.minimum(below - 2.0 * ROUNDOFF * (np.abs(loss) + eps[:, None]), 0.0)
+    total = np.sum(mass * -np.expm1(below), axis=1) + infinite
+    return np.minimum(total * (1.0 + ROUNDOFF * (8.0 + loss.size)), 1.0)
+
+
+def spaced(points: np.ndarray) -> np.ndarray:
+    """Ascending points without those too near the one before; a profile without some of its knots only rises."""
+    kept = [points[0]]
+    for point in points[1:]:
+        if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):
+            kept.append(point)
+    if kept[-1] < points[-1]:  # the largest loss stays, beyond it only the mass at infinity is left
+        kept[-1] = points[-1]
+    return np.array(kept)

@@ -17,36 +17,32 @@ import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import InputError, UnboundedLossError
+from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, element
-from jaxacct.mechanisms.bracketing_pairs import BracketedProfile, direction_of, pair_above, pair_below
-from jaxacct.mechanisms.either_order import profile_of_law, spaced
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.mechanisms.gaussian import Gaussian
+from jaxacct.mechanisms.gaussian_mixtures import replaced_gaussian
 from jaxacct.mechanisms.loss_components import exact_product
-from jaxacct.mechanisms.mixture_cells import stacked_parts
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePair, FinitePart, Part
-from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
-from jaxacct.mechanisms.truncated_poisson import replaced_gaussian
-
-__all__ = ["Several", "one_gaussian", "pair_of_releases", "part_below_sampled", "replaced_pair", "require_samplable"]
+from jaxacct.mechanisms.profile import (
+    LEAST_GAP,
+    BracketedProfile,
+    direction_of,
+    pair_above,
+    pair_below,
+    pair_of_profile,
+    profile_of_law,
+    spaced,
+    stacked,
+    stacked_parts,
+)
 
 POINTS = 480
 """Number of intervals between the losses at which a profile is bracketed.  It has many divisors, so that the losses of
 equal releases are among the ends."""
-LEAST_DELTA = 1e-40
-"""The bracketed losses end where delta exceeds the mass at infinity by this."""
 BEYOND = 1e5
 """No profile is bracketed beyond this loss: delta there counts as the mass at infinity."""
-LARGEST_LOSS = 600.0
-"""e^loss is computed only for losses below this."""
-RTOL = 1e-4
-"""Requested relative width of delta at a point of the profile."""
 KEPT = 256
 """Number of compositions whose profiles and pairs are cached."""
-FIXED_POINT_BITS = 200
-"""Bits below the leading bit of the largest term with which inverse squares are added."""
-Under = str
-"""The neighbouring relation of the releases: "add_or_remove_one" or "replace_one"."""
 
 
 class Several(NamedTuple):
@@ -83,10 +79,7 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """The Gaussian equal to a composition of Gaussians, its noise rounded down and rounded up; None for other inputs.
-
-    The noise is (sum n/z^2)^{-1/2} for n Gaussians of noise z.  Both roundings agree where it is a float.
-    """
+    """The Gaussian of noise (sum n/z^2)^{-1/2} equal to a composition of Gaussians, rounded down and up; else None."""
     parts = mechanism.gaussians()
     if parts is None:
         return None
@@ -101,7 +94,7 @@ def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
 def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
     """The floats on either side of (sum n/z^2)^{-1/2}; integer arithmetic brackets the sum."""
     least = min(z for z, _ in parts)
-    bits = FIXED_POINT_BITS + 2 * math.frexp(least)[1]
+    bits = 200 + 2 * math.frexp(least)[1]
     unit, low, high = Fraction(2) ** bits, 0, 0
     for z, n in parts:
         term = n * unit / Fraction(z) ** 2
@@ -119,13 +112,13 @@ def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
     return down, up
 
 
-def pair_of_releases(base: Mechanism, under: Under) -> FinitePair:
+def pair_of_releases(base: Mechanism, under: str) -> FinitePair:
     """The pair that dominates the composition of all releases, for every configuration of the base."""
     return _stacked(base, lambda one: _above(one, under))
 
 
 def part_below_sampled(
-    base: Mechanism, rate: np.ndarray, shape: tuple[int, ...], under: Under, direction: str
+    base: Mechanism, rate: np.ndarray, shape: tuple[int, ...], under: str, direction: str
 ) -> FinitePart:
     """The loss law of the sampled lower pair: the sampled releases dominate that pair."""
     rates = np.broadcast_to(rate, shape).reshape(-1)
@@ -151,7 +144,7 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
     if isinstance(base, Gaussian):
         return replaced_gaussian(q, 1.0 / base.noise_multiplier)
     grid = _losses(base, "replace_one")
-    grid = grid[grid < LARGEST_LOSS]
+    grid = grid[grid < 600.0]  # e^loss is computed below
     replaced, removed, added = (_upper(base, grid, side) for side in ("replace_one", "remove_one", "add_one"))
     eps = np.minimum(log_mixture(grid, np.asarray(q)) * (1.0 + 32.0 * ROUNDOFF), grid)
     share = np.exp(eps - grid)
@@ -165,10 +158,7 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Upper bound q min_x delta_remove(x) + f delta_add(log(a/f)), f = e^x - (a - 1)(1 - q)/q.
-
-    At negative losses delta comes from the reverse direction.  Between points delta_add lies below its chords in e^y.
-    """
+    """Upper bound q min_x delta_remove(x) + f delta_add(log(a/f)), f = e^x - (a - 1)(1 - q)/q, for both at once."""
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])
     both_sides = []
@@ -199,17 +189,17 @@ def _stacked(base: Mechanism, pair: Callable[[Mechanism], FinitePair]) -> Finite
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _above(base: Mechanism, under: Under) -> FinitePair:
+def _above(base: Mechanism, under: str) -> FinitePair:
     return pair_above(*_profiles(base, under))
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _below(base: Mechanism, under: Under) -> FinitePair:
+def _below(base: Mechanism, under: str) -> FinitePair:
     return pair_below(*_profiles(base, under))
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _profiles(base: Mechanism, under: Under) -> tuple[BracketedProfile, BracketedProfile]:
+def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedProfile]:
     """Bracketed profiles H_a(P || Q) and H_a(Q || P), a >= 1, of one composition."""
     epsilon = _losses(base, under)
     sides = ("remove_one", "add_one") if under == "add_or_remove_one" else ("replace_one",)
@@ -220,10 +210,10 @@ def _profiles(base: Mechanism, under: Under) -> tuple[BracketedProfile, Brackete
     return found[0], found[-1]
 
 
-def _losses(base: Mechanism, under: Under) -> np.ndarray:
+def _losses(base: Mechanism, under: str) -> np.ndarray:
     """Losses from 0 until delta is negligible, and the largest loss if it is finite."""
     infinite = float(_ask(base, np.asarray(BEYOND), under).upper)
-    last = float(_epsilon(base, infinite * (1.0 + 1e-9) + LEAST_DELTA, under)) if infinite < 1.0 else 0.0
+    last = float(_epsilon(base, infinite * (1.0 + 1e-9) + 1e-40, under)) if infinite < 1.0 else 0.0
     last = min(last, BEYOND)
     try:
         largest = float(_epsilon(base, 0.0, under))
@@ -255,7 +245,7 @@ def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | N
 
 
 def _ask(base: Mechanism, epsilon: np.ndarray, relation: str) -> Any:
-    return _accounting().delta_without_attacks(base, epsilon, relation=relation, rtol=RTOL)
+    return _accounting().delta_without_attacks(base, epsilon, relation=relation, rtol=1e-4)
 
 
 def _epsilon(base: Mechanism, delta: float, relation: str) -> Any:

@@ -31,24 +31,14 @@ from jaxacct.core.validation import (
 )
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.representations.characteristic_function import log_characteristic
 
-__all__ = ["FOURIER_METHODS", "fourier_delta", "riemann_delta"]
-
-FOURIER_METHODS = ("analytical", "double_quadrature")
-"""Ways to the characteristic function; the docstring of `fourier_delta` says what each is for."""
 LogPhi = Callable[[np.ndarray], np.ndarray]
-_NEGLIGIBLE = -37.0
-"""log |phi| from which on phi is left out: e^-37 is below the unit roundoff."""
-_DEVIATIONS = 8.6
-"""Inverse deviations of the loss to which t goes at first: there a Gaussian phi is e^-37."""
 DOUBLINGS = 4
 """How often the end of t is doubled where the characteristic function has not decayed by then."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 """Gauss-Legendre rule of a panel in t."""
 _BLOCK_TERMS = 2**20
 """Most exponentials formed at a time, 16 MiB of complex numbers."""
-_CELLS = Constraint("use between 100 and 1000000 cells", 100, 10**6, integral=True)
 
 
 class _Tail(NamedTuple):
@@ -79,11 +69,6 @@ def fourier_delta(
         kind "estimate"; status "width" where the characteristic function does not decay (few steps with atoms) or the
         estimated error exceeds 1e-6.
 
-    Raises
-    ------
-    InputError
-        Invalid values, a batch, or a method that does not apply.
-
     References
     ----------
     Zhu, Dong and Wang (2022), Algorithm 1.
@@ -93,7 +78,7 @@ def fourier_delta(
     0.126936738
     """
     refuse_tracers("fourier_delta", "jaxacct.kernels.contour", mechanism=mechanism, epsilon=epsilon)
-    choice("method", method, FOURIER_METHODS)
+    choice("method", method, ("analytical", "double_quadrature"))
     eps = np.asarray(check("epsilon", epsilon, NON_NEGATIVE))
     if batch_shape(mechanism):
         raise InputError("mechanism must be one configuration here; call once for each, or use ja.delta for a batch")
@@ -160,14 +145,12 @@ def riemann_delta(
     sigma = float(check("noise_multiplier", noise_multiplier, POSITIVE))
     q = float(check("sampling_probability", sampling_probability, OPEN_PROBABILITY))
     n, eps = float(check("steps", steps, COUNT)), float(check("epsilon", epsilon, NON_NEGATIVE))
-    count, reach = int(check("cells", cells, _CELLS)), float(check("reach", reach, POSITIVE))
-    x = np.linspace(-reach * sigma, 1.0 + reach * sigma, count + 1)
-    # masses from the nearer tail, so that both keep their accuracy
-    base = np.where(
-        x[:-1] > 0, ndtr(-x[:-1] / sigma) - ndtr(-x[1:] / sigma), ndtr(x[1:] / sigma) - ndtr(x[:-1] / sigma)
+    count, reach = (
+        int(check("cells", cells, Constraint("use between 100 and 1000000 cells", 100, 10**6, integral=True))),
+        float(check("reach", reach, POSITIVE)),
     )
-    y = x - 1.0
-    hit = np.where(y[:-1] > 0, ndtr(-y[:-1] / sigma) - ndtr(-y[1:] / sigma), ndtr(y[1:] / sigma) - ndtr(y[:-1] / sigma))
+    x = np.linspace(-reach * sigma, 1.0 + reach * sigma, count + 1)
+    base, hit = _cell_masses(x / sigma), _cell_masses((x - 1.0) / sigma)
     mixed = (1.0 - q) * base + q * hit
     loss = log_mixture((2.0 * x - 1.0) / (2.0 * sigma**2), np.asarray(q))
     p, other = (mixed, base) if direction == "remove" else (base, mixed)
@@ -185,6 +168,12 @@ def riemann_delta(
     return _estimate(found[0], found[1], found[2], "riemann", narrow=np.inf)
 
 
+def _cell_masses(edges: np.ndarray) -> np.ndarray:
+    """Masses of N(0, 1) between edges, from the nearer tail, so that they keep their accuracy."""
+    below, above = ndtr(edges), ndtr(-edges)
+    return np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
+
+
 def _sampled(parts: Components) -> bool:
     return bool(np.any(parts.gauss_n > 0) or np.any((parts.laplace_n > 0) & (parts.laplace_q < 1)))
 
@@ -194,12 +183,7 @@ def _of(parts: Components, turn: Callable[[np.ndarray], np.ndarray]) -> LogPhi:
 
 
 def _atoms(loss: np.ndarray, mass: np.ndarray, n: float) -> LogPhi:
-    def log_phi(t: np.ndarray) -> np.ndarray:
-        block = max(1, _BLOCK_TERMS // loss.size)
-        pieces = [np.exp(1j * np.multiply.outer(t[i : i + block], loss)) @ mass for i in range(0, t.size, block)]
-        return n * np.log(np.concatenate(pieces))
-
-    return log_phi
+    return lambda t: n * np.log(_integrate(1j * t, loss, mass))
 
 
 def _exceeds(log_phi: LogPhi, eps: float) -> _Tail:
@@ -211,9 +195,9 @@ def _exceeds(log_phi: LogPhi, eps: float) -> _Tail:
         deviation = np.sqrt(max(-2.0 * first.real, 1e-24)) / probe
         probe = min(0.05 / max(deviation, 1e-12), 1e6)
     mean = first.imag / probe if abs(first.imag) < 3.0 else 0.0
-    end = _DEVIATIONS / deviation
+    end = 8.6 / deviation  # there a Gaussian phi is e^-37
     for _ in range(DOUBLINGS):
-        if np.max(log_phi(np.linspace(end, 1.5 * end, 16)).real) < _NEGLIGIBLE:
+        if np.max(log_phi(np.linspace(end, 1.5 * end, 16)).real) < -37.0:  # e^-37 is below the unit roundoff
             break
         end *= 2.0
     left = float(np.exp(np.max(log_phi(np.linspace(end, 1.5 * end, 64)).real)))
@@ -235,3 +219,61 @@ def _estimate(low: np.ndarray, value: np.ndarray, high: np.ndarray, engine: str,
     low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
     status = np.where(high - low <= narrow, "ok", "width")
     return Bounds(low, np.clip(value, low, high), high, "estimate", status, engine)
+
+
+class LogCharacteristic(NamedTuple):
+    """`value` is complex: exp(value) is the characteristic function; `kind` is "estimate"."""
+
+    value: np.ndarray
+    kind: str
+
+
+def log_characteristic(parts: Components, row: int, t: np.ndarray) -> np.ndarray:
+    """`log E_P[e^{itL} ; L < inf]` of one configuration at frequencies t (T,), up to multiples of 2 pi i."""
+    z = 1j * np.asarray(t, np.float64)
+    value = parts.mu2[row] * z * (z + 1.0) / 2.0
+    removing = parts.sign[row] > 0
+    power = z + 1.0 if removing else -z
+    for sigma, q, n in zip(parts.gauss_sigma[row], parts.gauss_q[row], parts.gauss_n[row], strict=True):
+        if n > 0:
+            value = value + n * np.log(_sampled_gaussian(float(sigma), float(q), power))
+    for b, q, n in zip(parts.laplace_scale[row], parts.laplace_q[row], parts.laplace_n[row], strict=True):
+        if n > 0:
+            value = value + n * (_laplace(float(b), z) if q == 1.0 else np.log(_sampled_laplace(float(b), q, power)))
+    for loss, mass, n in zip(parts.finite_loss[row], parts.finite_mass[row], parts.finite_n[row], strict=True):
+        if n > 0:
+            value = value + n * np.log(np.exp(np.multiply.outer(z, loss)) @ mass)
+    return value
+
+
+def _laplace(b: float, z: np.ndarray) -> np.ndarray:
+    x = (1.0 + 2.0 * z) / b
+    return z / b + np.log(1.0 + z / b * np.expm1(-x) / x)
+
+
+def _sampled_gaussian(sigma: float, q: float, power: np.ndarray) -> np.ndarray:
+    """The trapezoid rule in u = x/sigma, with a step that follows the phase t du/sigma."""
+    fastest = np.max(np.abs(power.imag)) / sigma
+    height = min(6.0, 0.9 * np.pi * sigma)
+    step = 2.0 * np.pi / (fastest + 40.0 / height + 0.5 * height)
+    u = np.arange(-9.0, 9.0 + 1.0 / sigma + step, step)
+    loss = log_mixture(u / sigma - 0.5 / sigma**2, np.asarray(q))
+    weight = step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * u**2)
+    return _integrate(power, loss, weight)
+
+
+def _sampled_laplace(b: float, q: float, power: np.ndarray) -> np.ndarray:
+    panels = int(np.ceil(2.0 / b * (0.25 * np.max(np.abs(power.imag)) + 4.0)))
+    half = 1.0 / (b * panels)
+    v = ((-1.0 / b + half * (2.0 * np.arange(panels) + 1.0))[:, None] + half * _NODES).ravel()
+    weight = 0.25 * half * np.tile(_WEIGHTS, panels) * np.exp(-0.5 * (v + 1.0 / b))
+    v = np.concatenate([[-1.0 / b, 1.0 / b], v])
+    weight = np.concatenate([[0.5, 0.5 * np.exp(-1.0 / b)], weight])
+    return _integrate(power, log_mixture(v, np.asarray(q)), weight)
+
+
+def _integrate(power: np.ndarray, loss: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The sum of weight e^{power loss} over the nodes, a block of frequencies at a time."""
+    block = max(1, _BLOCK_TERMS // loss.size)
+    pieces = [np.exp(np.multiply.outer(power[i : i + block], loss)) @ weight for i in range(0, power.size, block)]
+    return np.concatenate(pieces)

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.accounting.dispatch import engine_of_mechanism
-from jaxacct.accounting.true_positive_rates import Deltas, posterior_of
+from jaxacct.accounting.dispatch import answered_by_parts, engine_of_mechanism
+from jaxacct.accounting.gaussian_mu import gaussian_fit
+from jaxacct.accounting.gaussian_regret import gaussian_regret
+from jaxacct.accounting.true_positive_rates import Deltas, best_epsilon, posterior_of, rate_at, start_at
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
@@ -19,30 +21,30 @@ from jaxacct.core.validation import (
     OPEN_PROBABILITY,
     PROBABILITY,
     REAL,
+    Constraint,
     InputError,
-    broadcast_shape,
     check,
     choice,
     options,
     refuse_tracers,
 )
+from jaxacct.engines.loss_moments import Interval
 from jaxacct.engines.protocol import MechanismQuestion
-from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components
-from jaxacct.mechanisms.base import element, register, require_mechanism, take_rows
+from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape, components, directions
+from jaxacct.mechanisms.base import element, on_batch, register, require_mechanism, take_rows
 from jaxacct.mechanisms.loss_components import add_and_remove
-from jaxacct.representations import tradeoff_bracket
-from jaxacct.representations.characteristic_function import LogCharacteristic, log_characteristic
-from jaxacct.representations.gaussian_readings import gaussian_readings
+from jaxacct.representations.fourier_accountant import LogCharacteristic, log_characteristic
+from jaxacct.representations.profile_conversions import best_cells, conjugate, consistent
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
-__all__ = ["LossDistribution", "Profile", "profile"]
-
-_SAME_BOTH_WAYS = {"add_one": "add_or_remove_one", "remove_one": "add_or_remove_one"}
-"""The relation whose trade-off function is its own inverse; mu is the same under all of them."""
-_DISTANCES = (3e-2, 3e-3, 3e-4, 3e-5)
-"""Distances in eps of the difference quotients behind `cdf`: short ones err less, long ones feel rounding less."""
-_NARROW_CDF = 1e-3
-"""Absolute width up to which a bracket of a distribution function has the status "ok"."""
+FARTHEST_EPSILON = 50.0
+"""Where slopes end if no epsilon has a delta near the mass at infinity."""
+TRADEOFF_ROUNDS = 4
+"""How often the cells that keep the upper end high are split; the bracket is second order in their width."""
+NARROW_ABSOLUTE = 1e-7
+"""A bracket of the trade-off function no wider than this is narrow, whatever its relative width."""
+FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
+"""What `above_fpr` may be."""
 
 
 class LossDistribution(NamedTuple):
@@ -99,10 +101,6 @@ class Profile:
         ----------
         epsilon : array_like
 
-        Returns
-        -------
-        Bounds
-
         References
         ----------
         Zhu, Dong and Wang (2022), Lemma 45.
@@ -134,8 +132,7 @@ class Profile:
         ----------
         Dong, Roth and Su (2022), Proposition 2.12; both ends are derived in jaxacct/representations/README.md.
         """
-        fpr = check("fpr", fpr, PROBABILITY)
-        return tradeoff_bracket.bracket(self, self.mechanism, fpr, self.rtol)
+        return _tradeoff(self, check("fpr", fpr, PROBABILITY))
 
     def renyi(self, order: Any) -> Bounds:
         """Rényi divergence of order `order` > 0, certified: `renyi_divergence`."""
@@ -156,10 +153,6 @@ class Profile:
         ----------
         loss : array_like
         direction : {"remove", "add"}
-
-        Returns
-        -------
-        LossDistribution
         """
         choice("direction", direction, DIRECTIONS)
         loss = np.asarray(check("loss", loss, REAL))
@@ -167,7 +160,8 @@ class Profile:
         at = side.delta(loss)
         ratio = np.exp(loss)
         least, most = np.zeros(at.shape), np.full(at.shape, np.inf)
-        for distance in _DISTANCES:
+        # short distances err less, long ones feel rounding less
+        for distance in (3e-2, 3e-3, 3e-4, 3e-5):
             right, left = side.delta(loss + distance), side.delta(loss - distance)
             rise, fall = np.exp(loss + distance) - ratio, ratio - np.exp(loss - distance)
             least = np.maximum(least, (at.lower - right.upper) / rise * (1.0 - 1e-10))
@@ -189,17 +183,10 @@ class Profile:
         t : array_like
             Broadcasts with the batch.
         direction : {"remove", "add"}
-
-        Returns
-        -------
-        LogCharacteristic
         """
         choice("direction", direction, DIRECTIONS)
-        t = np.asarray(check("t", t, REAL))
-        mine = batch_shape(self.mechanism)
-        shape = broadcast_shape({"the mechanism": mine, "t": t.shape})
-        rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
-        flat, value = np.broadcast_to(t, shape).reshape(-1), np.empty(int(np.prod(shape)), np.complex128)
+        shape, rows, flat = on_batch(self.mechanism, "t", check("t", t, REAL))
+        value = np.empty(flat.size, np.complex128)
         parts = components(self.mechanism, self.relation, direction)
         for row in np.unique(rows):
             value[rows == row] = log_characteristic(parts, int(row), flat[rows == row])
@@ -241,10 +228,6 @@ class Profile:
         ----------
         above_fpr : array_like in (0, 1/2)
 
-        Returns
-        -------
-        Bounds
-
         References
         ----------
         Gomez et al. (2025), arXiv:2503.10945; jaxacct/representations/README.md, "Gaussian differential privacy".
@@ -257,18 +240,37 @@ class Profile:
 
     def gaussian_readings(self, above_fpr: Any, regret: bool = True) -> tuple[Bounds, Bounds]:
         """(`gdp_mu`, `gdp_regret`) together; the second is mu again where the regret is not asked for."""
-        both = replace(self, relation=_SAME_BOTH_WAYS.get(self.relation, self.relation))
-        return gaussian_readings(both, above_fpr, regret)
+        # the relation whose trade-off function is its own inverse; mu is the same under all of them
+        one_sided = self.relation in ("add_one", "remove_one")
+        both = replace(self, relation="add_or_remove_one") if one_sided else self
+        shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
+        kind = self.mechanism.kind_of_bracket(both.relation)
+        exact = _mu_of_gaussians(both)[rows] if kind == "certified" else np.full(rows.size, np.nan)
+        ends, words = np.stack([exact * (1.0 - 1e-14), exact, exact * (1.0 + 1e-14)]), np.full(rows.size, "ok", "<U16")
+        lost, lost_words = np.zeros((3, rows.size)), words.copy()
+        left = np.flatnonzero(np.isnan(exact))
+        if left.size:
+            deltas = both.deltas_of(rows[left])
+            fit = gaussian_fit(deltas, floor[left], kind)
+            ends[:, left], words[left] = (fit.mu.lower, fit.mu.estimate, fit.mu.upper), fit.mu.status
+            if regret:
+                found = gaussian_regret(deltas, fit.lines, np.asarray(fit.mu.upper), kind)
+                lost[:, left], lost_words[left] = (found.lower, found.estimate, found.upper), found.status
+        mu, least = (
+            Bounds(*(end.reshape(shape) for end in three), kind, status.reshape(shape), "tradeoff")
+            for three, status in ((ends, words), (lost, lost_words))
+        )
+        return (mu, least) if regret else (mu, mu)
 
     def advantage(self) -> Bounds:
         """The membership advantage, the largest TPR - FPR of any test: delta(0), the total variation distance."""
-        return self._profile(np.asarray(0.0), self.relation)
+        return self.delta(0.0)
 
     def true_positive_rate(self, fpr: Any) -> Bounds:
         """The largest true positive rate of any membership test at a false positive rate: 1 - f(fpr)."""
         f = self.tradeoff(fpr)
         low, high = np.clip(1.0 - f.upper - 1e-16, 0.0, 1.0), np.clip(1.0 - f.lower + 1e-16, 0.0, 1.0)
-        status = np.where(tradeoff_bracket.is_narrow(low, high, self.rtol), "ok", "width")
+        status = np.where(is_narrow(low, high, self.rtol), "ok", "width")
         return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, status, f.engine)
 
     def posterior(self, prior: Any, fpr: Any) -> Bounds:
@@ -281,10 +283,6 @@ class Profile:
         ----------
         prior : array_like in (0, 1)
         fpr : array_like in [0, 1]
-
-        Returns
-        -------
-        Bounds
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
@@ -311,10 +309,6 @@ class Profile:
         ----------
         prior : array_like in (0, 1)
 
-        Returns
-        -------
-        Bounds
-
         References
         ----------
         Derived in jaxacct/representations/README.md, "Bayes success".
@@ -340,10 +334,6 @@ class Profile:
         Parameters
         ----------
         prior : array_like in (0, 1)
-
-        Returns
-        -------
-        Bounds
 
         References
         ----------
@@ -386,10 +376,6 @@ class Profile:
         ----------
         baseline : array_like in [0, 1]
 
-        Returns
-        -------
-        Bounds
-
         References
         ----------
         Hayes, Mahloujifar and Balle (2023); Kaissis et al. (2023).
@@ -424,9 +410,6 @@ class Profile:
         names = ("engine", "rtol", "memory_bytes", "backend")
         return {name: getattr(self, name) for name in names}
 
-    def _profile(self, epsilon: np.ndarray, relation: str) -> Bounds:
-        return account.delta_without_attacks(self.mechanism, epsilon, relation=relation, **self._settings())
-
     def _one_direction(self, direction: str) -> Profile:
         if self.mechanism.symmetric():
             return self
@@ -436,7 +419,7 @@ class Profile:
 
     def _certified(self, low: np.ndarray, high: np.ndarray, like: Bounds) -> Bounds:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
-        status = np.where(high - low <= _NARROW_CDF, "ok", "width")
+        status = np.where(high - low <= 1e-3, "ok", "width")
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
@@ -448,10 +431,6 @@ class Profile:
             return one.delta(epsilon)
 
         return deltas
-
-    def altered(self, **settings: Any) -> Profile:
-        """This profile with other settings."""
-        return replace(self, **settings)
 
     def element(self, index: tuple[int, ...]) -> Profile:
         """The profile of one configuration of the batch."""
@@ -480,11 +459,6 @@ def profile(
     -------
     Profile
 
-    Raises
-    ------
-    InputError
-        Anything but a mechanism, or an unknown relation or engine.
-
     References
     ----------
     jaxacct/representations/README.md has the formulas with their proofs.
@@ -496,7 +470,125 @@ def profile(
     """
     chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
-    engine_of_mechanism(
-        MechanismQuestion("delta", mechanism, engine=chosen.engine)
-    )  # refuses an engine that cannot answer
+    # refuses an engine that cannot answer
+    engine_of_mechanism(MechanismQuestion("delta", mechanism, engine=chosen.engine))
     return Profile(mechanism, *chosen)
+
+
+def _mu_of_gaussians(profile: Profile) -> np.ndarray:
+    """mu of rows that are Gaussians without sampling, or nothing; NaN for others."""
+    size = int(np.prod(batch_shape(profile.mechanism)))
+    if not answered_by_parts(profile.mechanism):
+        return np.full(size, np.nan)
+    mu, other = np.zeros(size), np.zeros(size, bool)
+    for direction in directions(profile.mechanism, profile.relation):
+        parts = components(profile.mechanism, profile.relation, direction)
+        other |= sum(np.sum(n, axis=1) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)) > 0
+        other |= parts.delta_infinity > 0
+        mu = np.maximum(mu, parts.mu)  # not the root of mu2, which may under- or overflow
+    return np.where(other, np.nan, mu)
+
+
+def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
+    """Certified f(fpr): by three values of delta where that is narrow, else by a grid of slopes for each element."""
+    mine, rtol = batch_shape(profile.mechanism), profile.rtol
+    shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
+    low, high = np.zeros(rows.size), np.ones(rows.size)
+    quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
+    by_lattice = np.zeros(rows.size, bool)
+    if quick.size:
+        # where the loss is nearly an atom, as with little noise, the contour takes long and the secant finds no slope
+        at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
+        advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
+        hard = np.atleast_1d(at_zero.engine == "lattice").reshape(width.shape)
+        by_lattice[quick] = hard | (width > 1e-6 * at_zero.upper[0])
+        easy = ~by_lattice[quick]
+        quick, advantage = quick[easy], advantage[easy]
+    if quick.size:
+        deltas = profile.deltas_of(rows[quick])
+        place = best_epsilon(deltas, wanted[quick], start_at(advantage, wanted[quick]))
+        rates = rate_at(deltas, place, wanted[quick])
+        low[quick], high[quick] = 1.0 - rates.high - 1e-16, 1.0 - rates.low + 1e-16
+    open_ = ~is_narrow(low, high, rtol)
+    for row in np.unique(rows[open_]):
+        at = open_ & (rows == row)
+        one = profile.element(np.unravel_index(row, mine)) if mine else profile
+        for each in (replace(one, engine="lattice"), one) if by_lattice[at].any() else (one,):
+            found = _tradeoff_by_slopes(each, wanted[at], rtol)
+            # both brackets hold; if they contradict each other neither is used
+            both = consistent(Interval(np.maximum(low[at], found.low), np.minimum(high[at], found.high)))
+            low[at], high[at] = both
+            if is_narrow(*both, rtol).all():
+                break
+    low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
+    status = np.where(is_narrow(low, high, rtol), "ok", "width")
+    kind = profile.mechanism.kind_of_bracket(profile.relation)
+    return Bounds(low, 0.5 * (low + high), high, kind, status, "tradeoff")
+
+
+def _smooth(profile: Profile) -> np.ndarray:
+    """Rows whose loss has a density and no mass at infinity."""
+    mechanism = profile.mechanism
+    smooth = np.full(int(np.prod(batch_shape(mechanism))), answered_by_parts(mechanism))
+    if smooth.size and smooth[0]:
+        for side in directions(mechanism, profile.relation):
+            parts = components(mechanism, profile.relation, side)
+            steps, atoms = (np.sum(n, axis=1) for n in (parts.gauss_n, parts.finite_n))
+            others = atoms + np.sum(parts.laplace_n, axis=1)
+            smooth &= ((steps > 0) | (parts.mu > 0)) & (others == 0) & (parts.delta_infinity == 0)
+    return smooth
+
+
+def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
+    """Whether a bracket of an error rate is as narrow as asked for."""
+    return high - low <= np.maximum(rtol * high, NARROW_ABSOLUTE)
+
+
+def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
+    """f between tangents, from the slopes that matter for some rates; cells that keep the upper end high are split."""
+    floor = _mass_at_infinity(profile)
+    roughly = replace(profile, rtol=max(rtol, 0.01)) if profile.engine == "lattice" else profile
+    farthest = float(roughly.epsilon(min(1.000001 * floor + 1e-10, 0.5)).upper)
+    farthest = min(farthest, 700.0) if np.isfinite(farthest) else FARTHEST_EPSILON  # e^700 is a float64
+    with np.errstate(divide="ignore"):
+        # the best slope e^eps for a rate a has e^eps a <= 1
+        highest = min(farthest, -np.log(float(fpr.min())))
+        lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
+    # E = 0 belongs to the grid: H(0) = 1
+    epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
+    if profile.engine == "lattice":  # the two directions meet at 0 with a kink
+        epsilon = np.union1d(epsilon, 0.0)
+    values = profile.delta(epsilon)
+    x, below, above = (np.concatenate([[first], v]) for first, v in _grid_ends(epsilon, values))
+    low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
+    for turn in range(TRADEOFF_ROUNDS + 1):
+        # each grid's bracket holds; a finer one may be wider, since errors of delta count for more on short cells
+        found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
+        low, high = np.maximum(low, found.low), np.minimum(high, found.high)
+        wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # as large as errors of delta
+        if turn == TRADEOFF_ROUNDS or not wide.any():
+            break
+        cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
+        near = np.unique(np.concatenate([cells - 1, cells, cells + 1]))
+        near = near[(near > 0) & (near < x.size - 1)]
+        if not near.size:
+            break
+        parts = np.arange(1, 5) / 5
+        epsilon = (np.log(x[near]) + parts[:, None] * np.log(x[near + 1] / x[near])).ravel()
+        added = (v for _, v in _grid_ends(epsilon, profile.delta(epsilon)))
+        x, below, above = (np.concatenate([old, new]) for old, new in zip((x, below, above), added, strict=True))
+        order = np.argsort(x)
+        x, below, above = x[order], below[order], above[order]
+    return consistent(Interval(low, high))
+
+
+def _mass_at_infinity(profile: Profile) -> float:
+    """The mass at infinity, below which delta(eps) never falls, rounded down."""
+    sides = directions(profile.mechanism, profile.relation)
+    parts = [components(profile.mechanism, profile.relation, side, below=True) for side in sides]
+    rounded = (part.delta_infinity[0] * (1.0 - (4.0 + part.infinity_units[0]) * ROUNDOFF) for part in parts)
+    return max(0.0, *(float(mass) for mass in rounded))
+
+
+def _grid_ends(epsilon: np.ndarray, values: Bounds) -> tuple[tuple[float, np.ndarray], ...]:
+    return (0.0, np.exp(epsilon)), (1.0, values.lower), (1.0, values.upper)

@@ -1,40 +1,48 @@
-"""Conversions between privacy profile, trade-off function and Rényi divergence, each with its kind.
+"""Conversions between profile, trade-off function, Rényi divergence and Gaussian DP, each with its kind.
 
 A profile or trade-off function given as an array is taken as a guarantee: an upper bound of delta, a lower bound of f.
 The answer is then a guarantee of kind "bound".  Where Bounds are given, the answer has two ends and their kind.
-Sources: Zhu, Dong and Wang 2022, appendix B; Dong, Roth and Su 2022; Balle, Barthe and Gaboardi 2018.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
-    POSITIVE,
+    OPEN_PROBABILITY,
     PROBABILITY,
     REAL,
     InputError,
     check,
 )
-from jaxacct.representations.convex_conjugate import conjugate, consistent
+from jaxacct.engines import closed_form
+from jaxacct.engines.loss_moments import Interval
 
-__all__ = [
-    "profile_from_tradeoff",
-    "renyi_from_profile",
-    "tradeoff_from_approximate_dp",
-    "tradeoff_from_profile",
-]
 
-_SLACK = 1e-14
-"""Absolute rounding of a handful of operations on numbers up to 1."""
-_FLAT_POWER = 1e-9
-"""Distance of an order from 1 below which the Rényi divergence of order 1 is taken."""
+class Guarantee(NamedTuple):
+    """An (epsilon, delta) guarantee, delta at most 1, with the kind of statement it is.
+
+    Parameters
+    ----------
+    epsilon, delta : numpy.ndarray
+        Of one shape.
+    kind : str
+        "bound": epsilon and delta hold, and need not be the least.
+
+    >>> Guarantee(np.array([0.3]), np.array([2e-6])).kind
+    'bound'
+    """
+
+    epsilon: np.ndarray
+    delta: np.ndarray
+    kind: str = "bound"
 
 
 def tradeoff_from_profile(epsilon: Any, delta: Any, fpr: Any, *, symmetric: bool = True) -> Bounds:
@@ -119,62 +127,6 @@ def profile_from_tradeoff(fpr: Any, fnr: Any, epsilon: Any) -> Bounds:
     return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind)
 
 
-def renyi_from_profile(
-    forward: Callable[[np.ndarray], Any],
-    backward: Callable[[np.ndarray], Any],
-    order: Any,
-    *,
-    largest: float,
-    panels: int = 64,
-) -> Bounds:
-    """Rényi divergence from the profiles of the two directions, by an integral over eps.
-
-    `e^{(alpha-1) R} = 1 + alpha (alpha - 1) int_0^inf (e^{(alpha-1) eps} delta_PQ + e^{-alpha eps} delta_QP) d eps`,
-    and R = int (delta_PQ + e^-eps delta_QP) d eps at alpha = 1.
-
-    Parameters
-    ----------
-    forward, backward : callable
-        delta_PQ and delta_QP as functions of an array of eps.
-    order : array_like, > 0
-    largest : float, > 0
-        Where the integral ends.  The integrand must be negligible there, which for large orders is far beyond any eps
-        of interest.
-    panels : int
-        Panels of 16 Gauss-Legendre nodes at the coarser of two resolutions.
-
-    Returns
-    -------
-    Bounds
-        kind "estimate": the finer resolution, plus and minus its difference from the coarser one.
-
-    References
-    ----------
-    Balle, Barthe and Gaboardi (2018).
-
-    >>> zero = lambda eps: 0.0 * eps
-    >>> float(renyi_from_profile(zero, zero, 2.0, largest=5.0).upper)
-    0.0
-    """
-    alpha = np.asarray(check("order", order, POSITIVE))[..., None]
-    check("largest", largest, POSITIVE)
-
-    def integral(count: int) -> np.ndarray:
-        nodes, weights = np.polynomial.legendre.leggauss(16)
-        half = 0.5 * largest / count
-        eps = (half * (2.0 * np.arange(count)[:, None] + 1.0 + nodes)).ravel()
-        weight = half * np.tile(weights, count)
-        both = np.exp((alpha - 1.0) * eps) * forward(eps) + np.exp(-alpha * eps) * backward(eps)
-        total = both @ weight
-        power = alpha[..., 0] - 1.0
-        small = np.abs(power) < _FLAT_POWER
-        return np.where(small, total, np.log1p((1.0 + power) * power * total) / np.where(small, 1.0, power))
-
-    rough, fine = integral(panels), integral(2 * panels)
-    error = np.abs(fine - rough) + 1e-13 * np.abs(fine)
-    return Bounds(fine - error, fine, fine + error, "estimate", engine="quadrature")
-
-
 def tradeoff_from_approximate_dp(epsilon: Any, delta: Any, fpr: Any) -> Bounds:
     """The trade-off function of (eps, delta)-DP: `max(0, 1 - delta - e^eps a, e^-eps (1 - delta - a))`.
 
@@ -200,7 +152,7 @@ def tradeoff_from_approximate_dp(epsilon: Any, delta: Any, fpr: Any) -> Bounds:
     eps, delta = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     a = np.asarray(check("fpr", fpr, PROBABILITY))
     value = np.maximum(np.maximum(1.0 - delta - np.exp(eps) * a, np.exp(-eps) * (1.0 - delta - a)), 0.0)
-    value = np.maximum(value - _SLACK * (value > 0), 0.0)
+    value = np.maximum(value - 1e-14 * (value > 0), 0.0)  # the rounding of a handful of operations on numbers up to 1
     return Bounds(value, value, np.maximum(np.broadcast_to(1.0 - a, value.shape), value), "bound")
 
 
@@ -224,3 +176,131 @@ def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarra
     np.maximum.at(lowest, where, low)
     np.minimum.at(highest, where, high)
     return unique, lowest, highest
+
+
+def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyond: float | None) -> Interval:
+    """Bracket of `sup_x {1 - g(x) - slope x}` for a convex non-increasing g known to lie in [low, high] at x.
+
+    Lower end: every grid point is a candidate.  Upper end: on each cell g lies above the chords of the two neighbouring
+    cells, extended.  So it lies above any mixture of the two lines, and `1 - mixture - slope x` is largest at an end of
+    the cell.
+
+    x, low, high : (G,) with x increasing from the left end of the domain.
+    slope : any shape, >= 0; the answer has this shape.
+    steepest : g(x) >= g(x_0) - steepest (x - x_0) on the first cell; inf if nothing is known.
+    beyond : a lower bound of g to the right of the grid, or None where the domain ends with the grid.
+
+    The lower end needs no convexity.  The ends contradict each other where [low, high] holds no convex function.
+    """
+    x, low, high = (np.asarray(v, np.float64) for v in (x, low, high))
+    s = np.asarray(slope, np.float64)[..., None]
+    lower = np.max(1.0 - high - s * x - 8.0 * ROUNDOFF * (1.0 + s * x), axis=-1)
+    upper = np.max(_cells(x, low, high, s, steepest), axis=-1)
+    if beyond is not None:
+        last = (low[-1] - high[-2]) / (x[-1] - x[-2])
+        with np.errstate(all="ignore"):
+            share = np.where(-last > s, s / max(-last, 1e-300), 1.0) if last < 0 else np.ones_like(s)
+        tail = 1.0 - share * low[-1] - (1.0 - share) * beyond - s * x[-1] + 16.0 * ROUNDOFF * (1.0 + s * x[-1])
+        upper = np.maximum(upper, tail[..., 0])
+    return Interval(np.clip(lower, 0.0, 1.0), np.clip(upper, 0.0, 1.0))
+
+
+def consistent(found: Interval) -> Interval:
+    """The interval where its ends agree and [0, 1] where they contradict each other: then neither can be trusted."""
+    agree = found.low <= found.high
+    return Interval(np.where(agree, found.low, 0.0), np.where(agree, found.high, 1.0))
+
+
+def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:
+    """Index of the cell with the largest upper end for each slope: where a finer grid helps."""
+    return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
+
+
+def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
+    """Upper bound of the supremum over each of the G - 1 cells, for slopes s of shape (..., 1)."""
+    width = np.diff(x)
+    chord_low = (low[1:] - high[:-1]) / width  # at most the slope of the chord of g; extended to the right
+    chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)  # at least that slope; extended to the left
+    known = np.isfinite(steepest)
+    from_left = np.concatenate([[-steepest if known else 0.0], chord_low[:-1]])
+    from_right = np.concatenate([chord_high[1:], [0.0]])
+    with np.errstate(all="ignore"):
+        share = np.where(from_right > from_left, (s + from_right) / (from_right - from_left), 1.0)
+    share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
+    if not known:
+        share[..., 0] = 0.0
+    at_left = share * low[:-1] + (1.0 - share) * (low[1:] - from_right * width)
+    at_right = share * (low[:-1] + from_left * width) + (1.0 - share) * low[1:]
+    ratio = np.concatenate([[1.0], width[1:] / width[:-1]])
+    back = np.concatenate([width[:-1] / width[1:], [1.0]])
+    size = 4.0 + s * x[1:] + ratio + back + np.abs(from_left * width) + np.abs(from_right * width)
+    return np.maximum(1.0 - at_left - s * x[:-1], 1.0 - at_right - s * x[1:]) + 16.0 * ROUNDOFF * size
+
+
+def gdp_from_profile(epsilon: Any, delta: Any) -> Bounds:
+    """The mu whose mu-GDP profile passes through (eps, delta): any mechanism that is mu-GDP for it satisfies both.
+
+    A mechanism known to be (eps, delta)-DP at one point need not be mu-GDP for this mu.  A mechanism that is mu-GDP
+    needs at least the largest such mu over its whole profile.
+
+    Parameters
+    ----------
+    epsilon : array_like, >= 0
+    delta : array_like in (0, 1)
+        They broadcast.
+
+    Returns
+    -------
+    Bounds
+        kind "certified".
+
+    References
+    ----------
+    Dong, Roth and Su (2022), Corollary 2.13, solved for mu.
+
+    >>> float(gdp_from_profile(1.0, 0.006829595).estimate.round(6))
+    0.5
+    """
+    eps, target = np.broadcast_arrays(check("epsilon", epsilon, NON_NEGATIVE), check("delta", delta, OPEN_PROBABILITY))
+
+    def crossing(end: str) -> tuple[np.ndarray, np.ndarray]:
+        below, above = np.full(eps.shape, np.log(1e-8)), np.log(np.sqrt(2.0 * eps) + 80.0)
+        for _ in range(90):  # the ends then differ by less than their rounding
+            middle = 0.5 * (below + above)
+            met = getattr(closed_form.delta(np.exp(middle), eps), end) <= target
+            below, above = np.where(met, middle, below), np.where(met, above, middle)
+        return np.exp(below), np.exp(above)
+
+    low, high = crossing("upper")[0] * (1.0 - 1e-15), crossing("lower")[1] * (1.0 + 1e-15)
+    return Bounds(low, np.sqrt(low) * np.sqrt(high), high, "certified", engine="closed_form")
+
+
+def tradeoff_from_gdp(mu: Any, fpr: Any) -> Bounds:
+    """The trade-off function of mu-Gaussian differential privacy, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`.
+
+    Parameters
+    ----------
+    mu : array_like, >= 0
+    fpr : array_like in [0, 1]
+        They broadcast.
+
+    Returns
+    -------
+    Bounds
+        kind "certified", granting SciPy's normal distribution an accuracy of 1e-14.
+
+    References
+    ----------
+    Dong, Roth and Su (2022), Definition 2.6.
+
+    >>> float(tradeoff_from_gdp(1.0, 0.5).estimate.round(9))
+    0.158655254
+    """
+    mu, a = np.broadcast_arrays(check("mu", mu, NON_NEGATIVE), check("fpr", fpr, PROBABILITY))
+    quantile = -ndtri(a)
+    value = ndtr(quantile - mu)
+    with np.errstate(invalid="ignore"):
+        # what is granted to SciPy's normal distribution
+        relative = 1e-14 * (4.0 + (np.abs(quantile - mu) + 1.0) * (np.abs(quantile) + mu))
+    relative = np.where(np.isfinite(quantile), np.minimum(relative, 1.0), 0.0)
+    return Bounds(value * (1.0 - relative), value, np.minimum(value * (1.0 + relative), 1.0), "certified")

@@ -1,18 +1,32 @@
-"""Rényi divergences of a mechanism and its zero-concentrated parameter, certified from the moments of its loss."""
+"""Certified Rényi divergences of a mechanism, and Rényi accounting: epsilon and delta through the best order.
+
+The bounds by Rényi accounting are never below those of the certified engines.  They are for comparison, for curves
+from elsewhere, and for mechanisms with only a known Rényi guarantee.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import POSITIVE, broadcast_shape, check, refuse_tracers
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.validation import (
+    DELTA,
+    NON_NEGATIVE,
+    POSITIVE,
+    InputError,
+    check,
+    refuse_tracers,
+)
+from jaxacct.engines import loss_moments
 from jaxacct.engines.loss_moments import Interval, log_moments
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions
-
-__all__ = ["renyi_divergence", "sides", "zero_concentrated"]
+from jaxacct.mechanisms.base import on_batch, register
+from jaxacct.representations import renyi_conversions
 
 CUT = 1e-290
 """A mass at infinity below this stands for a tail that was cut off, as that of discrete Gaussian noise."""
@@ -20,8 +34,177 @@ NEAR_ONE = 1e-5
 """The divergence of order 1 is bracketed by those of the orders 1 -+ this, as divergences increase with the order."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
 """Orders less 1 between which zCDP is bounded by convexity: dense about 1, where the largest ratio mostly lies."""
-_NARROW_ZCDP = 1e-3
-"""Relative width up to which a bracket of rho has the status "ok"."""
+ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
+"""Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order less 1."""
+
+
+@register
+@dataclass(frozen=True)
+class RenyiCurve:
+    """Upper bounds of Rényi divergences at some orders; the curves of composed mechanisms add, adaptive ones included.
+
+    Parameters
+    ----------
+    orders : array (O,)
+    values : array (O, ...)
+        Upper bounds in nats, with the orders along the first axis.
+
+    References
+    ----------
+    Mironov (2017), Proposition 1.
+
+    >>> gaussian = RenyiCurve(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
+    >>> (gaussian + 3 * gaussian).values.tolist()
+    [4.0, 8.0]
+    """
+
+    orders: Any
+    values: Any
+
+    def __add__(self, other: RenyiCurve) -> RenyiCurve:
+        """Composition with another curve at the same orders."""
+        if not np.array_equal(self.orders, other.orders):
+            raise InputError("the curves have different orders; evaluate both at the same orders")
+        return RenyiCurve(self.orders, self.values + other.values)
+
+    def __mul__(self, times: Any) -> RenyiCurve:
+        """Composition with itself `times` times."""
+        return RenyiCurve(self.orders, self.values * np.asarray(check("times", times, NON_NEGATIVE)))
+
+    __rmul__ = __mul__
+
+    def epsilon(self, delta: Any) -> Bounds:
+        """`epsilon_from_renyi` of this curve."""
+        return renyi_conversions.epsilon_from_renyi(self.orders, self.values, delta)
+
+    def delta(self, epsilon: Any) -> Bounds:
+        """`delta_from_renyi` of this curve."""
+        return renyi_conversions.delta_from_renyi(self.orders, self.values, epsilon)
+
+    def tradeoff(self, fpr: Any) -> Bounds:
+        """`tradeoff_from_renyi` of this curve, which must bound both directions."""
+        return renyi_conversions.tradeoff_from_renyi(self.orders, self.values, fpr)
+
+
+def renyi_curve(mechanism: Mechanism, orders: Any = ORDERS, relation: str = "add_or_remove_one") -> RenyiCurve:
+    """The Rényi curve of a mechanism: the upper ends of `renyi_divergence`.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    orders : array_like (O,), > 0
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
+
+    Returns
+    -------
+    RenyiCurve
+        With values (O, *batch shape of the mechanism).
+
+    References
+    ----------
+    Mironov (2017).
+
+    >>> import jaxacct as ja
+    >>> renyi_curve(ja.Gaussian(1.0), [2.0, 4.0]).values.round(9).tolist()
+    [1.0, 2.0]
+    """
+    orders = np.atleast_1d(check("orders", orders, POSITIVE))
+    column = orders.reshape(-1, *(1,) * len(batch_shape(mechanism)))
+    return RenyiCurve(orders, np.asarray(renyi_divergence(mechanism, column, relation).upper))
+
+
+@with_hints
+def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relation: str = "add_or_remove_one") -> Bounds:
+    """eps of a mechanism through Rényi accounting: the best order's bound, the larger over the directions.
+
+    `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and
+    kappa(c) = c^c/(1+c)^{1+c}.  K(c) is the log moment of the finite loss, evaluated with its error bound, and
+    delta_inf is the mass at infinity.  eps is 0 where delta^2 is at least R/2 or 1 - e^-R for a divergence R.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    delta : array_like in (0, 1)
+        Broadcasts with the mechanism's fields.
+    orders : array_like (O,), > 1, optional
+        Used as they are; by default a wide grid that is refined around the best order.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
+
+    Returns
+    -------
+    Bounds
+        kind "bound" with lower 0; infinite with status "mass_at_infinity" where delta <= delta_inf.
+
+    References
+    ----------
+    Mironov (2017); Mironov, Talwar and Zhang (2019); Canonne, Kamath and Steinke (2020), Proposition 12.
+
+    >>> import jaxacct as ja
+    >>> float(rdp_epsilon(ja.Gaussian(1.0), 1e-5).upper.round(4))
+    4.7284
+    """
+    refuse_tracers("rdp_epsilon", "jaxacct.kernels.law.cumulants", mechanism=mechanism, delta=delta)
+    delta = check("delta", delta, DELTA)
+    shape, each, flat = sides(mechanism, delta, "delta", relation)
+    eps, chosen = np.zeros(flat.shape), _orders_less_one(orders)
+    for parts in each:
+        left = flat - parts.delta_infinity * (1.0 + 1e-14)
+        side = loss_moments.least_epsilon(parts, np.where(left > 0, left, 1.0), chosen)
+        eps = np.maximum(eps, np.where(left > 0, side, np.inf))
+    status = np.where(np.isinf(eps), "mass_at_infinity", np.where(eps == 0, "zero", "ok"))
+    eps, status = eps.reshape(shape), status.reshape(shape)
+    return Bounds(np.zeros(shape), eps, eps, "bound", status, "renyi")
+
+
+@with_hints
+def rdp_delta(mechanism: Mechanism, epsilon: Any, *, orders: Any = None, relation: str = "add_or_remove_one") -> Bounds:
+    """delta of a mechanism at eps >= 0 through Rényi accounting: the best order's bound, the larger over directions.
+
+    `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`, with the symbols of `rdp_epsilon`.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    epsilon : array_like, >= 0
+        Broadcasts with the mechanism's fields.
+    orders : array_like (O,), > 1, optional
+        Used as they are; by default a wide grid that is refined around the best order.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
+
+    Returns
+    -------
+    Bounds
+        kind "bound" with lower 0.
+
+    References
+    ----------
+    Mironov (2017); Mironov, Talwar and Zhang (2019); Canonne, Kamath and Steinke (2020), Proposition 12.
+
+    >>> import jaxacct as ja
+    >>> float(rdp_delta(ja.Gaussian(1.0), 4.7284).upper.round(7))
+    1e-05
+    """
+    refuse_tracers("rdp_delta", "jaxacct.kernels.law.cumulants", mechanism=mechanism, epsilon=epsilon)
+    epsilon = check("epsilon", epsilon, NON_NEGATIVE)
+    shape, each, flat = sides(mechanism, epsilon, "epsilon", relation)
+    delta, chosen = np.zeros(flat.shape), _orders_less_one(orders)
+    for parts in each:
+        finite = loss_moments.least_delta(parts, flat, chosen)
+        delta = np.maximum(delta, np.minimum(finite + parts.delta_infinity, 1.0) * (1.0 + 1e-15))
+    delta = np.minimum(delta, 1.0).reshape(shape)
+    return Bounds(np.zeros(shape), delta, delta, "bound", engine="renyi")
+
+
+def _orders_less_one(orders: Any) -> np.ndarray | None:
+    """The user's orders, each less 1."""
+    if orders is None:
+        return None
+    grid = np.atleast_1d(check("orders", orders, POSITIVE))
+    if grid.size == 0:
+        raise InputError("orders is empty; give at least one order above 1, or leave it out")
+    if np.any(grid <= 1.0):
+        raise InputError(f"orders = {float(np.min(grid))!r} must be > 1; use orders above 1")
+    return np.asarray(grid - 1.0)
 
 
 def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_remove_one") -> Bounds:
@@ -66,15 +249,8 @@ def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_r
     status = np.where(np.isinf(low), "mass_at_infinity", "ok")
     status = np.where(np.isinf(high) & np.isfinite(low), "width", status)
     middle = np.where(np.isinf(high), np.where(np.isinf(low), np.inf, low), 0.5 * (low + high))
-    ends = [x.reshape(shape) for x in (low, np.clip(middle, low, high), high)]
-    return Bounds(
-        ends[0],
-        ends[1],
-        ends[2],
-        kind=kind,
-        status=status.reshape(shape),
-        engine="quadrature",
-    )
+    ends = (x.reshape(shape) for x in (low, np.clip(middle, low, high), high))
+    return Bounds(*ends, kind, status.reshape(shape), "quadrature")
 
 
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
@@ -95,11 +271,6 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
         kind "certified", or "bound" with lower 0 where the mechanism's pair only bounds it; infinite where a loss can
         be infinite.
 
-    Raises
-    ------
-    InputError
-        An unknown relation, or one that the mechanism does not define.
-
     References
     ----------
     Bun and Steinke (2016).  Errors: jaxacct/representations/README.md, "Moments".
@@ -118,7 +289,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     kind = mechanism.kind_under(relation, composed=True)  # as in `renyi_divergence`
     low = low if kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
-        narrow = np.isfinite(high) & (high - low <= _NARROW_ZCDP * high)
+        narrow = np.isfinite(high) & (high - low <= 1e-3 * high)
     status = np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
     middle = np.where(np.isinf(high), low, 0.5 * (low + np.where(np.isinf(high), low, high)))
     return Bounds(low, np.clip(middle, low, high), high, kind, status, "quadrature")
@@ -128,11 +299,8 @@ def sides(
     mechanism: Mechanism, values: float | np.ndarray, name: str, relation: str
 ) -> tuple[tuple[int, ...], list[Components], np.ndarray]:
     """The common shape of a mechanism and values, the components of every direction on it, the values flattened."""
-    mine = batch_shape(mechanism)
-    shape = broadcast_shape({"the mechanism": mine, name: np.shape(values)})
-    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
-    each = [components(mechanism, relation, d).take(rows) for d in directions(mechanism, relation)]
-    return shape, each, np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
+    shape, rows, flat = on_batch(mechanism, name, values)
+    return shape, [components(mechanism, relation, d).take(rows) for d in directions(mechanism, relation)], flat
 
 
 def _divergence(parts: Components, order: np.ndarray) -> Interval:
@@ -179,10 +347,7 @@ def _largest_ratio(parts: Components) -> Interval:
 
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Whether a loss is infinite, and whether a tail too small to matter elsewhere was cut off.
-
-    Only the mass of a cut tail is known, so that divergences of order 1 and more are bounded from below only.
-    """
+    """Whether a loss is infinite, and whether a tail was cut off, of which only the mass is known."""
     lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # a guarantee's moments need no tail
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut

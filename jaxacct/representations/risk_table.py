@@ -11,10 +11,7 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import outward
 from jaxacct.core.validation import OPEN_PROBABILITY, check, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.representations.gaussian_readings import FLOOR
-from jaxacct.representations.mechanism_profile import profile
-
-__all__ = ["Reading", "RiskTable", "risk"]
+from jaxacct.representations.mechanism_profile import FLOOR, profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,17 +89,15 @@ class RiskTable:
     def __repr__(self) -> str:
         lines = [("reading", "at", "lower", "upper", "kind", "status")]
         for row in self.rows():
-            at = ", ".join(f"{name} {value:g}" for name, value in row.items() if name in _AT)
+            at = ", ".join(
+                f"{name} {value:g}" for name, value in row.items() if name in ("prior", "fpr", "baseline", "above_fpr")
+            )
             place = f"{row['index']} " if "index" in row else ""
             ends = (outward(row[end], "#.7g" if row[end] else "g", end == "upper") for end in ("lower", "upper"))
             lines.append((f"{place}{row['reading']}", at, *ends, row["kind"], row["status"]))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = ("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
         return "\n".join(line.rstrip() for line in text)
-
-
-_AT = ("prior", "fpr", "baseline", "above_fpr")
-"""What a reading may be taken at."""
 
 
 def risk(
@@ -137,11 +132,6 @@ def risk(
     Returns
     -------
     RiskTable
-
-    Raises
-    ------
-    InputError
-        Invalid values, or a tracer.
 
     References
     ----------

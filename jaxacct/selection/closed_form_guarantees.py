@@ -19,8 +19,7 @@ from jaxacct.core.validation import (
     check,
 )
 from jaxacct.mechanisms import Gaussian
-from jaxacct.representations.composition_theorems import Guarantee
-from jaxacct.representations.gdp_conversions import gdp_from_profile
+from jaxacct.representations.profile_conversions import Guarantee, gdp_from_profile
 from jaxacct.selection.base_profile import Sides, upper_delta, upper_epsilon
 from jaxacct.selection.law_families import TruncatedNegativeBinomial
 from jaxacct.selection.published_profile_bounds import minimiser

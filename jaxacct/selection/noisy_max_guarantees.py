@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, Constraint, check, check_flag
 from jaxacct.mechanisms import Gaussian, repeat
-from jaxacct.representations.composition_theorems import Guarantee
+from jaxacct.representations.profile_conversions import Guarantee
 from jaxacct.selection.base_profile import upper_epsilon
 
 __all__ = ["noisy_max_epsilon", "noisy_max_renyi"]

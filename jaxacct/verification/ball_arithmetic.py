@@ -39,8 +39,6 @@ _LOCK = threading.RLock()
 """python-flint's precision is one global setting: threads that change it take turns."""
 _CLOCK = threading.local()
 """`deadline` of each thread, a moment of `time.monotonic`."""
-DOUBLE_BITS = 53
-"""Bits of a float64, the least precision that is set."""
 
 
 @contextmanager
@@ -48,7 +46,7 @@ def precision(bits: int) -> Iterator[None]:
     """Work at so many bits.  The setting is global in python-flint, so that threads take turns."""
     with _LOCK:
         before = ctx.prec
-        ctx.prec = max(int(bits), DOUBLE_BITS)
+        ctx.prec = max(int(bits), 53)  # at least those of a float64
         try:
             yield
         finally:

@@ -10,8 +10,6 @@ import numpy as np
 
 from jaxacct.verification.ball_arithmetic import acb, arb, gaussian_tail
 
-__all__ = ["BoundedRange", "ClosedForm", "GaussianLoss", "LaplaceLoss", "SampledLaplace", "sampled_hockey_stick"]
-
 
 class ClosedForm:
     """A law with mgf(z) = E_P[e^{zL}] in closed form."""

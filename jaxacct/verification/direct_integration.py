@@ -18,14 +18,10 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ball, between, precis
 from jaxacct.verification.result import Unplanned
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
-__all__ = ["enclose", "fits"]
-
 MOST_STEPS = 3
 """Most steps: four would nest three integrals, and are left to the sum over a line."""
 FARTHEST_DEVIATIONS = 60
 """The search for the lower end of a range gives up at this distance below the cut, in deviations of the noise."""
-WIDE_EVALUATIONS = 300
-"""Most evaluations in an inner integral whose outer variable is a wide ball: it need only bound an outer error."""
 
 
 def fits(parts: Any) -> bool:
@@ -214,6 +210,7 @@ def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, 
         return function(low + way * t) * way
 
     rough = 1 + wide / aims.share
-    limits: dict[str, Any] = {"eval_limit": WIDE_EVALUATIONS, "use_heap": True} if wide > aims.share else {}
+    # it need only bound an outer error
+    limits: dict[str, Any] = {"eval_limit": 300, "use_heap": True} if wide > aims.share else {}
     tolerance, share = aims.tolerance * rough, (aims.share * rough).min(arb("0.1"))
     return acb.integral(along, acb(0), acb(1), abs_tol=tolerance, rel_tol=share, **limits)

@@ -16,24 +16,10 @@ import numpy as np
 from jaxacct.verification.ball_arithmetic import acb, arb, ball
 from jaxacct.verification.result import NotCovered
 
-__all__ = [
-    "FiniteLosses",
-    "Masses",
-    "discrete_gaussian",
-    "discrete_laplace",
-    "from_masses",
-    "in_either_order",
-    "output_masses",
-    "response",
-    "several_answers",
-]
-
 Masses = tuple[Any, ...]
 """P-masses, Q-masses, losses (None where log p/q is to be computed), grid, cut-off mass, whether unbounded."""
 
 
-REACH_DEVIATIONS = 24
-"""Deviations of integer Gaussian noise that are kept on either side: the mass cut off is below e^{-288}."""
 MOST_OUTCOMES = 20_000
 """Most outcomes of integer noise that are covered: each has balls of its own."""
 
@@ -256,7 +242,7 @@ def discrete_laplace(scale: Any, shift: int) -> Masses:
 
 def discrete_gaussian(sigma: float, shift: int) -> Masses:
     """Pr[x] proportional to e^{-x^2/(2 sigma^2)}; Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side."""
-    reach = math.ceil(REACH_DEVIATIONS * sigma) + 1
+    reach = math.ceil(24 * sigma) + 1  # the mass beyond is below e^{-288}
     if 2 * reach + shift > MOST_OUTCOMES:
         raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")
     square = 2 * ball(sigma) ** 2

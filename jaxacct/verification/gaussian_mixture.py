@@ -15,15 +15,6 @@ import numpy as np
 from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, within
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
-__all__ = [
-    "GaussianMixture",
-    "PairOfMixtures",
-    "Revealed",
-    "RevealedPairs",
-    "binomial_weights",
-    "hypergeometric_weights",
-]
-
 NEGLIGIBLE = arb(2) ** -400
 """Weights of the largest contributions are left out while all of them together are below this."""
 

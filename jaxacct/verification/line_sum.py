@@ -22,22 +22,14 @@ from jaxacct.verification import small_loss_steps
 from jaxacct.verification.ball_arithmetic import acb, arb, ball, between, precision, tick, within
 from jaxacct.verification.closed_form_losses import GaussianLoss
 from jaxacct.verification.result import Unplanned
-from jaxacct.verification.sampled_gaussian_planning import Cut
-
-__all__ = ["at_most", "enclose"]
+from jaxacct.verification.sampled_gaussian import Cut
 
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
 """Positions of the line that are tried, as shares of the saddle point.  See `_line` for why one may lie below it."""
-PERIOD_SLACK = 3e-3
-"""A period exceeds the gap to the end of the losses by this share of epsilon, so that it serves near epsilons too."""
 LONG_SUM_PRODUCTS = 400_000
 """Products (of a node in t and a node in x) from which on a sum is long, and a plan with cuts is tried instead."""
-QUICK_BOUND_NODES = 3_000
-"""Most nodes of the quadrature for one value of M in `at_most`, which is meant to cost next to nothing."""
 REUSE_SHARE = 1e-3
 """A sum that is kept serves an epsilon that differs from its own by at most this share."""
-SUMS_KEPT = 4
-"""How many sums are kept at most, so that memory stays bounded."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near the one it was made for."""
 
@@ -60,7 +52,7 @@ def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int
     line = LineSum(build, plan)
     with precision(128):
         _kept.insert(0, (key, epsilon, log_scale, line))
-        del _kept[SUMS_KEPT:]
+        del _kept[4:]  # memory stays bounded
     return line.at(ball(epsilon))
 
 
@@ -69,7 +61,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
     with np.errstate(all="ignore"):
         c = saddle(parts, epsilon)
         for _ in range(20):
-            if all(part.cost(c, 60.0) <= QUICK_BOUND_NODES for part, _ in parts if hasattr(part, "cost")):
+            if all(part.cost(c, 60.0) <= 3_000 for part, _ in parts if hasattr(part, "cost")):
                 break
             c /= 2
         else:
@@ -351,7 +343,8 @@ def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
         gap = np.inf
         if all(end is not None for end in ends):
             total = sum(count * float(end.mid()) for end, (_, count) in zip(ends, parts, strict=True))
-            gap = max(sign * (total - epsilon), 0.0) + PERIOD_SLACK * (abs(total) + abs(epsilon))
+            # so that it serves near epsilons too
+            gap = max(sign * (total - epsilon), 0.0) + 3e-3 * (abs(total) + abs(epsilon))
         sides.append(float(gap))
     return sides[0], sides[1]
 

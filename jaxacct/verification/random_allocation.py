@@ -13,16 +13,10 @@ import numpy as np
 from jaxacct.verification.ball_arithmetic import acb, acb_mat, arb, between, gaussian_tail, precision, tick, within
 from jaxacct.verification.result import Unplanned
 
-__all__ = ["AllocationLoss"]
-
 ANGLES = np.geomspace(1e-5, 1.0, 60)
 """Angles by which the path of a quadrature is turned, as shares of an eighth of a turn, that are tried."""
-MOST_PRODUCTS = 60_000_000
-"""Most products of a node in Im z and a node in u of one sum; more are left undecided."""
 MOST_NODES = 1_000_000
 """Most nodes in Im z of one sum."""
-MOST_BITS = 3000
-"""Most bits of a sum: beyond, its terms cancel too much."""
 MARGIN = 14.0
 """Natural digits by which everything that is chosen is finer than what is wanted."""
 
@@ -171,7 +165,7 @@ class _Plan:
         big = np.log(max(self.digits + 0.5 * (self.angle * sigma) ** 2, 1.0) * t / self.c / np.cos(self.angle))
         self.right = float(min(self.reach, max((big / s + 0.5 * s), 1.0)))
         self.bits = int(64 + 1.45 * (self.digits + (2 * self.angle * sigma) ** 2) + 2 * np.log2(t + 1))
-        if self.bits > MOST_BITS or not nodes * self.count < MOST_PRODUCTS:
+        if self.bits > 3000 or not nodes * self.count < 60_000_000:  # its terms cancel too much
             raise Unplanned("its sum is too long")
 
     def _log_phi(self, r: np.ndarray) -> np.ndarray:

@@ -10,8 +10,6 @@ import numpy as np
 from jaxacct.core import markup
 from jaxacct.core.text import bracket
 
-__all__ = ["NotCovered", "OutOfTime", "Unplanned", "Verification"]
-
 
 class NotCovered(Exception):
     """The verifier has no definition of the mechanism; the message names it."""

@@ -20,21 +20,8 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from jaxacct.verification.ball_arithmetic import arb, between
-from jaxacct.verification.sampled_gaussian import SampledGaussian
-from jaxacct.verification.sampled_gaussian_planning import Cut
+from jaxacct.verification.sampled_gaussian import Cut, SampledGaussian
 
-__all__ = [
-    "LARGEST_CUT_WIDTHS",
-    "SmallLossSteps",
-    "mass_of_largest",
-    "only_sampled_gaussians",
-    "plan_split",
-    "where_it_falls_to",
-    "without_largest",
-]
-
-CUT_WIDTHS = (0.06, 0.12, 0.25, 0.5, 1.0)
-"""Widths tried for the cut between small and large losses, as shares of the lesser of sigma and 1."""
 LARGEST_CUT_WIDTHS = (0.5, 0.2, 0.08)
 """Widths tried for the cut above which the largest outputs are left out, in deviations of the noise."""
 
@@ -130,7 +117,7 @@ def plan_split(
     means = [float(part.log_mgf(np.array([c]))[0]) for part, _ in parts]
     flat = sum(count * mean for mean, (_, count) in zip(means, parts, strict=True))
     weights = [np.log(count) - mean for mean, (_, count) in zip(means, parts, strict=True)]
-    for width in CUT_WIDTHS:
+    for width in (0.06, 0.12, 0.25, 0.5, 1.0):  # shares of the lesser of sigma and 1
         low, high, order = np.log(gap) - 60.0, np.log(gap), 0.0
         while high - low > 0.2:
             middle = 0.5 * (low + high)

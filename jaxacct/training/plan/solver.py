@@ -24,8 +24,8 @@ from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.mechanisms import Mechanism, cap_for, compose, dp_sgd, repeat
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
-from jaxacct.representations.renyi_accounting import ORDERS, renyi_curve
 from jaxacct.representations.renyi_conversions import epsilon_from_renyi
+from jaxacct.representations.renyi_divergences import ORDERS, renyi_curve
 from jaxacct.training.plan.request import PlanRequest
 from jaxacct.training.plan.segments import (
     ROUNDING,

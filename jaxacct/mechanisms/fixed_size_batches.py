@@ -1,35 +1,34 @@
-"""Sampling of a fixed number of records without replacement."""
+"""Batches of a fixed size: drawn with replacement, or without."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from decimal import Decimal, localcontext
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from jaxacct.core.validation import PROBABILITY, InputError, Tracer
+from jaxacct.core.validation import PROBABILITY, RECORDS, InputError, Tracer, refuse_where
+from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
-from jaxacct.mechanisms.contribution_laws import LARGEST_GROUP, hypergeometric
-from jaxacct.mechanisms.either_order import either_order
 from jaxacct.mechanisms.finite import log_mixture, sample_pair
-from jaxacct.mechanisms.gaussian import Gaussian
-from jaxacct.mechanisms.gaussian_branches import (
+from jaxacct.mechanisms.gaussian_mixtures import (
+    LARGEST_GROUP,
     LOSS_OF_PRESENCE,
     Branch,
     OfGaussianMixtures,
-    require_gaussian,
-    rows_of,
-    whole_number,
-)
-from jaxacct.mechanisms.mixture_profiles import (
+    binomial,
+    hypergeometric,
     mixture_pair,
     profile_of_points,
+    require_gaussian,
     revealed_pair,
-    taking_part,
+    rows_of,
+    whole_number,
     zero_out_points,
 )
 from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
-from jaxacct.mechanisms.profile import stacked
+from jaxacct.mechanisms.profile import either_order, stacked
 from jaxacct.mechanisms.sampled_releases import (
     Several,
     one_gaussian,
@@ -37,8 +36,6 @@ from jaxacct.mechanisms.sampled_releases import (
     part_below_sampled,
     require_samplable,
 )
-
-__all__ = ["SampledWithoutReplacement"]
 
 
 @register
@@ -74,11 +71,6 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     dataset_size : int from 2 to 1e9
         n, the size of the larger data set; only for a group, where n * sampling_ratio must be a whole number of at most
         n - k.
-
-    Raises
-    ------
-    InputError
-        Something that cannot be sampled, a value outside its limits, with its index, or shapes that do not broadcast.
 
     References
     ----------
@@ -219,13 +211,9 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         n, ratio = cast(int, self.dataset_size), np.asarray(self.sampling_ratio, np.float64)
         size = np.rint(n * ratio)
         bad = (np.abs(n * ratio - size) > 1e-6) | (size > n - self.group)
-        if bad.any():
-            index = [int(i) for i in np.argwhere(bad)[0]]
-            product = float((n * ratio)[tuple(index)])
-            raise InputError(
-                f"dataset_size * sampling_ratio{index or ''} = {product!r} must be a whole number "
-                f"<= dataset_size - group = {n - self.group}; use sampling_ratio = batch size / dataset_size"
-            )
+        most = f"must be a whole number <= dataset_size - group = {n - self.group}"
+        rest = f"{most}; use sampling_ratio = batch size / dataset_size"
+        refuse_where(bad, "dataset_size * sampling_ratio", n * ratio, rest)
         return size
 
     def _pair(self, row: tuple[float, ...], relation: str) -> FinitePair:
@@ -237,8 +225,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         count = np.arange(weights.size) / sigma
         if relation in LOSS_OF_PRESENCE:
             return mixture_pair(2.0 * count, weights)
-        ways = [(2.0 * count, *taking_part(weights))]
-        return revealed_pair(*ways, *([(count, weights, 1.0)] if relation == "zero_out" else []))
+        return revealed_pair(2.0 * count, weights, count if relation == "zero_out" else None)
 
     def displaces(self) -> bool:
         return True
@@ -274,3 +261,92 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
         np.broadcast_to(p_infinity, shape),
         np.broadcast_to(q_infinity, shape),
     )
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class SampledWithReplacement(OfGaussianMixtures):
+    """A Gaussian on ``batch_size`` B draws from n = ``dataset_size`` records, each draw independent of the others.
+
+    A record is drawn Binomial(B, 1/n) times, and each time it takes the place of another one: the pair is
+    (sum_m Bin_m N(2m, s^2), N(0, s^2)), exact for add and remove. ``group`` = k > 1 protects any k records together,
+    with Binomial(B, k/n). Under ``replace_one`` and ``zero_out`` the answer is a bound: delta(log a) <=
+    sum_{m >= 1} Bin_m delta_{2m}(log a'), with delta_{2m} of the Gaussian of sensitivity 2m, a' = 1 + (a - 1)/eta and
+    eta = 1 - (1 - k/n)^B. ``kind`` is that of the pair put on finitely many losses: "bound".
+
+    A record that is drawn m times counts m times: clip every draw, not the sum of a record's draws. n and B are public,
+    and the sum is divided by a constant.
+
+    Parameters
+    ----------
+    mechanism : Gaussian
+        A single step; noise in units of the add/remove sensitivity.
+    batch_size : array_like of whole numbers from 1 to 1e9
+        B, the number of draws.
+    dataset_size : array_like of whole numbers from 1 to 1e9
+        n, the size of the larger data set. All fields broadcast.
+    group : int from 1 to 1000
+        k, one for the whole batch, less than n.
+
+    References
+    ----------
+    Balle, Barthe, Gaboardi (2018), Privacy Amplification by Subsampling, Theorem 10. README.md, "Draws with
+    replacement".
+
+    >>> import jaxacct as ja
+    >>> step = ja.SampledWithReplacement(ja.Gaussian(2.0), batch_size=10, dataset_size=1000)
+    >>> b = ja.epsilon(ja.repeat(step, 1000), 1e-5)
+    >>> round(float(b.upper), 3), b.kind
+    (1.882, 'certified')
+    """
+
+    mechanism: Any
+    batch_size: Any
+    dataset_size: Any
+    group: int = field(default=1, metadata={"static": True, "optional": True})
+    only_bounded: ClassVar = True
+    constraints: ClassVar = {"batch_size": RECORDS, "dataset_size": RECORDS}
+
+    def __post_init__(self) -> None:
+        require_mechanism("mechanism", self.mechanism)
+        require_gaussian("SampledWithReplacement", self.mechanism)
+        object.__setattr__(self, "group", whole_number("group", self.group, LARGEST_GROUP))
+        super().__post_init__()
+        if not isinstance(self.dataset_size, Tracer) and np.any(np.asarray(self.dataset_size) <= self.group):
+            smallest = int(np.min(self.dataset_size))
+            raise InputError(f"dataset_size = {smallest} must be > group = {self.group}; other records must be left")
+
+    def symmetric(self) -> bool:
+        return False
+
+    def displaces(self) -> bool:
+        return True
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        once = np.asarray(1.0)
+        pairs = [_pair(shift, weight, relation) for shift, weight in self._contributions()]
+        return [(sample_pair(stacked(pairs, batch_shape(self)), once, direction), once)]
+
+    def branches(self, relation: str) -> list[list[Branch]] | None:
+        if relation not in LOSS_OF_PRESENCE:
+            return None
+        return [[Branch(1.0, shift, weight)] for shift, weight in self._contributions()]
+
+    def attained(self, relation: str) -> bool:
+        return relation in LOSS_OF_PRESENCE
+
+    def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Shifts in deviations and weights of every configuration."""
+        found = []
+        for sigma, batch, size in rows_of(self, self.mechanism.noise_multiplier, self.batch_size, self.dataset_size):
+            with localcontext(prec=60):
+                chance = Decimal(self.group) / Decimal(int(size))
+            weights = binomial(int(batch), chance)
+            found.append((2.0 * np.arange(weights.size) / sigma, weights))
+        return found
+
+
+def _pair(shift: np.ndarray, weight: np.ndarray, relation: str) -> FinitePair:
+    if relation in LOSS_OF_PRESENCE:
+        return mixture_pair(shift, weight)
+    return revealed_pair(shift, weight)

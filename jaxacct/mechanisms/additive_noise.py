@@ -1,0 +1,426 @@
+"""Noise added to a statistic: Gaussian, Laplace, both on the integers, and Gaussian by smooth sensitivity."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxacct.core.floats import LOST_TAIL, ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.validation import POSITIVE, Constraint, InputError, check_int, refuse_where
+from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, BaseMechanism, batch_shape, register
+from jaxacct.mechanisms.finite import FiniteMechanism, sample_pair
+from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, LaplacePart
+from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
+
+MOST_UNGROUPED_OUTCOMES = 4096
+"""Outcomes above which those of the discrete Gaussian are grouped; the discrete Laplace takes no more.
+
+The lattice engine's work grows with the number of losses."""
+MOST_GROUPED_OUTCOMES = 2**21
+"""Outcomes of the discrete Gaussian above which it is refused: all of them are held in memory at once."""
+ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
+"""Noise in units of the statistic; with less, what is released is all but always the statistic itself."""
+REACH_IN_DEVIATIONS = 37.5
+"""Standard deviations of the discrete Gaussian kept on either side: e^{-37.5^2/2} is 5e-306, near the least normal
+float64."""
+LOSS_CELLS = 2048
+"""Cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
+PROFILE_POINTS = (2000, 500)
+"""Points of the profile down to a delta of about e^-72, and from there to e^-684.
+
+So many cost about 1e-5 in epsilon; e^-684 is near the least float64."""
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Gaussian(AdditiveNoise):
+    """Gaussian noise of standard deviation ``noise_multiplier`` times the add/remove sensitivity.
+
+    Pair N(1, s^2), N(0, s^2); the loss is N(1/(2 s^2), 1/s^2) in both directions, and delta(eps) =
+    Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s). Under ``replace_one`` the sensitivity is 2, so s is halved.
+
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        s, relative to the add/remove sensitivity; one configuration per element.
+
+    References
+    ----------
+    Balle, Wang (2018), Improving the Gaussian Mechanism for Differential Privacy.
+
+    >>> Gaussian(noise_multiplier=1.5)
+    Gaussian(noise_multiplier=1.5)
+    >>> Gaussian([1.0, 2.0]).noise_multiplier
+    array([1., 2.])
+    """
+
+    noise_multiplier: Any
+    constraints: ClassVar = {"noise_multiplier": POSITIVE}
+    law: ClassVar = GaussianPart
+
+    def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]]:
+        return [(self.noise_multiplier, ())]
+
+    def finite_pair(self, relation: str) -> FinitePair:
+        mu = SENSITIVITY[relation] / np.asarray(self.noise_multiplier)
+        return stacked([gaussian_pair(one) for one in mu.ravel()], mu.shape)
+
+
+def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
+    """A pair above min(1, factor delta(eps)) of a Gaussian of sensitivity mu, and above delta(eps) of another one."""
+    mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
+    if other == 0.0:
+        return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
+    epsilon = _points_of_gaussian(mu) if other > mu else _points_of_gaussian(other)
+    if mu < other < factor * mu:
+        epsilon = np.union1d(epsilon, _points_of_gaussian(other))
+        epsilon = epsilon[np.append(True, np.diff(epsilon) > LEAST_GAP)]
+    delta = np.minimum(factor * (1.0 + 2.0 * ROUNDOFF) * profile_of_gaussian(mu, epsilon), 1.0)
+    if other < np.inf:
+        delta = np.maximum(np.minimum(delta, profile_of_gaussian(other, epsilon)), SMALLEST_POSITIVE)
+    return pair_of_profile(epsilon, delta, delta)
+
+
+def _points_of_gaussian(mu: float) -> np.ndarray:
+    """The epsilons at which its profile is evaluated."""
+    z = np.concatenate(
+        [np.linspace(0.0, 12.0, PROFILE_POINTS[0], endpoint=False), np.linspace(12.0, 37.0, PROFILE_POINTS[1])]
+    )
+    epsilon = mu * (0.5 * mu + z)
+    below = np.linspace(0.0, epsilon[0], PROFILE_POINTS[1], endpoint=False)
+    return np.concatenate([below, epsilon])
+
+
+def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
+    """delta of a Gaussian of sensitivity mu and deviation 1, rounded up (README.md, "A Gaussian's profile")."""
+    from scipy import special  # takes a while to import: only where it is needed
+
+    place = epsilon / mu
+    a, b = place - 0.5 * mu, place + 0.5 * mu
+    slack = 2.0 * ROUNDOFF * (place + np.abs(a))  # errors of a and of b
+    mills_a, mills_b = (np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)) for x in (np.maximum(a, 0.0), b))
+    density = np.exp(-0.5 * a**2) / np.sqrt(2 * np.pi)
+    moved = mu * mills_b * slack
+    tail = density * (mills_a - mills_b + 1e-13 * mills_a + moved) * (1.0 + ROUNDOFF * (64.0 + 2.0 * a**2))
+    near = special.ndtr(-a) - density * (mills_b - moved) + 1e-13
+    delta = np.where(a > 0.0, tail + 4.0 * SMALLEST_POSITIVE, near)
+    return np.where(slack <= 1e-3, delta, special.ndtr(slack - a) + 1e-13)  # else the tail alone bounds it
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Laplace(AdditiveNoise):
+    """Laplace noise of scale ``scale`` times the add/remove sensitivity: (1/scale)-DP.
+
+    Pair Lap(0, b), Lap(1, b); the loss lies in [-1/b, 1/b] with atoms at both ends, alike in both directions, and
+    delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one`` the sensitivity is 2, so b is halved.
+
+    Parameters
+    ----------
+    scale : array_like > 0, finite
+        b, relative to the add/remove sensitivity; one configuration per element.
+
+    References
+    ----------
+    Dwork, McSherry, Nissim, Smith (2006), Calibrating Noise to Sensitivity in Private Data Analysis.
+    Balle, Barthe, Gaboardi (2018), Privacy Amplification by Subsampling (the profile).
+
+    >>> Laplace(scale=10.0)
+    Laplace(scale=10.0)
+    """
+
+    scale: Any
+    constraints: ClassVar = {"scale": POSITIVE}
+    law: ClassVar = LaplacePart
+
+    def finite_pair(self, relation: str) -> FinitePair:
+        return laplace_pair(SENSITIVITY[relation] / np.asarray(self.scale))
+
+
+def laplace_pair(largest: np.ndarray) -> FinitePair:
+    """The pair of largest loss l: hat masses e^{(x - l)/2} tanh(d/4) on losses x, d apart, and atoms at both ends."""
+    top = largest[..., None]
+    place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
+    ends = (place == 0.0) | (place == 1.0)
+    height = np.tanh(0.5 * top / LOSS_CELLS) * np.where(ends, 0.5, 1.0)
+    p = np.exp(-top * (1.0 - place)) * (height + np.where(ends, 0.5, 0.0))
+    zero = np.zeros(top.shape[:-1])
+    return FinitePair(top * (2.0 * place - 1.0), p, p[..., ::-1], zero, zero)
+
+
+class _IntegerNoise(BaseMechanism):
+    """Log-concave, symmetric noise on the integers; a record moves the integer statistic by at most ``sensitivity``."""
+
+    sensitivity: int
+
+    def __post_init__(self) -> None:
+        value = check_int("sensitivity", self.sensitivity, 1, "scale the statistic to integers")
+        object.__setattr__(self, "sensitivity", value)
+        super().__post_init__()
+
+    @abstractmethod
+    def pair(self, shift: int) -> FinitePair:
+        """The pair noise + shift, noise."""
+
+    def finite_pair(self, relation: str) -> FinitePair:
+        return self.pair(self.sensitivity * int(SENSITIVITY[relation]))
+
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
+        return sample_pair(self.finite_pair(relation), rate, direction)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class DiscreteGaussian(_IntegerNoise):
+    """Discrete Gaussian noise: Pr[x] proportional to e^{-x^2/(2 sigma^2)} on the integers.
+
+    Pair: the noise shifted by ``sensitivity`` D, and the noise; the loss at x is D (2x - D)/(2 sigma^2). What
+    lies beyond 37.5 sigma, less than 1e-303 of the mass, is counted as mass at infinity. Under
+    ``replace_one`` the sensitivity is 2 D. Above 4096 outcomes, about 75 sigma + 2 D, neighbouring ones are
+    grouped so that the pair dominates (about 1e-5 in epsilon); ``kind`` is then "bound", for the whole batch.
+
+    Parameters
+    ----------
+    sigma : array_like >= 0.01
+        In units of the statistic, not relative to the sensitivity; up to some 27,900, beyond which the continuous
+        Gaussian of the same sigma is close.
+    sensitivity : int >= 1
+        The most that a record moves the statistic under add/remove.
+
+    References
+    ----------
+    Canonne, Kamath, Steinke (2020), The Discrete Gaussian for Differential Privacy.
+
+    >>> import jaxacct as ja
+    >>> round(float(ja.epsilon(ja.DiscreteGaussian(sigma=2.0), 1e-5).upper), 6)
+    2.01134
+    """
+
+    sigma: Any
+    sensitivity: int = field(default=1, metadata={"static": True})
+    constraints: ClassVar = {"sigma": ENOUGH_NOISE}
+
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        return "bound" if np.any(self._outcomes(2 * self.sensitivity) > MOST_UNGROUPED_OUTCOMES) else "certified"
+
+    def pair(self, shift: int) -> FinitePair:
+        sigma = np.asarray(self.sigma, np.float64)
+        outcomes = self._outcomes(shift)
+        refuse_where(
+            outcomes > MOST_GROUPED_OUTCOMES,
+            "sigma",
+            sigma,
+            lambda index: (
+                f"needs {int(min(outcomes[index], 2.0**53))} outcomes, must be <= {MOST_GROUPED_OUTCOMES}; "
+                "use ja.ZCDP(sensitivity**2 / (2 * sigma**2)), which leaks no less"
+            ),
+        )
+        many = self._outcomes(2 * self.sensitivity) > MOST_UNGROUPED_OUTCOMES
+        rows = zip(sigma.ravel().tolist(), many.ravel().tolist(), strict=True)
+        return stacked([_gaussian_pair(one, shift, grouped) for one, grouped in rows], sigma.shape)
+
+    def _outcomes(self, shift: int) -> np.ndarray:
+        return 2.0 * np.ceil(REACH_IN_DEVIATIONS * np.asarray(self.sigma, np.float64)) + shift + 1.0
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class DiscreteLaplace(_IntegerNoise):
+    """Discrete Laplace (two-sided geometric) noise: Pr[x] proportional to e^{-|x|/scale} on the integers.
+
+    Pair: the noise shifted by ``sensitivity`` D, and the noise. With r = e^{-1/scale} the loss is D/scale
+    with mass 1/(1 + r), -D/scale with mass r^D/(1 + r), and (2x - D)/scale with mass (1-r)/(1+r) r^{D-x} for
+    0 < x < D: (D/scale)-DP. Under ``replace_one`` the sensitivity is 2 D.
+
+    Parameters
+    ----------
+    scale : array_like >= 0.01
+        In units of the statistic; one configuration per element.
+    sensitivity : int >= 1
+        The most that a record moves the statistic under add/remove; below 4096 in all.
+
+    References
+    ----------
+    Ghosh, Roughgarden, Sundararajan (2009), Universally Utility-Maximizing Privacy Mechanisms.
+
+    >>> import jaxacct as ja
+    >>> b = ja.delta(ja.DiscreteLaplace(scale=1.0), 0.5)  # (1 - e^{1/2 - 1})/(1 + e^-1)
+    >>> round(float(b.upper), 6)
+    0.287649
+    """
+
+    scale: Any
+    sensitivity: int = field(default=1, metadata={"static": True})
+    constraints: ClassVar = {"scale": ENOUGH_NOISE}
+
+    def pair(self, shift: int) -> FinitePair:
+        scale = np.asarray(self.scale, np.float64)
+        if shift >= MOST_UNGROUPED_OUTCOMES:
+            raise InputError(
+                f"sensitivity = {shift} needs {shift + 1} outcomes, must be <= {MOST_UNGROUPED_OUTCOMES}; "
+                "use ja.PureDP(sensitivity / scale), which leaks no less"
+            )
+        at = np.arange(shift + 1, dtype=np.float64)
+        rate = 1.0 / scale[..., None]
+        ratio = np.exp(-rate)
+        inner = -np.expm1(-rate)
+        share = np.where((at == 0.0) | (at == shift), 1.0, inner) / (1.0 + ratio)
+        p, q = share * np.exp(-rate * (shift - at)), share * np.exp(-rate * at)
+        zero = np.zeros(scale.shape)
+        return FinitePair((2.0 * at - shift) * rate, p, q, zero, zero)
+
+
+def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
+    reach = np.ceil(REACH_IN_DEVIATIONS * sigma)
+    at = np.arange(-reach, reach + shift + 1.0)
+
+    def mass(x: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(x) <= reach, np.exp(-0.5 * np.square(x / sigma)), 0.0)
+
+    q = mass(at)
+    p, q = mass(at - shift) / q.sum(), q / q.sum()
+    # Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side (Canonne, Kamath, Steinke 2020, Proposition 25)
+    # never 0: however small, the loss is unbounded
+    beyond = np.asarray(max(2.0 * np.exp(-0.5 * np.square(reach / sigma)), 1e-320))
+    if grouped:
+        at, p, q = _grouped(at, p, q, shift / sigma / sigma, sigma, shift)
+    return FinitePair(shift * (at - 0.5 * shift) / sigma / sigma, p, q, beyond, beyond)
+
+
+def _grouped(
+    at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each outcome split between the nodes around it; the profile becomes its chords (README.md, "Discrete noise")."""
+    low, high = -9.0 * sigma, shift + 9.0 * sigma
+    # within 9 deviations of the two centres, and on either side beyond; grouping then costs about 1e-5 in epsilon
+    ends = (
+        np.linspace(at[0], low, 250),
+        np.linspace(low, high, 3400),
+        np.linspace(high, at[-1], 250),
+    )
+    nodes = np.unique(np.rint(np.concatenate(ends)))
+    cell = np.minimum(np.searchsorted(nodes, at, side="right") - 1, nodes.size - 2)
+    below, above = slope * (at - nodes[cell]), slope * (nodes[cell + 1] - at)
+    whole = -np.expm1(-below - above)
+    rise, fall = -np.expm1(-below) / whole, -np.expm1(-above) / whole
+    many = np.bincount(cell, minlength=nodes.size)
+    grown = 1.0 + ROUNDOFF * (many + np.append(0, many[:-1]) + 16.0)
+
+    def collected(to_lower: np.ndarray, to_upper: np.ndarray) -> np.ndarray:
+        lower, upper = (np.bincount(cell + k, x, nodes.size) for k, x in enumerate((to_lower, to_upper)))
+        return (lower + upper) * grown
+
+    return nodes, collected(p * np.exp(-below) * fall, p * rise), collected(q * fall, q * np.exp(-above) * rise)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class SmoothSensitivityGaussian(FiniteMechanism):
+    """A number f(X) plus Gaussian noise of deviation ``noise_multiplier`` * S(X), where S(X) depends on the data.
+
+    S is a b-smooth upper bound of the local sensitivity: |f(X) - f(X')| <= S(X) and S(X) <= e^b S(X') for all
+    neighbours of the relation in use, whichever it is. With R = e^b and m = 1/noise_multiplier the pairs of
+    neighbours are N(m', r^2), N(0, 1) with 1/R <= r <= R and |m'| <= m min(1, r), and their largest delta(eps),
+    eps >= 0, is that of one of
+
+        N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
+
+    (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so no
+    Renyi divergence of orders above 1 + 1/(R^2 - 1), yet its delta is small. The profile is put on 2900 losses from
+    above (about 1e-5 in epsilon where b is small): ``kind`` is "bound". Alike in both directions.
+
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        Standard deviation of the noise over S(X).
+    smoothness : array_like in [0, 10]
+        b; 0 is the Gaussian mechanism. Broadcasts with the noise multiplier.
+
+    References
+    ----------
+    Nissim, Raskhodnikova, Smith (2007), Smooth Sensitivity and Sampling in Private Data Analysis.
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function, Example 14.
+
+    >>> import jaxacct as ja
+    >>> b = ja.epsilon(ja.SmoothSensitivityGaussian(noise_multiplier=4.0, smoothness=0.05), 1e-6)
+    >>> b.kind, round(float(b.upper), 3), round(float(ja.epsilon(ja.Gaussian(4.0), 1e-6).upper), 3)
+    ('bound', 2.106, 1.061)
+    """
+
+    noise_multiplier: Any
+    smoothness: Any
+    only_bounded: ClassVar = True
+    constraints: ClassVar = {
+        "noise_multiplier": POSITIVE,
+        "smoothness": Constraint("use a smoother bound of the sensitivity", 0, 10),
+    }
+
+    def pair(self) -> FinitePair:
+        shape = batch_shape(self)
+        fields = (np.broadcast_to(x, shape).ravel() for x in (self.noise_multiplier, self.smoothness))
+        return stacked([_pair(1.0 / sigma, b) for sigma, b in zip(*fields, strict=True)], shape)
+
+
+def _pair(m: float, smoothness: float) -> FinitePair:
+    """The pair of the profile at the losses of a grid of quantiles of N(m, R^2)."""
+    ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
+    first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
+    # quantiles up to 9 deviations and up to 37, where the tail is 6e-300: so many cost about 1e-5 in epsilon
+    z = np.append(np.linspace(first, 9.0, 2500), np.linspace(9.0, 37.0, 400)[1:])
+    loss = 0.5 * (m * m + 2.0 * m * ratio * z + more * z * z) - smoothness
+    epsilon = np.append(0.0, loss[loss > 1e-9 * loss[-1]])
+    families = (_wider(m, 0.0, epsilon), _wider(m, smoothness, epsilon), _narrower(m, smoothness, epsilon))
+    delta = np.minimum(np.max(families, axis=0), 1.0)
+    return pair_of_profile(epsilon, delta, delta)
+
+
+def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Where log dP/dQ = epsilon >= 0 for P = N(m, R^2), Q = N(0, 1): above and below, in deviations of P, then of Q."""
+    ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
+    rise = 2.0 * smoothness + 2.0 * epsilon
+    root = np.sqrt(m * m + more * rise)
+    high = (rise - m * m) / (root + m * ratio)
+    with np.errstate(divide="ignore", over="ignore"):
+        low = -(m * ratio + root) / more
+        low_q = -(m + ratio * root) / more
+    return high, low, (m * root + ratio * rise) / (root + m * ratio), low_q
+
+
+def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
+    """H_{e^eps}(N(m, R^2) || N(0, 1)), rounded up."""
+    from scipy import special  # takes a while to import: only where it is needed
+
+    high, low, high_q, low_q = _above(m, smoothness, epsilon)
+    gain = special.ndtr(-high) + special.ndtr(low)
+    cost = np.exp(epsilon + special.log_ndtr(-high_q)) + np.exp(epsilon + special.log_ndtr(low_q))
+    return np.maximum(gain - cost, 0.0) + _rounding(epsilon) * (gain + cost) + LOST_TAIL
+
+
+def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
+    """H_{e^eps}(N(m, 1) || N(0, R^2)), rounded up: the gain inside an interval, which is empty for large eps."""
+    from scipy import special
+
+    ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
+    if more == 0.0:
+        return np.zeros(epsilon.shape)
+    rise = 2.0 * smoothness - 2.0 * epsilon
+    square = m * m + more * rise
+    root = np.sqrt(np.maximum(square, 0.0))
+    ends = (
+        ((-ratio * rise - m * root) / (m * ratio + root), (m + ratio * root) / more),
+        ((m * m - rise) / (m * ratio + root), (m * ratio + root) / more),
+    )
+    (low, high), (low_q, high_q) = ends
+    size, grown = special.ndtr(-low), np.exp(np.minimum(epsilon + special.log_ndtr(-low_q), 700.0))
+    gain = size - special.ndtr(-high) + _rounding(epsilon) * size + LOST_TAIL
+    share = -np.expm1(np.minimum(special.log_ndtr(-high_q) - special.log_ndtr(-low_q), 0.0))
+    value = np.maximum(gain - grown * share, 0.0) + _rounding(epsilon) * grown + LOST_TAIL
+    return np.where(square >= 0.0, np.minimum(value, gain), 0.0)
+
+
+def _rounding(epsilon: np.ndarray) -> np.ndarray:
+    """Relative error allowed for the two terms whose difference is a point of the profile."""
+    return 1e-12 + 32.0 * ROUNDOFF * epsilon

@@ -1,0 +1,421 @@
+"""Mechanisms whose loss is that of a mixture of Gaussians: pairs from above and below, and the laws of the weights.
+
+Proofs: README.md of this folder, "Pairs of mixtures".
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
+from jaxacct.core.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, Tracer, shown
+from jaxacct.mechanisms.additive_noise import Gaussian, profile_of_gaussian
+from jaxacct.mechanisms.base import BaseMechanism, Mechanism, batch_shape, register
+from jaxacct.mechanisms.finite import refuse_sums, sample_pair, sums
+from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
+from jaxacct.mechanisms.profile import lowered_part, pair_of_profile, stacked, stacked_parts
+
+LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
+"""The relations under which a record, or a group, is there or not."""
+LARGEST_GROUP = 1000
+"""Most records of a group."""
+MOST_TERMS = 20_000
+"""Most values of a count that are kept."""
+LEAST = Decimal("1e-300")
+"""Probabilities below this, all together, are left out: they are added to the bound of delta as if they were lost."""
+CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
+"""Quantiles at which the profile is taken: within 9 deviations of the two ends, and beyond up to 37.
+
+So many cost about 1e-4 in epsilon; at 37 deviations the normal tail is 6e-300."""
+ROUNDING_OF_SQUARES = 4e-15
+"""Relative error allowed for the two terms whose difference is a point of the profile.
+
+The first is ample for a few roundings of logarithms up to 700 in magnitude, 8e-14 each; the second counts u^2 and the
+squares of the means, which cancel in the second term."""
+LEAST_RELATIVE_GAP = 1e-7
+"""Points nearer than this, relative to the largest shift in deviations, are left out.
+
+Slopes between nearer points lose their digits."""
+Points = tuple[np.ndarray, np.ndarray]
+
+
+class Mixture(NamedTuple):
+    """sum_j weight_j N(mean_j, 1): means in standard deviations, shape (A,), weights > 0."""
+
+    mean: np.ndarray
+    weight: np.ndarray
+
+
+def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
+    """Ends of half lines for laws whose means lie between low and high, `fineness` times as many as usual."""
+    far = QUANTILES_PER_TAIL * fineness
+    return np.concatenate(
+        [
+            np.linspace(-37.0, -9.0, far)[:-1] + low,
+            np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES * fineness),
+            np.linspace(9.0, 37.0, far)[1:] + high,
+        ]
+    )
+
+
+def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
+    """(eps, delta): the gain of P over e^eps Q above u (sign 1) or below, where p/q exceeds 1 and is monotone."""
+    from scipy import special  # takes a while to import: only where it is needed
+
+    def log_tail(law: Mixture) -> np.ndarray:
+        return special.logsumexp(np.log(law.weight) + special.log_ndtr(sign * (law.mean - u[:, None])), axis=1)
+
+    def log_density(law: Mixture) -> np.ndarray:
+        return special.logsumexp(np.log(law.weight) + law.mean * u[:, None] - 0.5 * law.mean**2, axis=1)
+
+    with np.errstate(over="ignore", invalid="ignore"):  # squares of means beyond 1e308 leave no point
+        loss = log_density(p) - log_density(q)
+        gain = np.exp(log_tail(p))
+        cost = np.exp(log_tail(q) + loss)
+        squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
+        doubt = 1e-12 + ROUNDING_OF_SQUARES * squares  # ample for a few roundings of logarithms up to 700, 8e-14 each
+        delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
+    order = np.flatnonzero((loss > 0.0) & np.isfinite(loss) & ~np.isnan(delta))[:: int(sign)]
+    return loss[order], np.minimum(delta[order], 1.0)
+
+
+def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
+    """The pair that dominates the points of both directions; scale: the largest shift in deviations."""
+    least = LEAST_RELATIVE_GAP * scale
+    # a profile falls: what it is at an eps it is at most at a larger one
+    epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
+    if not epsilon.size:
+        return pair_of_profile(np.zeros(1), np.ones(1), np.ones(1))
+    none = (np.ones(forward[0].size), np.ones(reverse[0].size))
+    delta, back = np.concatenate([forward[1], none[1]]), np.concatenate([none[0], reverse[1]])
+    order = np.argsort(epsilon, kind="stable")
+    epsilon, delta, back = epsilon[order], delta[order], back[order]
+    # of points that nearly coincide only the last is kept, with what the earlier ones say
+    delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
+    keep = np.append(np.diff(epsilon) > least, True)
+    return pair_of_profile(epsilon[keep], delta[keep], back[keep])
+
+
+def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
+    """The pair (sum_j weight_j N(shift_j, 1), N(0, 1)) for shifts >= 0, from above."""
+    shift, weight = shift[weight > 0.0], weight[weight > 0.0]
+    widest = float(shift.max())
+    if widest == 0.0:
+        return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
+    p, q = Mixture(shift, weight), Mixture(np.zeros(1), np.ones(1))
+    u = quantiles(0.0, widest)
+    forward, reverse = half_line_points(p, q, u), half_line_points(q, p, u, -1.0)
+    nothing = float(weight[shift == 0.0].sum())
+    if nothing > 0.0:  # the loss of add is at most -log of the chance of no contribution
+        largest = -np.log(nothing) * (1.0 + 1e-15) + 1e-15
+        keep = reverse[0] < largest
+        reverse = (np.append(reverse[0][keep], largest), np.append(reverse[1][keep], 0.0))
+    return profile_of_points(forward, reverse, widest)
+
+
+def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
+    """The pair that runs pair i with probability share_i and says which; shares that are rounded up are bounds too."""
+    atoms = [np.concatenate([pair.loss for pair in pairs])]
+    for law in ("p", "q"):
+        atoms.append(np.concatenate([share * getattr(pair, law) for share, pair in zip(shares, pairs, strict=True)]))
+    ends = [  # at most 1, which shares that are rounded up may exceed
+        np.minimum(sum(share * getattr(pair, end) for share, pair in zip(shares, pairs, strict=True)), 1.0)
+        for end in ("p_infinity", "q_infinity")
+    ]
+    return FinitePair(*atoms, *ends)
+
+
+def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | None = None) -> FinitePair:
+    """The pair of a number that is drawn, 0 with weight_0, and revealed: from above (README.md, "Pairs of mixtures").
+
+    always : shifts for a second bound, by which the record takes part in any case; the smaller bound is taken.
+    """
+    reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # rounded up: delta rises with it
+    ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
+    laws, grids = [], [np.zeros(1)]
+    z = np.concatenate([np.linspace(-1.0, 12.0, 400), np.linspace(12.0, 37.0, 80)[1:]])
+    for shift, weight, reach in ways:
+        some = (shift > 0.0) & (weight > 0.0)
+        if not some.any():
+            return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
+        order = np.argsort(shift[some])
+        shift, weight = shift[some][order], weight[some][order]
+        laws.append((shift, weight, reach))
+        # the grids of at most 12 Gaussians are joined
+        for one in shift[np.unique(np.linspace(0, shift.size - 1, 12).astype(int))]:
+            inner = np.concatenate([np.linspace(0.0, one, 100), one * (0.5 * one + z)])
+            inner = inner[inner > 0.0]
+            grids.append(inner if reach == 1.0 else np.logaddexp(np.log1p(-reach), np.log(reach) + inner))
+    epsilon = np.unique(np.concatenate(grids))
+    least = LEAST_RELATIVE_GAP * min(float(epsilon[-1]), float(laws[0][0][-1]))
+    epsilon = epsilon[np.append(True, np.diff(epsilon) > least)]
+    delta = np.ones(epsilon.size)
+    for shift, weight, reach in laws:
+        with np.errstate(over="ignore"):
+            inner = np.where(epsilon < 600.0, np.log1p(np.expm1(epsilon) / reach), epsilon - np.log(reach))
+        inner = inner * (1.0 - 1e-13)  # delta falls: that of a slightly smaller eps is an upper bound
+        found = np.zeros(epsilon.size)
+        for one, chance in zip(shift, weight, strict=True):
+            found += chance * profile_of_gaussian(one * (1.0 + 4.0 * ROUNDOFF), inner)
+        delta = np.minimum(delta, found * (1.0 + 1e-12))
+    return pair_of_profile(epsilon, delta, delta)
+
+
+def two_points(first: float, second: float, q: float) -> Mixture:
+    """(1-q) N(first, 1) + q N(second, 1)."""
+    law = ((mean, weight) for mean, weight in ((first, 1.0 - q), (second, q)) if weight > 0.0)
+    mean, weight = zip(*law, strict=True)
+    return Mixture(np.array(mean), np.array(weight))
+
+
+def zero_out_points(rate: float, s: float) -> tuple[Points, Points]:
+    """Both directions of a contribution that is there or 0 (README.md, "Zero-out where the slot is kept")."""
+    u = quantiles(-s, s)
+    with_it, without = two_points(-s, s, rate), two_points(-s, 0.0, rate)
+    forward = half_line_points(with_it, without, np.append(0.5 * s, u[u > 0.5 * s]))
+    nothing = Mixture(np.zeros(1), np.ones(1))
+    return forward, half_line_points(two_points(0.0, s, rate), nothing, quantiles(0.0, s))
+
+
+def replaced_gaussian(q: float, s: float) -> FinitePair:
+    """((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), which is its own mirror image; 8 times the usual points."""
+    points = half_line_points(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s, 8))
+    return profile_of_points(points, points, 2.0 * s)
+
+
+def binomial(trials: int, chance: Decimal) -> np.ndarray:
+    """Pr[Bin(trials, chance) = j] for j = 0, 1, ..., up to where less than 1e-300 is left.
+
+    >>> binomial(2, Decimal("0.5")).tolist()
+    [0.25, 0.5, 0.25]
+    """
+    with localcontext(Context(prec=60)):
+        if chance >= 1:
+            return np.eye(trials + 1)[trials]
+        if chance <= 0:
+            return np.ones(1)
+        odds, rest = chance / (1 - chance), (1 - chance) ** trials
+        terms = [rest]
+        for j in range(trials):
+            if terms[-1] * (trials + 1) < LEAST and j > chance * trials:
+                break
+            if j >= MOST_TERMS:
+                raise InputError(
+                    f"{float(chance * trials):.6g} contributions of one record or group in a batch are expected; "
+                    f"so many are not counted; that must stay below about {MOST_TERMS}"
+                )
+            terms.append(terms[-1] * (trials - j) / (j + 1) * odds)
+        return np.array([float(term) for term in terms])
+
+
+def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
+    """The chance that j of `group` records are among `batch` of `size`, drawn without replacement, j = 0..group.
+
+    >>> hypergeometric(4, 2, 2).round(12).tolist()
+    [0.166666666667, 0.666666666667, 0.166666666667]
+    """
+    first = max(0, group + batch - size)
+    last = min(group, batch)
+    with localcontext(Context(prec=60)):
+        terms = [Decimal(1)]
+        for j in range(first, last):
+            terms.append(terms[-1] * ((group - j) * (batch - j)) / ((j + 1) * (size - group - batch + j + 1)))
+        total = sum(terms)
+        found = np.zeros(group + 1)
+        found[first : last + 1] = [float(term / total) for term in terms]
+    return found
+
+
+def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
+    """The loss of a mixture of which only the cell is seen: masses of its own law rounded down, the others up."""
+    kept = weight > 0.0
+    shift, weight = shift[kept], weight[kept]
+    edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
+    p, p_off = np.zeros(edges.size - 1), np.zeros(edges.size - 1)
+    for one, chance in zip(shift, weight, strict=True):
+        mass, off = _cell_masses(edges - one, abs(one))
+        p += chance * mass
+        p_off += chance * (off + 16.0 * ROUNDOFF * mass)
+    p_off += ROUNDOFF * shift.size * p + float(LEAST)
+    q, q_off = _cell_masses(edges, 0.0)
+    if direction == "add":
+        p, p_off, q, q_off = q, q_off, p, p_off
+    return lowered_part(p - p_off, q + q_off)
+
+
+def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
+    """Masses of N(0, 1) between edges, by the nearer tail, and their errors; `moved`: what was taken off the edges."""
+    from scipy import special  # takes a while to import: only where it is needed
+
+    low, high = edges[:-1], edges[1:]
+    upper = low > 0.0
+    first = special.ndtr(np.where(upper, -low, high))
+    second = special.ndtr(np.where(upper, -high, low))
+    size = np.minimum(np.where(upper, np.abs(low), np.abs(high)), 40.0)
+    units = 16.0 + 8.0 * size**2 + 4.0 * (size + 1.0) * moved
+    return np.maximum(first - second, 0.0), ROUNDOFF * units * (first + second) + LOST_TAIL
+
+
+class Branch(NamedTuple):
+    """With probability `share` the pair is (sum_j weights_j N(shifts_j, 1), N(0, 1)), shifts >= 0 in deviations."""
+
+    share: float
+    shifts: np.ndarray
+    """(A,)"""
+    weights: np.ndarray
+    """(A,) each within a unit of its value."""
+    doubt: float = 0.0
+    """Relative error of the share."""
+
+
+class OfGaussianMixtures(Mechanism):
+    """A mechanism with branches, for engines/mixture.py; the lattice has `expand` above and cells of u below."""
+
+    @abstractmethod
+    def branches(self, relation: str) -> list[list[Branch]] | None:
+        """The branches of every configuration, flat, for "remove" ("add" exchanges the laws); None without any."""
+
+    def ordinary(self) -> bool:
+        """Whether it is a Gaussian, sampled or not, that the engines of compositions answer as well."""
+        return False
+
+    def of_gaussians(self) -> bool:
+        """Whether there are branches at all."""
+        return True
+
+    @abstractmethod
+    def attained(self, relation: str) -> bool:
+        """Whether the branches are the mechanism's own pair, and not only a bound of it."""
+
+    def has_bracket(self) -> bool:
+        return self.of_gaussians() and not self.ordinary()
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        return "certified" if self._pair_is_known(relation) else self.kind_under(relation, composed)
+
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        if not self._pair_is_known(relation):
+            return self.expand(relation, direction)
+        laws = [cells_below(row[0].shifts, row[0].weights, direction) for row in self.branches(relation) or []]
+        return [(stacked_parts(laws, batch_shape(self)), np.asarray(1.0))]
+
+    def _pair_is_known(self, relation: str) -> bool:
+        return self.has_bracket() and relation != "replace_one" and self.attained(relation)
+
+
+def require_gaussian(name: str, mechanism: Any) -> None:
+    """Refuse any base but a Gaussian; for several Gaussians the error names the one that they equal."""
+    if isinstance(mechanism, Gaussian):
+        return
+    one = mechanism.gaussians() is not None
+    remedy = (
+        "give the one Gaussian of noise (sum z^-2)^(-1/2) that they are"
+        if one
+        else (
+            "its law is not known there, so account for it without the sampling, with noise for the most that all the "
+            "records together move it"
+        )
+    )
+    raise InputError(f"{name} of {type(mechanism).__name__} is not supported; {remedy}")
+
+
+def whole_number(name: str, value: Any, most: int) -> int:
+    """One whole number from 1 to `most`; integral floats are accepted, since calibrations search over floats."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if np.ndim(value) or isinstance(value, bool) or not (number == np.floor(number) and 1 <= number <= most):
+        raise InputError(f"{name} = {shown(value)} must be one whole number from 1 to {most}; ask for one at a time")
+    return int(number)
+
+
+def rows_of(mechanism: Mechanism, *fields: Any) -> list[tuple[float, ...]]:
+    """The values of some fields, one tuple for each configuration in the flat order of the batch."""
+    shape = batch_shape(mechanism)
+    flat = (np.broadcast_to(np.asarray(field, np.float64), shape).reshape(-1).tolist() for field in fields)
+    return list(zip(*flat, strict=True))
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
+    """Gaussian noise on a sum to which a record, or a group, contributes ``sensitivities``_i with probability p_i.
+
+    Pair: sum_i p_i N(s_i, sigma^2), N(0, sigma^2), with the loss log sum_i p_i e^{(s_i x - s_i^2/2)/sigma^2}
+    increasing in x. Sensitivities 0, 1, ..., k with binomial probabilities are a group of k records under
+    Poisson sampling; s = (0, 1), p = (1-q, q) is the Poisson sampled Gaussian. For vectors, s_i are bounds of
+    their norms. Alone, repeated, or composed with Gaussians, its answers are certified brackets of this pair. Elsewhere
+    its profile is put on 2500 losses from above (about 1e-4 in epsilon), of which ``kind`` speaks: "bound". For add and
+    remove; ``replace_one`` is refused.
+
+    Parameters
+    ----------
+    noise_multiplier : array_like > 0, finite
+        sigma, in the units of the sensitivities.
+    sensitivities : array_like >= 0
+        s_i on the last axis; the axes before it are the batch.
+    probabilities : array_like in [0, 1]
+        p_i on the last axis, as many, summing to 1 within 1e-12 (then divided by the sum).
+
+    References
+    ----------
+    Choquette-Choo et al. (2024), on mixture of Gaussians mechanisms.
+
+    >>> import jaxacct as ja
+    >>> pair_of_records = ja.MixtureOfGaussians(2.0, sensitivities=[0, 1, 2], probabilities=[0.81, 0.18, 0.01])
+    >>> ja.delta(pair_of_records, 0.5).kind
+    'certified'
+    """
+
+    noise_multiplier: Any
+    sensitivities: Any
+    probabilities: Any
+    only_bounded: ClassVar = True
+    constraints: ClassVar = {
+        "noise_multiplier": POSITIVE,
+        "sensitivities": NON_NEGATIVE,
+        "probabilities": PROBABILITY,
+    }
+    vectors: ClassVar = ("sensitivities", "probabilities")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = [np.shape(getattr(self, name))[-1:] for name in self.vectors]
+        if sizes[0] != sizes[1] or sizes[0] in ((), (0,)):
+            raise InputError("sensitivities and probabilities must be vectors; give both the same number, 1 or more")
+        if not isinstance(self.probabilities, Tracer):
+            refuse_sums("probabilities", self.probabilities)
+
+    def symmetric(self) -> bool:
+        return False
+
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
+        if relation == "replace_one":
+            raise InputError(
+                "relation = 'replace_one' is not supported for MixtureOfGaussians; ask about "
+                "ja.Gaussian(noise_multiplier / largest sensitivity), which leaks no less"
+            )
+        return sample_pair(stacked([mixture_pair(*row) for row in self.rows()], batch_shape(self)), rate, direction)
+
+    def rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Shifts in deviations and weights of every configuration, in the flat order of the batch."""
+        shape, size = batch_shape(self), np.shape(self.sensitivities)[-1]
+        sigma = np.broadcast_to(self.noise_multiplier, shape)
+        shifts = np.broadcast_to(np.asarray(self.sensitivities) / sigma[..., None], (*shape, size))
+        weights = np.asarray(self.probabilities)
+        weights = np.broadcast_to(weights / sums(weights)[..., None], (*shape, size))
+        return list(zip(shifts.reshape(-1, size), weights.reshape(-1, size), strict=True))
+
+    def branches(self, relation: str) -> list[list[Branch]] | None:
+        if relation == "replace_one":
+            return None
+        return [[Branch(1.0, shift, weight)] for shift, weight in self.rows()]
+
+    def attained(self, relation: str) -> bool:
+        return True
