@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -32,15 +34,7 @@ from jaxacct.core.validation import (
     choice,
 )
 from jaxacct.mechanisms import dp_sgd
-from jaxacct.selection import (
-    Categorical,
-    Law,
-    PointMass,
-    Poisson,
-    TruncatedNegativeBinomial,
-    rounds,
-    select,
-)
+from jaxacct.selection import Categorical, Law, PointMass, Poisson, TruncatedNegativeBinomial, rounds, select
 from jaxacct.selection.subset_privacy import VARIANTS
 from jaxacct.tuning.plans import (
     LEAST_NOISE,
@@ -51,8 +45,6 @@ from jaxacct.tuning.plans import (
     profile_of_run,
     profile_of_tuning,
 )
-
-__all__ = ["FAMILIES", "Advice", "Option", "advise", "law_of_mean"]
 
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
 """Families of laws of K that the advisor compares; each has one free number, which its mean decides."""
@@ -192,19 +184,8 @@ class Advice:
         return "\n".join("  ".join(f"{x:>{w}}" for x, w in zip(line, wide, strict=True)) for line in lines)
 
 
-_HEAD = (
-    "search",
-    "split",
-    "share",
-    "law of K",
-    "E[K]",
-    "sigma",
-    "noise/batch",
-    "epsilon",
-    "gradients",
-    "95 %",
-    "status",
-)
+_NUMBERS = ("E[K]", "sigma", "noise/batch", "epsilon", "gradients", "95 %")
+_HEAD = ("search", "split", "share", "law of K", *_NUMBERS, "status")
 """The header of the table that is printed."""
 
 
@@ -327,11 +308,9 @@ def advise(
         for family in families
     ]
     ways += [Way("everything", 1.0, FIXED, None, 1)] if adaptive else []
-    todo = [(way, value) for way in ways for value in known]
-    line = Progress(len(todo), progress, unit="options")
     options: list[Option] = []
-    with contextlib.closing(line):
-        for way, value in todo:
+    with contextlib.closing(Progress(len(ways) * len(known), progress, unit="options")) as line:
+        for way, value in itertools.product(ways, known):
             line.update(len(options))
             options.append(solve(way, value))
         line.update(len(options))
@@ -375,21 +354,14 @@ class Way:
 
     def law(self, mean: float) -> Law:
         """Of K in one round, for so many expected candidates in all rounds together."""
-        return (
-            PointMass(max(math.floor(mean), 1))
-            if self.adaptive
-            else law_of_mean(self.family, mean / self.count, self.eta)
-        )
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether every candidate may follow all before it."""
-        return self.family == FIXED
+        if self.family == FIXED:
+            return PointMass(max(math.floor(mean), 1))
+        return law_of_mean(self.family, mean / self.count, self.eta)
 
     @property
     def search(self) -> str:
         """In words."""
-        return "adaptive" if self.adaptive else "iid" if self.count == 1 else f"{self.count} rounds"
+        return "adaptive" if self.family == FIXED else "iid" if self.count == 1 else f"{self.count} rounds"
 
     @property
     def least(self) -> float:
@@ -410,51 +382,38 @@ class Task:
     def epsilon(self, way: Way, mean: float, sigma: float) -> float:
         """The certified upper end for the whole."""
         run, law = dp_sgd(sigma, self.rate, self.steps), way.law(mean)
-        if way.split == "everything":
-            whole = (
-                rounds(run, law, way.count, target_delta=self.delta)
-                if way.count > 1
-                else select(run, law, candidates="adaptive" if way.adaptive else "iid")
-            )
-            return float(account.epsilon(whole, self.delta).upper)
-        final = profile_of_run(dp_sgd(sigma, self.rate, self.steps), self.delta)
-        return product(profile_of_tuning(run, law, self.delta), final, way.share, way.split).epsilon(self.delta)
+        if way.split != "everything":
+            tuning, final = profile_of_tuning(run, law, self.delta), profile_of_run(run, self.delta)
+            return product(tuning, final, way.share, way.split).epsilon(self.delta)
+        if way.count > 1:
+            whole = rounds(run, law, way.count, target_delta=self.delta)
+        else:
+            whole = select(run, law, candidates="adaptive" if way.family == FIXED else "iid")
+        return float(account.epsilon(whole, self.delta).upper)
 
     def noise(self, way: Way, mean: float) -> Option:
         """The least noise for an E[K]."""
-        mean = float(math.ceil(mean)) if way.adaptive else mean
-        known: dict[float, float] = {}
-
-        def upper(sigma: float) -> float:
-            known[sigma] = self.epsilon(way, mean, sigma)
-            return known[sigma]
-
+        mean = float(math.ceil(mean)) if way.family == FIXED else mean
+        upper = functools.cache(lambda sigma: self.epsilon(way, mean, sigma))
         try:
             sigma = least_noise(upper, self.target, guessed_noise(self.target, self.delta, self.rate, self.steps))
         except InputError:
-            return self._option(way, mean, math.nan, math.nan, "infeasible")
-        return self._option(way, mean, sigma, known[sigma], self._status(known[sigma], sigma == LEAST_NOISE))
+            return self._option(way, mean, math.nan, None, False)
+        return self._option(way, mean, sigma, upper(sigma), sigma == LEAST_NOISE)
 
     def candidates(self, way: Way, sigma: float) -> Option:
         """The largest E[K] that a noise allows: tried, and met the target."""
-        known: dict[float, float] = {}
-
-        def upper(means: np.ndarray) -> np.ndarray:
-            for mean in means.tolist():
-                known[mean] = self.epsilon(way, mean, sigma)
-            return np.array([known[mean] for mean in means.tolist()])
-
-        limits = (way.least, LARGEST_MEAN)
-        start = max(4.0, 2.0 * way.least)
-        mean = least_private(upper, self.target, start, limits, falls=False, rtol=EPSILON_RTOL, closest=MEAN_RTOL)
+        upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
+        several = lambda means: np.array([upper(mean) for mean in means.tolist()])
+        limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)
+        mean = least_private(several, self.target, start, limits, falls=False, rtol=EPSILON_RTOL, closest=MEAN_RTOL)
         if math.isnan(mean):
-            return self._option(way, way.least, sigma, math.nan, "infeasible")
-        return self._option(way, mean, sigma, known[mean], self._status(known[mean], mean == LARGEST_MEAN))
+            return self._option(way, way.least, sigma, None, False)
+        return self._option(way, mean, sigma, upper(mean), mean == LARGEST_MEAN)
 
-    def _status(self, epsilon: float, at_limit: bool) -> str:
-        return status_of_upper_end(epsilon, self.target, UNSPENT, at_limit)
-
-    def _option(self, way: Way, mean: float, sigma: float, epsilon: float, status: str) -> Option:
+    def _option(self, way: Way, mean: float, sigma: float, epsilon: float | None, at_limit: bool) -> Option:
+        """The record; epsilon is None where nothing meets the target."""
+        status = "infeasible" if epsilon is None else status_of_upper_end(epsilon, self.target, UNSPENT, at_limit)
         law = way.law(mean)
         cost = Cost(_sum(law, way.count), self.n, self.rate * self.steps, way.split, way.share)
         batch = self.rate * self.n
@@ -463,7 +422,7 @@ class Task:
         noises = (sigma, sigma / (batch * released), sigma / (batch * way.share))
         gradients = (cost.expected, float(cost.quantile(0.95)))
         head = (way.split, way.share, way.family, parameter, way.count * float(law.mean))
-        return Option(*head, *noises, epsilon, *gradients, status, way.search)
+        return Option(*head, *noises, math.nan if epsilon is None else epsilon, *gradients, status, way.search)
 
 
 def _sum(law: Law, count: int) -> Law:

@@ -26,21 +26,6 @@ from jaxacct.training.plan import Plan
 from jaxacct.tuning.search_spaces import plain
 from jaxacct.tuning.side_by_side_training import key_words
 
-__all__ = [
-    "Adaptive",
-    "Found",
-    "Raised",
-    "Secret",
-    "Tried",
-    "Winner",
-    "best_few",
-    "rank",
-    "require_pad",
-    "selected",
-    "several",
-    "truncated",
-]
-
 CANDIDATES_PER_CALL = 16
 """Candidates in one call of the compiled program.  A fixed number, so that shapes do not depend on K."""
 
@@ -152,7 +137,7 @@ def truncated(law: Law, most: int) -> Categorical:
     Parameters
     ----------
     law : one law of K.
-    most : a number that K does not hardly ever stay below.
+    most : where K ends; refused if K is hardly ever as small.
 
     Returns
     -------

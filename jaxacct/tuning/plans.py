@@ -7,6 +7,7 @@ them: the profile of the product is a sum over its atoms, rounded up (README.md,
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,21 +41,6 @@ from jaxacct.selection.top import TOP
 from jaxacct.selection.worst_case import bracket
 from jaxacct.training.plan import Plan, Segment
 from jaxacct.tuning.private_score import Whole, whole
-
-__all__ = [
-    "LEAST_NOISE",
-    "Cost",
-    "MatchedPlan",
-    "Product",
-    "SearchPlan",
-    "Setting",
-    "SubsetPlan",
-    "guessed_noise",
-    "least_noise",
-    "product",
-    "profile_of_run",
-    "profile_of_tuning",
-]
 
 RELATIONS = ("remove_one", "add_one")
 """The two directions, in the order of the profiles."""
@@ -204,6 +190,7 @@ class MatchedPlan:
     def __post_init__(self) -> None:
         rate, steps = _checked(self)
 
+        @functools.cache
         def solved(x: float) -> tuple[float, Any]:
             noise = _matched_noise(x, self.target_delta, rate, steps)
             if np.isnan(noise).any():
@@ -213,7 +200,8 @@ class MatchedPlan:
             found = account.epsilon(select(one, self.repetitions), self.target_delta)
             return float(found.upper), (noise, one, found)
 
-        _, (noise, one, found) = _least(solved, self.target_epsilon, 1.5 / self.target_epsilon)
+        x = least_noise(lambda x: solved(x)[0], self.target_epsilon, 1.5 / self.target_epsilon)
+        noise, one, found = solved(x)[1]
         plans = tuple(_plan_of(self, *row) for row in zip(rate, steps, noise, strict=True))
         # the mixture is known through upper ends: nothing is certified from below
         claimed = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
@@ -279,13 +267,14 @@ class SearchPlan:
         rate, steps = float(rates[0]), float(counts[0])
         more = {"candidates": self.candidates, "top": self.top, "count": self.rounds}
 
-        def solved(sigma: float) -> tuple[float, Whole]:
+        @functools.cache
+        def solved(sigma: float) -> Whole:
             run = dp_sgd(sigma, rate, steps)
-            found = whole(run, self.repetitions, None, self.target_delta, self.relation, **more)
-            return float(found.epsilon.upper), found
+            return whole(run, self.repetitions, None, self.target_delta, self.relation, **more)
 
-        near = guessed_noise(self.target_epsilon, self.target_delta, rate, steps)
-        sigma, found = _least(solved, self.target_epsilon, near * float(np.sqrt(self.rounds)))
+        near = guessed_noise(self.target_epsilon, self.target_delta, rate, steps) * float(np.sqrt(self.rounds))
+        sigma = least_noise(lambda sigma: float(solved(sigma).epsilon.upper), self.target_epsilon, near)
+        found = solved(sigma)
         plans = (_plan_of(self, rate, steps, sigma),)
         vars(self).update(plans=plans, mechanism=found.candidate, epsilon=found.epsilon)
 
@@ -363,6 +352,7 @@ class SubsetPlan:
         rate, steps = _checked(self, share=_SHARE_DRAWN, noise_ratio=POSITIVE)
         target, delta, law = self.target_epsilon, self.target_delta, self.repetitions
 
+        @functools.cache
         def solved(x: float) -> tuple[float, Any]:
             noise = _matched_noise(x, delta, rate, steps)
             if np.isnan(noise).any():
@@ -377,9 +367,8 @@ class SubsetPlan:
             return found.epsilon(delta), (noise, found)
 
         near = guessed_noise(target, delta, rate[0], steps[0]) if rate.size == 1 else 1.5 / target
-        _, (noise, found) = _least(solved, target, near)
+        reached, (noise, found) = solved(least_noise(lambda x: solved(x)[0], target, near))
         rows = zip(rate, steps, noise, self.noise_ratio * noise, strict=True)
-        reached = found.epsilon(delta)
         vars(self).update(
             settings=tuple(Setting(float(g), int(t), float(s), float(f)) for g, t, s, f in rows),
             epsilon=Bounds(0.0, reached, reached, "bound", "ok", "profile"),
@@ -431,18 +420,6 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
         steps = np.atleast_1d(check("steps", plan.steps, COUNT))
         count = np.broadcast_to(steps, (rates.size, steps.size))
     return np.broadcast_to(rates, count.shape).ravel(), np.maximum(count, 1.0).ravel()
-
-
-def _least(solved: Callable[[float], tuple[float, Any]], target: float, near: float) -> tuple[float, Any]:
-    """The least number whose epsilon meets the target, and what was found with it; solved gives (epsilon, what)."""
-    known: dict[float, Any] = {}
-
-    def upper(x: float) -> float:
-        epsilon, known[x] = solved(x)
-        return epsilon
-
-    x = least_noise(upper, target, near)
-    return x, known[x]
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = NOISE_RTOL) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +21,8 @@ from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 
-__all__ = ["ON_DATA", "PrivateScore", "Whole", "noise_for_score", "noisy", "units", "whole"]
-
-ON_DATA = ("validation", "training")
-"""Which data a score looks at: data apart from the training data, or data with records in common with them."""
-DEFAULT_UNIT = 2.0**-20
-"""Values are rounded to multiples of this unless told otherwise; it must not depend on the data."""
-UNIT_BITS = 20
-"""A unit is at least 2 to the minus this, so that a value has at most 2^20 units."""
-LOWER_BITS = 10
-"""Bits of the lower of the two parts of a rounded value, which are summed in 32 bits by themselves."""
+UNIT_BITS, LOWER_BITS = 20, 10
+"""A value has at most 2^20 units.  The upper and the lower 10 bits of it are summed in 32 bits by themselves."""
 MOST_EXAMPLES = 2**20
 """Examples at most: each part is at most 2^10, so that its sum is at most 2^30."""
 BLOCK_SIZE = 256
@@ -75,10 +67,10 @@ class PrivateScore:
     data: Any
     on: str = "validation"
     noise_multiplier: float | None = None
-    unit: float = DEFAULT_UNIT
+    unit: float = 2.0**-UNIT_BITS
 
     def __post_init__(self) -> None:
-        choice("on", self.on, ON_DATA)
+        choice("on", self.on, ("validation", "training"))
         if self.unit not in [2.0**-k for k in range(UNIT_BITS + 1)]:
             raise InputError(f"unit = {self.unit!r:.40} must be a power of two from 2^-20 to 1; use 2.0**-20")
         sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(self.data)}
@@ -147,8 +139,7 @@ def _blocks(data: Any) -> tuple[Any, Any]:
     return jax.tree.map(cut, data), jnp.arange(count * BLOCK_SIZE).reshape(count, BLOCK_SIZE) < size
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(NamedTuple):
     """What a tuning costs: its epsilon, the mechanism that a ledger is told, and one candidate."""
 
     epsilon: Bounds
@@ -170,10 +161,9 @@ def whole(
 ) -> Whole:
     """The cost of a selection among candidates by a score: public, or a PrivateScore with its noise.
 
-    top : how many of the best are released.  count : how many such selections follow each other.
-
     candidate : the training of one.  known : epsilon of the selection by a public score, where it is at hand.
     candidates : "iid" or "adaptive", as for `select`; planned : the same, of those that `known` is for.
+    top : how many of the best are released.  count : how many such selections follow each other.
     """
     private = isinstance(score, PrivateScore)
     bound = known is not None and known.kind == "bound"

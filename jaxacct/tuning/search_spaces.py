@@ -17,8 +17,6 @@ import numpy as np
 
 from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputError, check
 
-__all__ = ["Choice", "Distribution", "Grid", "LogUniform", "Random", "Space", "Uniform", "draws_alike", "grid", "plain"]
-
 _WORDS_PER_DRAW = 4
 """Words of 32 bits for one draw: 128 bits, so that probabilities are right to 2^-128."""
 

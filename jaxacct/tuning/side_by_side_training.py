@@ -22,8 +22,6 @@ from jaxacct.training.step.models import Rest, apart, whole
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
 
-__all__ = ["CLIP_NAME", "STEPS_PER_CALL", "key_words", "side_by_side"]
-
 STEP_STREAM = 5
 """Purpose of the stream of keys that has one key for every step; `jaxacct.training.noise` has the purposes 1 to 4."""
 PASS_STREAM = 6
@@ -32,8 +30,6 @@ STEPS_PER_CALL = 128
 """Steps in one call of the compiled program: between two calls training can be interrupted."""
 MOST_EXAMPLES_AT_ONCE = 96
 """Examples of a micro-batch of each candidate, at most, unless told otherwise: it bounds the memory that is used."""
-CLIP_NAME = "clip_norm"
-"""Name of the hyper-parameter that is not the optimizer's but the clip norm."""
 
 
 def side_by_side(
@@ -123,7 +119,7 @@ def side_by_side(
     @jax.jit
     def begin(params: Any, config: Mapping[str, Any]) -> Carried:
         def of_one(params: Any, config: Mapping[str, Any]) -> Carried:
-            clip = config.get(CLIP_NAME, first_clip)
+            clip = config.get("clip_norm", first_clip)
             state = make_optimizer(config).init(params)
             # a state that is made of numbers of the config must be one array like all others
             state = jax.tree.map(jnp.asarray, state)
@@ -220,6 +216,6 @@ def _check(plan: Plan, params: Any, configs: Mapping[str, Any], keys: Any, data:
     for name, value in [*configs.items(), *(("params", leaf) for leaf in jax.tree_util.tree_leaves(params))]:
         if np.shape(value)[:1] != (count,):
             raise InputError(f"{name} has shape {np.shape(value)}, must begin with {count}, the number of keys")
-    if CLIP_NAME in configs:
-        check(CLIP_NAME, configs[CLIP_NAME], CLIP_NORM)
+    if "clip_norm" in configs:
+        check("clip_norm", configs["clip_norm"], CLIP_NORM)
     return count

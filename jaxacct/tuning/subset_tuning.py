@@ -27,8 +27,6 @@ from jaxacct.tuning.search_spaces import draws_alike
 from jaxacct.tuning.side_by_side_training import key_words, side_by_side
 from jaxacct.tuning.tuning_run import note_whole
 
-__all__ = ["EXTRAPOLATIONS", "SubsetTuned", "extrapolated", "tune_on_subset"]
-
 ROOM_EXCEEDED = 1e-18
 """Probability that a sample exceeds the room made for it; it then gets more, at the price of another compilation."""
 EXTRAPOLATIONS = ("sgd", "adam")
@@ -163,8 +161,12 @@ def tune_on_subset(
 
     def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
         """(params, configs, keys) -> params of several runs, compiled once."""
-        held = outside if final else inside
-        train = side_by_side(if_present(loss_fn), make_optimizer, _run_plan(plan, setting, final, held), **shared)
+        held, noise = (outside, setting.final_noise) if final else (inside, setting.tuning_noise)
+        # sums are divided by the expected batch size of a sample of the data, whatever was drawn
+        batch = plan.expected_batch_size(setting, final)
+        segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
+        run = Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
+        train = side_by_side(if_present(loss_fn), make_optimizer, run, **shared)
         return lambda params, configs, keys: train(params, configs, keys, held)
 
     settings = plan.settings
@@ -223,14 +225,6 @@ def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") ->
             f"the configuration {sorted(config)} has no 'learning_rate'; name it so, or give extrapolate a function"
         )
     return {**config, "learning_rate": config["learning_rate"] * growth}
-
-
-def _run_plan(plan: SubsetPlan, setting: Setting, final: bool, held: Any) -> Plan:
-    """One run as a Plan; sums are divided by the expected batch size of a sample of the data, whatever was drawn."""
-    noise = setting.final_noise if final else setting.tuning_noise
-    batch = plan.expected_batch_size(setting, final)
-    segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
-    return Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
 
 
 def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:

@@ -29,8 +29,6 @@ from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, n
 from jaxacct.tuning.search_spaces import draws_alike
 from jaxacct.tuning.side_by_side_training import side_by_side
 
-__all__ = ["Tuned", "note_whole", "tune", "tune_in_rounds", "tune_with", "value_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
@@ -287,8 +285,8 @@ def tune_with(
     kind, word = _taken_for(candidates, space)
     word = "iid, declared" if kind == "iid" else kind  # of `train` it is the user's word in any case
     several_best = int(check_one("top", top, TOP, "one number for all"))
-    require_pad(repetitions, space, pad)
     cost = whole(mechanism, repetitions, None, target_delta, relation, candidates=kind, top=several_best)
+    require_pad(repetitions, space, pad)
     secret = Secret(key)
     if ledger is not None:
         ledger.spend(cost.mechanism, f"tuning: a selection among runs of one mechanism; candidates {word}")

@@ -38,21 +38,6 @@ from jaxacct.training.step.step_mechanisms import (
     slots_of,
 )
 
-__all__ = [
-    "MANY_RELEASES",
-    "Contents",
-    "Spent",
-    "at_least",
-    "at_most",
-    "claim",
-    "counted",
-    "furthest",
-    "one_filter",
-    "one_unit",
-    "room",
-    "total",
-]
-
 MANY_RELEASES = 300
 """If more releases differ, similar ones are grouped: the time of an engine grows with their number."""
 

@@ -17,25 +17,6 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import load, plan_document
 from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATED, slots_of
 
-__all__ = [
-    "BEGINNING",
-    "LAST_STEP",
-    "Chain",
-    "Line",
-    "Run",
-    "Seen",
-    "Spend",
-    "Step",
-    "Torn",
-    "checked",
-    "checked_seen",
-    "encode",
-    "looks_like_a_step",
-    "read",
-    "run_of",
-    "words",
-]
-
 _FORMAT, _VERSION = "jaxacct.ledger", 2
 """The format that a run's line names.  Version 1, which did not note looks at outputs, is read too."""
 _MAX_LINE_BYTES, _MAX_TEXT = 2**24, 256
@@ -243,7 +224,9 @@ def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line
             if node.pop("format") != _FORMAT or type(version) is not int or not 1 <= version <= _VERSION:
                 raise ValueError(f"format must be {_FORMAT!r}, and version 1 to {_VERSION}, which this release reads")
             run, by = words("run", node.pop("run")), words("by", node.pop("by"))
-            return Run(run, by, Plan.from_document(_only(node, "plan")), version > 1)
+            if set(node) != {"plan"}:
+                raise ValueError(f"its keys {', '.join(map(repr, node))[:60]} are not those of its kind")
+            return Run(run, by, Plan.from_document(node["plan"]), version > 1)
         if kind == "seen":
             return checked_seen(Seen(**node))
         if kind == "step":
@@ -263,10 +246,3 @@ def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line
         raise ValueError(f"its kind {kind!r:.40} is not known")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{place} is no entry of a ledger: {' '.join(str(error).split())}") from None
-
-
-def _only(node: dict[str, Any], name: str) -> Any:
-    """What is under the one key that must be left of a line."""
-    if set(node) != {name}:
-        raise ValueError(f"its keys {', '.join(map(repr, node))[:60]} are not those of its kind")
-    return node[name]

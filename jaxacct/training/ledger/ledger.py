@@ -23,8 +23,6 @@ from jaxacct.training.ledger.contents import Contents, ahead, one_unit, room
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step
 from jaxacct.training.plan import Plan
 
-__all__ = ["Ledger", "Mark"]
-
 
 class Mark(NamedTuple):
     """How far a ledger was: its path then, the run, the number of lines, and a SHA-256 digest of all of them."""

@@ -57,8 +57,6 @@ from jaxacct.training.step.step_mechanisms import (
     slots_of,
 )
 
-__all__ = ["MANY_KINDS", "Plan", "dominating", "load", "plan_document"]
-
 NEARLY_SPENT = 1e-3
 """A plan with the status "ok" leaves at most this share of its target unspent."""
 MANY_KINDS, _LEVELS = 16, (12, 4)
@@ -245,11 +243,7 @@ class Plan(PlanRequest):
     def at(self, step: int) -> Segment:
         """The segment that a step (from 0) belongs to."""
         self._require(step, self.steps - 1)
-        return self.segments[bisect.bisect_right(self._ends, step)]
-
-    @functools.cached_property
-    def _ends(self) -> list[int]:
-        return [segment.end for segment in self.segments]
+        return self.segments[bisect.bisect_right(self.segments, step, key=lambda segment: segment.end)]
 
     @functools.cached_property
     def _blocks(self) -> list[Block]:
@@ -564,19 +558,13 @@ class Plan(PlanRequest):
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None) -> bool:
         """Whether what a ledger holds and one more step stay within the target, certified; True without a target.
 
-        Where the plan has a Renyi filter they must stay within its budget, too.  This costs nothing while the ledger
-        follows the plan.  With repetitions only the current run of the ledger counts.
+        Where the plan has a Renyi filter they must stay within its budget, too.  InputError where the ledger has one
+        that the plan does not share.  This costs nothing while the ledger follows the plan.  With repetitions only the
+        current run of the ledger counts.
 
-        Parameters
-        ----------
-        ledger : Ledger
         next_step : the step to be taken.
-        partition : of fixed batches, the one that the step will be noted with; left out, the step is taken to go on
-            with that of the last entry.
-
-        Raises
-        ------
-        InputError : the ledger has a Rényi filter that the plan does not share: nothing can be certified.
+        partition : of fixed batches or a round, the one that the step will be noted with; left out, the step is taken
+            to go on with that of the last entry.
         """
         if self.target_epsilon is None and self.filter is None:
             return True

@@ -12,8 +12,6 @@ from jaxacct.mechanisms import RELATIONS
 from jaxacct.mechanisms.dp_sgd_run import SAME, usual_relation
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, SAMPLING, TRUNCATED
 
-__all__ = ["DEFAULTS", "DISPLACING", "PlanRequest", "checked"]
-
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations under which shuffled batches of one size exchange another record, too."""
 

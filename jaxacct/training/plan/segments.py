@@ -16,24 +16,6 @@ import numpy as np
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED, Release, release_of_pass, slots_of
 
-__all__ = [
-    "ROUNDING",
-    "Block",
-    "Piece",
-    "Segment",
-    "allocated",
-    "begins_pass",
-    "blocks",
-    "joined",
-    "merged",
-    "pass_at",
-    "pieces",
-    "releases",
-    "scaled",
-    "slots_for",
-    "steps_of",
-]
-
 ROUNDING = 1e-12
 """Relative room for the rounding of examples over a batch size, or epochs over a rate, before they are rounded up."""
 
@@ -116,8 +98,10 @@ def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_s
     found: list[Segment] = []
     start = 0
     for cut in cuts:
-        size = _value(batch, start)
-        found.append(Segment(start, cut - start, _value(noise, start), size / dataset_size, size))
+        factor, size = (
+            next(value for until, value in schedule if until is None or start < until) for schedule in (noise, batch)
+        )
+        found.append(Segment(start, cut - start, factor, size / dataset_size, size))
         start = cut
     return merged(found)
 
@@ -158,11 +142,6 @@ def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 def scaled(segments: Sequence[Segment], scale: float) -> tuple[Segment, ...]:
     """The same steps with all noise multiplied."""
     return tuple(s._replace(noise_multiplier=s.noise_multiplier * scale) for s in segments)
-
-
-def _value(schedule: Sequence[Piece], step: int) -> float:
-    """The value of a schedule at a step."""
-    return next(value for until, value in schedule if until is None or step < until)
 
 
 class Block(NamedTuple):

@@ -54,18 +54,6 @@ from jaxacct.training.step.step_mechanisms import (
     slots_of,
 )
 
-__all__ = [
-    "Filter",
-    "Solution",
-    "epsilon_of_run",
-    "epsilon_of_several",
-    "noise_for",
-    "noise_in_filter",
-    "rest_of_run",
-    "solve",
-    "spent_renyi",
-]
-
 CLOSENESS = 1e-4
 """How close to the target, relative to it and absolutely, the certified epsilon of a solution lies."""
 _LEAST_RTOL = 1e-6
