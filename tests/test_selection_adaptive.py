@@ -13,7 +13,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.interop import from_json, to_json
 from jaxacct.mechanisms import components
-from jaxacct.selection.probabilities_of_k import weights
+from jaxacct.selection.adaptive import weights
 
 MU = 0.2680511  # a (1, 1e-5)-DP Gaussian
 BASE = ja.Gaussian(1.0 / MU)

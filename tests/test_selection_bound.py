@@ -10,7 +10,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.kernels import worst_mesh, worst_score
 from jaxacct.mechanisms import RELATIONS
-from jaxacct.selection.tradeoff_polygons import curves, inner
+from jaxacct.selection.base_profile import curves, inner
 from jaxacct.selection.worst_case import PER_CALL, bracket
 
 

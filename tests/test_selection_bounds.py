@@ -8,11 +8,10 @@ from selection_cases import hockey_stick, rows, worst_order
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.selection import envelope_bound
 from jaxacct.selection.base_profile import Sides, sides, upper_delta
+from jaxacct.selection.envelope import lines, points_of, table_of
 from jaxacct.selection.law_of_k import evaluated
-from jaxacct.selection.published_profile_bounds import shift
-from jaxacct.selection.tradeoff_polygons import outer, upper_hull
+from jaxacct.selection.named_bounds import shift
 
 COLUMNS = {
     "envelope": "epsilon_envelope",
@@ -87,20 +86,17 @@ def test_bounds_hold_against_every_score_order(law):
     ],
     ids=repr,
 )
-def test_the_hull_of_lines_is_the_maximum_over_all_of_them(law):
+def test_points_are_the_best_of_all_lines_and_0(law):
     for run in (ja.Gaussian(2.0), ja.RandomizedResponse(0.9)):
         top = float(ja.epsilon(run, 1e-12).upper)
         grid = np.linspace(-top, top, 201)
-        _, u, t = outer(np.exp(grid), upper_delta(run, grid, "add_or_remove_one"))
-        gain, cost = envelope_bound.lines(law, *envelope_bound.cells(u, t, grid.size + 3))
-        kept = upper_hull(gain, -cost)
-        ends = np.diff(cost[kept]) / np.diff(gain[kept])
-        assert np.all(np.diff(ends) >= 0)
+        table, knots = table_of(grid, upper_delta(run, grid, "add_or_remove_one"))
+        gain, cost = lines(law, *knots)
+        found = points_of(gain, cost, table)
         at = np.geomspace(np.exp(-top), np.exp(2 * top), 50)
-        best = np.max(at[:, None] * gain - cost, axis=1)
-        chosen = np.searchsorted(ends, at)
-        value = at * gain[kept][chosen] - cost[kept][chosen]
-        assert np.all(value >= best - 1e-14 * at * gain[-1])
+        best = np.maximum(np.max(at[:, None] * gain - cost, axis=1), 0.0)
+        value = np.sum(found.weight * np.maximum(at[:, None] - np.exp(found.at), 0.0), axis=1)
+        assert np.all(value >= best - 1e-14 * at * gain[-1]) and np.all(value <= best + 1e-10 * at * gain[-1])
 
 
 def test_epsilon_and_delta_are_inverse():

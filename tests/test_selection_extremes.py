@@ -13,10 +13,9 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_mesh import GLANCE
-from jaxacct.selection import bounds_from_base, certified_ends, profile_ends, worst_case
-from jaxacct.selection.base_profile import meet
-from jaxacct.selection.envelope_bound import Envelope
-from jaxacct.selection.tradeoff_polygons import curves, inner
+from jaxacct.selection import mechanism, profile_ends, worst_case
+from jaxacct.selection.base_profile import curves, inner, meet
+from jaxacct.selection.envelope import Envelope, Points, Table
 
 DELTAS = np.array([0.0, 1e-310, 1e-300, 1e-100, 1e-12, 1e-5, 0.1, 0.9])
 NOTHING = np.stack([np.zeros(DELTAS.size), np.full(DELTAS.size, np.inf)])
@@ -48,7 +47,7 @@ def below_and_above(run, law, deltas=DELTAS, relation="add_or_remove_one"):
     """What the limits and the simple bounds say together, without the worst score, whose programs compile slowly."""
     nothing = np.stack([np.zeros(deltas.size), np.full(deltas.size, np.inf)])
     narrowed = profile_ends.narrowed("epsilon", run, law, deltas, relation, nothing, np.ones(deltas.size, bool))
-    return meet(narrowed, bounds_from_base.ends("epsilon", run, law, deltas, relation), np.inf)
+    return meet(narrowed, profile_ends.by_base("epsilon", run, law, deltas, relation), np.inf)
 
 
 def largest(law, loss):
@@ -108,7 +107,7 @@ def test_simple_bounds_of_few_outcomes_against_all_orders(law):
     eps = np.array([0.0, 0.1, 1.0, 3.0])
     for p, q in (([0.5, 0.3, 0.2], [0.1, 0.3, 0.6]), ([0.5, 0.5 - 1e-5, 1e-5], [0.5, 0.5, 0.0])):
         run, p, q = ja.FiniteOutput(p, q), np.array(p), np.array(q)
-        low, high = bounds_from_base.ends("delta", run, law, eps, "remove_one")
+        low, high = profile_ends.by_base("delta", run, law, eps, "remove_one")
         worst = worst_order(p, q, law, eps)
         assert np.all(worst <= high * (1 + 1e-9) + 1e-13) and np.all(low <= high)
         base = np.sum(np.maximum(p - np.exp(eps)[:, None] * q, 0.0), axis=1)
@@ -137,12 +136,12 @@ def test_contradictions_in_an_answer_leave_the_simple_bounds(monkeypatch):
     false = lambda quantity, run, law, values, *_: np.stack(
         [np.full(np.shape(values), 9.0), np.full(np.shape(values), 8.0)]
     )
-    monkeypatch.setattr(certified_ends, "bracket", false)
-    low, high = certified_ends.certified("epsilon", run, law, np.array([1e-5]), "add_or_remove_one")
+    monkeypatch.setattr(mechanism, "bracket", false)
+    low, high = mechanism.certified("epsilon", run, law, np.array([1e-5]), "add_or_remove_one")
     base = ja.epsilon(run, 1e-5)
     assert base.lower <= low[0] <= high[0] < 8.0
-    monkeypatch.setattr(certified_ends, "bracket", lambda *a: np.full((2, 1), np.nan))
-    low, high = certified_ends.certified("delta", run, law, np.array([1.0]), "add_or_remove_one")
+    monkeypatch.setattr(mechanism, "bracket", lambda *a: np.full((2, 1), np.nan))
+    low, high = mechanism.certified("delta", run, law, np.array([1.0]), "add_or_remove_one")
     assert 0.0 <= low[0] <= high[0] <= 1.0
 
 
@@ -162,8 +161,10 @@ def test_a_glance_without_a_number_skips_no_direction(monkeypatch):
 
 
 def test_an_envelope_that_is_not_a_number_says_nothing():
-    broken = Envelope(np.array([2.0]), np.array([1.0]), np.array([1.0, np.nan]), np.array([0.5, 1.0]), 0.0)
-    assert np.all(broken.leak(np.array([1.0, 5.0])) == 1.0)
+    table = Table(np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.1, 0.0]))
+    for weight in (np.nan, np.inf):
+        broken = Envelope(0.0, (Points(np.array([0.0, 0.1]), np.array([1.0, weight]), table),))
+        assert np.all(broken.leak(np.array([0.0, 0.5])) == 1.0)
 
 
 def test_composed_selections_of_bounded_bases_end_at_the_largest_loss():

@@ -8,7 +8,7 @@ from scipy.special import ndtr
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.mechanisms.base import element
-from jaxacct.selection import gaussian_envelope
+from jaxacct.selection import envelope
 
 LAWS = [
     selection.Geometric(0.1),
@@ -27,7 +27,7 @@ def test_it_is_near_the_envelope_of_polygons(law, monkeypatch):
     found = {}
     for which in ("fast", "slow"):
         if which == "slow":
-            monkeypatch.setattr(gaussian_envelope, "mus", lambda run: None)
+            monkeypatch.setattr(envelope, "gaussian_mu", lambda run: None)
         found[which] = selection.bound_epsilon(ja.Gaussian(SIGMAS), law, 1e-6, bound="envelope").upper
     assert np.all(found["fast"] <= found["slow"] * (1 + 1e-4)) and np.all(found["fast"] >= found["slow"] * (1 - 3e-4))
 
@@ -48,7 +48,7 @@ def test_lines_lie_above_the_function(law):
     gain, cost = laws.slopes(ndtr(fine - mu))[0], laws.slopes(ndtr(fine) * np.ones((3, 1)))[0]
     for least in (-np.inf, -1.0):
         with np.errstate(all="ignore"):
-            lines = gaussian_envelope.cells(mu, laws, x).lines(np.full(3, least))
+            lines = envelope.cells(mu, laws, x).lines(np.full(3, least))
         for r in np.exp([-1.0, -0.1, 0.0, 0.1, 1.0, 3.0]):
             true = np.max(r * gain - cost, axis=1)
             assert np.all(np.max(r * lines.gain - lines.cost, axis=1) >= true - 1e-14 * np.max(r * gain))
@@ -68,7 +68,7 @@ def test_the_risen_mass_is_a_lower_bound_at_the_float_end_of_a_cell():
     # near y = 1 floats are 1e-16 apart, which a steep likelihood ratio makes 1e-3 of B and more
     x = np.linspace(6.5, 8.4, 60)[None, :]
     for mu in (9.0, 12.5, 20.0):
-        _, above, _ = gaussian_envelope._risen(np.array([[mu]]), x, ndtr(x))
+        _, above, _ = envelope._risen(np.array([[mu]]), x, ndtr(x))
         for y, low in zip(ndtr(x)[0], above[0], strict=True):
             with mpmath.workdps(60):
                 exact = mpmath.ncdf(_quantile(mpmath.mpf(float(y))) - mu) if y < 1.0 else mpmath.mpf(1)

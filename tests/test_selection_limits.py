@@ -12,7 +12,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.mechanisms.base import register
 from jaxacct.selection import profile_ends
-from jaxacct.selection.largest_ratio import log_ratio_at_knots
+from jaxacct.selection.profile_ends import log_ratio_at_knots
 from jaxacct.selection.worst_case import known_curves
 
 LAWS = [

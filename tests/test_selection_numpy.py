@@ -15,8 +15,8 @@ from jaxacct.engines import backend
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_mesh import GLANCE
 from jaxacct.mechanisms.base import register
+from jaxacct.selection.base_profile import curves
 from jaxacct.selection.law_of_k import Law
-from jaxacct.selection.tradeoff_polygons import curves
 
 BASES = {
     "gaussian": ja.Gaussian(1.0),

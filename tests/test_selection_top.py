@@ -12,8 +12,8 @@ from selection_cases import hockey_stick
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.interop import from_json, to_json
-from jaxacct.selection import top_envelope
-from jaxacct.selection.higher_derivatives import derivative, probability_of
+from jaxacct.selection.law_of_k import derivative, probability_of
+from jaxacct.selection.top import by_envelope
 
 RATIOS = np.array([1.0, 1.5, 2.0, 4.0, 7.0, 12.0])
 MU = 0.2680511  # a (1, 1e-5)-DP Gaussian
@@ -61,7 +61,7 @@ def check(p, q, mass):
     """The closest ratio of the exact value to the bounds, over all orders, both directions and j = 2, 3."""
     eps, run, law, closest = np.log(RATIOS), ja.FiniteOutput(p, q), selection.Categorical(mass), 0.0
     for top, relation in itertools.product((2, 3), ("remove_one", "add_one")):
-        bound = top_envelope.delta(run, law, top, eps, relation)
+        bound = by_envelope("delta", run, law, top, eps, relation)
         for pair in released(p, q, mass, top):
             exact = hockey_stick(*(pair if relation == "remove_one" else pair[::-1]), eps)
             assert (exact <= bound + 1e-13).all(), (p, q, mass, top, relation)
@@ -81,7 +81,7 @@ def test_no_order_of_a_hundred_small_bases_leaks_more():
 def test_the_answer_is_the_smaller_of_the_envelope_and_of_all_candidates():
     """Randomised response; figures of the derivation, B and D at E = 4 and 15."""
     run, law, eps = ja.RandomizedResponse(0.75), selection.Categorical([0.0, 0.4, 0.3, 0.2, 0.1]), np.log([4.0, 15.0])
-    envelope = top_envelope.delta(run, law, 2, eps, "add_or_remove_one")
+    envelope = by_envelope("delta", run, law, 2, eps, "add_or_remove_one")
     np.testing.assert_allclose(envelope, [0.4969, 0.1547], atol=6e-5)
     found = ja.delta(selection.select(run, law, top=2), eps)
     np.testing.assert_allclose(found.upper, [0.2191, 0.0633], atol=6e-5)

@@ -8,7 +8,7 @@ from selection_cases import hockey_stick, rows, worst_of_two, worst_order
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.selection import mechanism, tradeoff_polygons, worst_case
+from jaxacct.selection import base_profile, mechanism, worst_case
 
 EPS = np.array([-2.0, -1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0, 5.0])
 
@@ -142,10 +142,10 @@ def test_replacing_a_record_takes_the_worse_direction_of_a_finite_base():
 
 def test_a_batch_of_which_some_bases_are_symmetric():
     p, q = np.array([[0.7, 0.3], [0.6, 0.4]]), np.array([[0.3, 0.7], [0.1, 0.9]])
-    whole = tradeoff_polygons.curves(ja.FiniteOutput(p, q))
+    whole = base_profile.curves(ja.FiniteOutput(p, q))
     assert [each["remove"] is each["add"] for each in whole] == [True, False]
     for i, each in enumerate(whole):
-        alone = tradeoff_polygons.curves(ja.FiniteOutput(p[i], q[i]))[0]
+        alone = base_profile.curves(ja.FiniteOutput(p[i], q[i]))[0]
         for direction in ("remove", "add"):
             np.testing.assert_array_equal(each[direction].above.p, alone[direction].above.p)
 
@@ -162,7 +162,7 @@ def test_attack_is_a_score_that_leaks_what_it_says():
 
 def test_polygons_enclose_the_gaussian_curve():
     mu = 0.7
-    found = tradeoff_polygons.curves(ja.Gaussian(1.0 / mu))[0]["remove"]
+    found = base_profile.curves(ja.Gaussian(1.0 / mu))[0]["remove"]
     for ends, sign in ((found.above, 1.0), (found.below, -1.0)):
         q = ends.q[1:-1]
         truth = stats.norm.sf(stats.norm.isf(q) - mu)

@@ -22,9 +22,8 @@ from jaxacct.engines import backend
 from jaxacct.engines.protocol import Effort
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.selection.law_families import Law, PointMass, Poisson, TruncatedNegativeBinomial
+from jaxacct.selection.law_of_k import ETA_RANGE, Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.mechanism import select
-from jaxacct.selection.negative_binomial import ETA_RANGE
 
 __all__ = ["FAMILIES", "AllowedRepetitions", "repetitions_allowed"]
 

@@ -17,18 +17,6 @@ from typing import Any
 
 from jaxacct.core.validation import InputError
 
-__all__ = [
-    "KeyedBits",
-    "bernoulli_exp",
-    "discrete_gaussian",
-    "discrete_laplace",
-    "generator",
-    "rational",
-    "round_up",
-    "rounded_gaussian",
-    "whole",
-]
-
 
 def bernoulli_exp(exponent: Fraction, rng: random.Random) -> bool:
     """True with probability exp(-exponent), exactly, for a rational exponent >= 0."""

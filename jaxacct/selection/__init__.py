@@ -3,14 +3,15 @@
 from jaxacct.selection.adaptive import AdaptiveSelection
 from jaxacct.selection.closed_form_guarantees import (
     gaussian_selection,
+    noisy_max_epsilon,
+    noisy_max_renyi,
     propose_test_release_guarantee,
     random_stopping,
     thresholds,
     two_point_selection,
 )
 from jaxacct.selection.differing_candidates import candidates_profile, line_noise_multiplier
-from jaxacct.selection.finite_base import output_law
-from jaxacct.selection.law_families import (
+from jaxacct.selection.law_of_k import (
     Binomial,
     Categorical,
     Geometric,
@@ -21,14 +22,12 @@ from jaxacct.selection.law_families import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
-from jaxacct.selection.mechanism import Selection, select
+from jaxacct.selection.mechanism import Selection, rounds, select
 from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
-from jaxacct.selection.noisy_max_guarantees import noisy_max_epsilon, noisy_max_renyi
-from jaxacct.selection.rounds_of_selections import rounds
 from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
 from jaxacct.selection.top import TopSelection
-from jaxacct.selection.worst_order import Attack, attack
+from jaxacct.selection.worst_order import Attack, attack, output_law
 
 __all__ = [
     "BOUNDS",

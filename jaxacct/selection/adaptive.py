@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.validation import UnboundedLossError, broadcast_shape
-from jaxacct.engines.protocol import MechanismEngine, MechanismQuestion
-from jaxacct.engines.protocol import register as register_engine
-from jaxacct.mechanisms import Mechanism, batch_shape, repeat
-from jaxacct.mechanisms.base import element, register, require_mechanism
-from jaxacct.mechanisms.expression import call
-from jaxacct.mechanisms.finite import sample_pair
-from jaxacct.mechanisms.parts import FinitePair, Part
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import InputError
+from jaxacct.engines import backend, contour
+from jaxacct.mechanisms import Mechanism, batch_shape, components, repeat
+from jaxacct.mechanisms.base import register
+from jaxacct.mechanisms.parts import FinitePair
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
-from jaxacct.selection import profile_ends
-from jaxacct.selection.base_profile import sides, under
-from jaxacct.selection.certified_ends import as_bounds
-from jaxacct.selection.law_families import Law, PointMass, largest_k
-from jaxacct.selection.law_of_k import require_law
-from jaxacct.selection.mixture_over_k import Mixture
-from jaxacct.selection.probabilities_of_k import weights
-
-__all__ = ["AdaptiveSelection", "refuse_zero", "upper_ends"]
+from jaxacct.selection.any_selection import COMPOSED_POINTS, LAST_DELTA, AnySelection, as_bounds
+from jaxacct.selection.base_profile import bounded_loss, each_pair, infinite_mass, sides
+from jaxacct.selection.law_of_k import (
+    Binomial,
+    Categorical,
+    Law,
+    PointMass,
+    Poisson,
+    TruncatedNegativeBinomial,
+    largest_k,
+)
 
 TAIL_SHARE = 1e-7
 """Probability of the numbers of K that are not listed, as a share of delta: it widens the bracket by no more."""
-COMPOSED_POINTS = 160
-"""Values of eps at which the profile is taken when the selection is composed with other mechanisms."""
-LAST_DELTA = 1e-13
-"""The profile that is composed ends where delta has fallen to this."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta that is solved for: for a smaller one its upper end is the largest loss."""
-PAIRS_KEPT = 8
-"""Pairs of composed selections that are kept, since each direction of each question asks for the same one."""
-_pairs: OrderedDict[AdaptiveSelection, FinitePair] = OrderedDict()
+ROUNDINGS_PER_TERM = 8.0
+"""Units of rounding by which one more factor of a product of ratios, or one more term of a sum, may be off."""
+NODES_BY_LATTICE = 8
+"""At so many numbers k, at most, the lattice engine takes the place of a contour engine that leaves the sum wide."""
+MOST_ROUNDS = 12
+"""Rounds of new nodes for one eps, and of searches for one delta, at most; each adds nodes where most is open."""
+LAST_EPS = 1e300
+"""Largest eps that is looked at, short of overflow."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
-class AdaptiveSelection(Mechanism):
+class AdaptiveSelection(AnySelection):
     """Run K candidates, each free to depend on the outputs of those before, and release any or all of them.
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
@@ -63,11 +65,6 @@ class AdaptiveSelection(Mechanism):
     law : Law
         The law of K.  They broadcast.  `select(..., candidates="adaptive")` makes these objects.
 
-    Raises
-    ------
-    InputError
-        Another type, or shapes that do not broadcast.
-
     References
     ----------
     README.md of this folder, "Candidates that depend on each other", has the theorem and the proof.
@@ -80,26 +77,7 @@ class AdaptiveSelection(Mechanism):
     (4.27, 'certified')
     """
 
-    mechanism: Any
-    law: Any
-    constraints: ClassVar = {}
     candidates: ClassVar[str] = "adaptive"
-    """What is assumed of the candidates."""
-
-    def __post_init__(self) -> None:
-        require_mechanism("run", self.mechanism)
-        require_law("k", self.law)
-        broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
-
-    def validated(self) -> AdaptiveSelection:
-        fields = {name: getattr(self.law, name) for name in self.law.constraints}
-        return AdaptiveSelection(self.mechanism.validated(), type(self.law)(**fields))
-
-    def symmetric(self) -> bool:
-        return self.mechanism.symmetric()
-
-    def expression(self) -> str:
-        return f'selection.select({self.mechanism.expression()}, {call(self.law)}, candidates="adaptive")'
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         if not self.fixed:
@@ -112,57 +90,31 @@ class AdaptiveSelection(Mechanism):
         """Whether K is always the same number."""
         return isinstance(self.law, PointMass)
 
-    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        if self.fixed:
-            return repeat(self.mechanism, self.law.repetitions).expand(relation, direction)
-        pair = _pair(AdaptiveSelection(under(self.mechanism, relation)[0], self.law))
-        return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
+    def _options(self) -> str:
+        return ', candidates="adaptive"'
 
+    def _as_composition(self) -> Mechanism | None:
+        return repeat(self.mechanism, self.law.repetitions) if self.fixed else None
 
-class AdaptiveMixture(MechanismEngine):
-    """The engine of `AdaptiveSelection`; with K fixed that is a composition, whose parts are asked."""
+    def _pair(self) -> FinitePair:
+        shape = np.broadcast_shapes(batch_shape(self.mechanism), self.law.shape)
+        rows = [_points(base, law) for _, _, base, law in each_pair(self.mechanism, self.law, shape)]
+        return stacked([pair_of_profile(*row) for row in rows], shape)
 
-    name = "adaptive_mixture"
-    classes = (AdaptiveSelection,)
-
-    def supports(self, question: MechanismQuestion) -> bool:
-        return not cast(AdaptiveSelection, question.mechanism).fixed
-
-    def bracket(self, question: MechanismQuestion) -> Bounds:
-        quantity, chosen, values, relation, effort, *_ = question
-        return _bracket(quantity, cast(AdaptiveSelection, chosen), values, relation, effort.rtol)
-
-
-register_engine(AdaptiveMixture())
-
-
-def _bracket(quantity: str, chosen: AdaptiveSelection, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """The bracket of a selection by itself: epsilon at deltas or delta at eps."""
-    run, relation = under(chosen.mechanism, relation)
-    values = np.asarray(values, np.float64)
-    shape = broadcast_shape({"the mechanism": batch_shape(run), "k": chosen.law.shape, quantity: values.shape})
-    values = np.broadcast_to(values, shape)
-    if quantity == "epsilon":
-        refuse_zero(run, values)
-    ends = np.zeros((2, *shape))
-    for index in np.ndindex(shape):
-        base, law = _element(run, index), chosen.law.element(_inside(index, chosen.law.shape))
+    def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         solve = _epsilon if quantity == "epsilon" else _delta
-        ends[:, *index] = solve(base, law, float(values[index]), relation, rtol)
-    return as_bounds(ends[0], ends[1], run.kind_under(relation, composed=True), rtol, "adaptive_mixture")
-
-
-def refuse_zero(run: Mechanism, delta: np.ndarray) -> None:
-    """InputError where delta is 0 and the loss of the base is unbounded."""
-    bad = (delta == 0.0) & ~(profile_ends.bounded(run) if (delta == 0.0).any() else True)
-    if bad.any():
-        raise UnboundedLossError(bad, "a selection of runs")
+        ends, flat = np.zeros((2, values.size)), values.reshape(-1)
+        for places, _, base, law in each_pair(run, self.law, values.shape):
+            for place in places:
+                ends[:, place] = solve(base, law, float(flat[place]), relation, rtol)
+        low, high = ends.reshape(2, *values.shape)
+        return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "adaptive_mixture")
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
     """(lower, upper) of epsilon of one selection: the larger of its directions."""
     if delta < LEAST_DELTA:
-        bounded = bool(np.all(profile_ends.bounded(run)))
+        bounded = bool(bounded_loss(components(run, "add_or_remove_one", "remove")).all())
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
         return (low, high) if delta == 0.0 else (_epsilon(run, law, LEAST_DELTA, relation, rtol)[0], high)
     listed = weights(law, TAIL_SHARE * delta)
@@ -171,10 +123,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """(lower, upper) of delta of one selection.
-
-    More numbers k are listed until the probability of those left out is small against delta itself.
-    """
+    """(lower, upper) of delta; more k are listed until those left out have little probability against delta itself."""
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -186,10 +135,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-    """Upper ends of "epsilon" at several deltas, or of "delta" at several eps >= 0, for one base and one law.
-
-    Several eps share the numbers k at which the profiles are computed, so that the ends hold but may be wider.
-    """
+    """Upper ends of "epsilon" or "delta" for one base and law; several eps share the numbers k, so may be wider."""
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
     if values.size < 3:
@@ -216,21 +162,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
     return float(found.lower), float(found.upper)
 
 
-def _pair(chosen: AdaptiveSelection) -> FinitePair:
-    """The pair of the upper ends of the profile: forward at eps >= 0 and the reverse direction."""
-    if chosen not in _pairs:
-        run, law = chosen.mechanism, chosen.law
-        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
-        rows = []
-        for index in np.ndindex(shape):
-            rows.append(_row(_element(run, index), law.element(_inside(index, law.shape))))
-        _pairs[chosen] = stacked([pair_of_profile(*row) for row in rows], shape)
-        while len(_pairs) > PAIRS_KEPT:
-            _pairs.popitem(last=False)
-    return _pairs[chosen]
-
-
-def _row(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(eps, upper ends of delta, those of the reverse direction) of one selection."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
@@ -248,11 +180,330 @@ def _row(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return grid, upper[both[0].forward], upper[both[-1].forward]
 
 
-def _element(run: Mechanism, index: tuple[int, ...]) -> Mechanism:
-    """The base at one index of a shape that its batch broadcasts to."""
-    return element(run, _inside(index, batch_shape(run)))
+class Sum(NamedTuple):
+    """A bracket of the sum, and a value within it."""
+
+    low: float
+    middle: float
+    high: float
 
 
-def _inside(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The index in an array of the given shape, which broadcasts to a batch, of an index of that batch."""
-    return tuple(0 if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True))
+class Mixture:
+    """The sum for one base, one list of weights and one direction.
+
+    delta_k does not decrease in k, since fewer releases are a function of more.  It is computed at some numbers k, the
+    nodes. Between two nodes it lies between their values, and before the first node between 0 and the first value.
+    Nodes are added where that leaves most open.
+    """
+
+    def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
+        self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
+        parts = components(run, "add_or_remove_one", "add" if relation == "add_one" else "remove")
+        sampled = bool(np.any(parts.gauss_n > 0.0)) and bool(contour.reach(parts).answers.all())
+        self.engine = "contour" if sampled else "auto"
+        self.most, self.hard = 3000, np.zeros(0, np.intp)
+        size = weights.k.size
+        beyond = np.cumsum(weights.high[::-1])[::-1]
+        # first those k beyond which K lies with these probabilities, from the bulk into the tail
+        first = np.array([0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8])
+        spread = np.searchsorted(-beyond, -beyond[0] * first) if size else []
+        self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
+
+    def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
+        """(2, eps, nodes): lower and upper ends of delta_k(eps); an end that is NaN is replaced by 0 or 1."""
+        ends = np.zeros((2, eps.size, nodes.size))
+        hard = np.isin(nodes, self.hard)
+        for engine, some in ((self.engine, ~hard), ("auto", hard)):
+            if not some.any():
+                continue
+            runs = repeat(self.run, self.weights.k[nodes[some]])
+            with backend.job(nodes.size, apart=True):  # of one selection
+                found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
+            if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
+                self.most = 96  # there each takes some 20 ms
+            ends[:, :, some] = found.lower, found.upper
+        low, high = ends
+        return np.stack([np.where(low >= 0.0, np.minimum(low, 1.0), 0.0), np.where(high <= 1.0, high, 1.0)])
+
+    def sums(self, eps: np.ndarray) -> list[Sum]:
+        """The sum at several eps >= 0, by the present nodes."""
+        ends = self.deltas(self.nodes, eps)
+        return [self._summed(*_monotone(*ends[:, place])) for place in range(eps.size)]
+
+    def at(self, eps: float, width: float) -> Sum:
+        """The sum at one eps, with enough new nodes to make it relatively as narrow as `width`."""
+        known: dict[int, np.ndarray] = {}
+        for _ in range(MOST_ROUNDS):
+            low, high = self._known(known, eps)
+            found = self._summed(low, high)
+            if not self._refined(low, high, width * found.high):
+                break
+        own = self.weights.high[self.nodes] * (high - low)
+        # the lattice engine takes the place of a contour engine that leaves the sum wide
+        if self.engine == "contour" and np.sum(own) > max(width, 0.02) * found.high:
+            hard = self.nodes[np.argsort(-own, kind="stable")[:NODES_BY_LATTICE]]
+            self.hard = np.union1d(self.hard, hard[: max(NODES_BY_LATTICE - self.hard.size, 0)])
+            for node in self.hard.tolist():
+                known.pop(node, None)
+            found = self._summed(*self._known(known, eps))
+        return found
+
+    def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
+        """Ends at the nodes, each narrowed by those of the other nodes; computed where they are not yet known."""
+        fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
+        if fresh.size:
+            known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
+        each = np.array([known[node] for node in self.nodes.tolist()]).reshape(-1, 2)
+        return _monotone(each[:, 0], each[:, 1])
+
+    def epsilon(self, target: float) -> tuple[float, float]:
+        """(low, high) ends of the least eps >= 0 at which the sum is at most `target` > 0."""
+        least, _ = self.at_infinity()
+        if least > target:
+            return math.inf, math.inf
+        search = _Search(self, target)
+        if search.fan(np.zeros(1))[0].high <= target:
+            return 0.0, 0.0
+        if not search.bracketed(self._guess(target)):
+            return search.low, search.high
+        for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
+            search.narrow(0.1)
+            before = self.nodes.size
+            # places nodes, also where the sum may fall in a step, so that what was seen of the middle may have moved
+            self.at(search.left[0], width)
+            self.at(search.root()[0], width)
+            search.around()
+            if self.nodes.size <= 1.1 * before and width == self.rtol:
+                break
+        search.narrow(0.1 * self.rtol)
+        search.tighten()
+        return search.low, search.high
+
+    def _guess(self, target: float) -> float:
+        """Where the search begins: the epsilon of the mean of the listed numbers."""
+        k, mass = self.weights.k, self.weights.high
+        mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
+        level = min(target, 1.0 - ROUNDOFF)
+        found = float(account.epsilon(repeat(self.run, mean), level, relation=self.relation, rtol=1e-2).upper)
+        return found if 1e-12 < found < LAST_EPS else 1.0
+
+    def at_infinity(self) -> tuple[float, float]:
+        """Ends of `sum_k p_k (1 - (1 - q)^k)`, q the mass at infinity of one run."""
+        mass = float(infinite_mass(self.run, self.relation))
+        k, low, high, below, above_low, above = self.weights
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lost = -np.expm1(k * np.log1p(-min(mass, 1.0))) if mass > 0.0 else np.zeros(k.size)
+        last = float(lost[-1]) if k.size else 0.0
+        first = float(lost[0]) if k.size else 1.0
+        least = float(np.sum(low * lost)) + above_low * last
+        most = float(np.sum(high * lost)) + below * first + (above if mass > 0.0 else 0.0)
+        return least * (1.0 - 1e-9), most * (1.0 + 1e-9)
+
+    def _summed(self, low: np.ndarray, high: np.ndarray) -> Sum:
+        """The sum from the ends at the nodes."""
+        weights, nodes = self.weights, self.nodes
+        before = np.concatenate([[0.0], low])
+        slack = 4.0 * ROUNDOFF * (weights.k.size + 64.0)
+        least = weights.low[nodes] @ low + self._between(weights.low) @ before[:-1] + weights.above_low * before[-1]
+        most = weights.high[nodes] @ high + self._between(weights.high) @ high
+        beyond = weights.above + weights.below * (high[0] if high.size else 1.0)
+        middle = 0.5 * (weights.high[nodes] @ (low + high) + self._between(weights.high) @ (before[:-1] + high))
+        bottom, top = max(float(least) * (1.0 - slack), 0.0), min(float(most + beyond) * (1.0 + slack), 1.0)
+        return Sum(bottom, min(max(float(middle), bottom), top), top)
+
+    def _between(self, mass: np.ndarray) -> np.ndarray:
+        """The sums of the weights strictly between neighbouring nodes, and before the first."""
+        if not self.nodes.size:
+            return np.zeros(0)
+        before = np.concatenate([[-1], self.nodes[:-1]])
+        ends = np.stack([before + 1, self.nodes], axis=1).reshape(-1)
+        return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
+
+    def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
+        """Add nodes between those that leave most open; False where no more is open than is allowed."""
+        before = np.concatenate([[-1], self.nodes[:-1]])
+        gaps = self.nodes - before
+        between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
+        room = self.most - self.nodes.size
+        if not np.sum(between) > allowed or room <= 0:
+            return False
+        share = max(allowed / np.count_nonzero(gaps > 1), 1e-320)
+        rows = np.flatnonzero(between > 0.5 * share)
+        rows = rows[np.argsort(-between[rows], kind="stable")][:room]
+        pieces = np.clip(np.ceil(np.sqrt(between[rows] / share)), 2, max(room // rows.size + 1, 2))
+        pieces = np.minimum(pieces, 9)
+        fresh = [before[row] + np.arange(1, int(n)) * gaps[row] // int(n) for row, n in zip(rows, pieces, strict=True)]
+        nodes = np.unique(np.concatenate([self.nodes, *fresh]))
+        nodes = nodes[nodes >= 0]
+        grown = nodes.size > self.nodes.size
+        self.nodes = nodes
+        return grown
+
+
+def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of brackets of a sequence that does not decrease, each narrowed by the other brackets."""
+    return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
+
+
+class _Search:
+    """The least eps at which a sum is at most a target: `low` and `high` were compared there, the search is a guess."""
+
+    def __init__(self, mixture: Mixture, target: float) -> None:
+        self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
+        self.left, self.right = (0.0, 1.0), (math.inf, 0.0)  # (eps, middle) before and beyond the root
+
+    def fan(self, eps: np.ndarray) -> list[Sum]:
+        """The sum at several eps; moves the ends of the search accordingly."""
+        found = self.mixture.sums(eps)
+        for x, one in zip(eps.tolist(), found, strict=True):
+            if one.low > self.target:
+                self.low = max(self.low, x)
+            if one.high <= self.target:
+                self.high = min(self.high, x)
+            if one.middle > self.target and x >= self.left[0]:
+                self.left = x, one.middle
+            elif not one.middle > self.target and x < self.right[0]:
+                self.right = x, one.middle
+        return found
+
+    def bracketed(self, guess: float) -> bool:
+        """Whether values on both sides of the target were found."""
+        while math.isinf(self.right[0]) and guess <= LAST_EPS:
+            self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
+            guess *= 4096.0
+        return math.isfinite(self.right[0])
+
+    def root(self) -> tuple[float, float]:
+        """(where the chord of the logarithm meets the target, minus its slope)."""
+        (below, more), (above, less) = self.left, self.right
+        rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
+        share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
+        return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
+
+    def narrow(self, error: float) -> None:
+        """Search until the two sides are that close to each other, relatively in eps or in the sum."""
+        for _ in range(8):
+            below, above = self.left[0], self.right[0]
+            close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)
+            if close or not below < above:
+                return
+            x, _ = self.root()
+            # several about the root of the chord: of one k they share a composition
+            steps = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
+            fan = np.append(x + (above - below) * steps, 0.5 * (below + above))
+            self.fan(np.unique(np.clip(fan, below, above)))
+
+    def around(self) -> None:
+        """Find both sides once more, with the nodes that were added since."""
+        x, slope = self.root()
+        self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
+        reach = max(0.01 * x, 0.1 / max(slope, 1e-2), 1e-12)
+        for grown in (1.0, 30.0, 1e3, 1e6, 1e300):
+            self.fan(np.clip(x + min(grown * reach, LAST_EPS) * np.array([-1.0, -0.1, 0.0, 0.1, 1.0]), 0.0, LAST_EPS))
+            if self.left[1] < 1.0 and math.isfinite(self.right[0]):
+                return
+
+    def tighten(self) -> None:
+        """Look just beyond the root for places at which the ends of the sum are on their side of the target."""
+        if not (self.left[0] < self.right[0] < math.inf):
+            return
+        x, slope = self.root()
+        (found,) = self.fan(np.array([x]))
+        places = []
+        for sign, end in ((1.0, found.high), (-1.0, found.low)):
+            distance = abs(math.log(max(end, 1e-320) / self.target)) / slope + 2.0**-46 * x
+            places.append(x + sign * distance * np.array([1.01, 1.1, 1.5, 3.0, 10.0]))
+        self.fan(np.clip(np.unique(np.concatenate(places)), 0.0, LAST_EPS))
+
+
+class Weights(NamedTuple):
+    """`low <= Pr[K = k] <= high` for the listed k >= 1, ascending, and bounds of what is not listed.
+
+    ``below`` bounds Pr[1 <= K < k[0]]; ``above_low <= Pr[K > k[-1]] <= above``.
+    """
+
+    k: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    below: float
+    above_low: float
+    above: float
+
+
+def weights(law: Law, tail: float) -> Weights:
+    """Certified probabilities of one law of K.
+
+    Less than `tail` is left out on either side, where 2^21 numbers are enough for that.  The ratios `Pr[K = k + 1]/Pr[K
+    = k]` are multiplied from the mode on, and the products are divided by their sum.  Beyond the list the products are
+    below a geometric series.  InputError for a law that is not one of this library.
+
+    >>> from jaxacct.selection import Geometric
+    >>> found = weights(Geometric(0.5), 1e-9)
+    >>> found.k[:3].tolist(), bool((found.low <= 0.5**found.k).all()), bool((0.5**found.k <= found.high).all())
+    ([1.0, 2.0, 3.0], True, True)
+    """
+    if isinstance(law, Categorical):
+        each = np.asarray(law.probabilities)
+        error = 4e-13  # they sum to 1 up to 1e-13
+        return _listed(np.arange(each.size) * 1.0, each * (1.0 - error), each * (1.0 + error), 0.0, 0.0)
+    if isinstance(law, PointMass) or (isinstance(law, Binomial) and float(law.probability_of_run) == 1.0):
+        return Weights(np.array([largest_k(law)]), np.ones(1), np.ones(1), 0.0, 0.0, 0.0)
+    if not isinstance(law, TruncatedNegativeBinomial | Poisson | Binomial):
+        raise InputError(
+            f"k of type {type(law).__name__} has no certified probabilities; use a law of jaxacct.selection, "
+            "such as Categorical"
+        )
+    first, mode, last, ratios, gap = _progression(law)
+    if not mode < 2.0**52:  # neighbouring whole numbers are hardly told apart there
+        return Weights(np.zeros(0), np.zeros(0), np.zeros(0), 1.0, 0.0, 1.0)
+    half = 64.0
+    while True:
+        start, stop = max(mode - half, first), min(mode + half, last)
+        k = np.arange(start, stop + 1.0)
+        up, down = ratios(np.arange(mode, stop)), 1.0 / ratios(np.arange(start, mode))[::-1]
+        with np.errstate(under="ignore"):
+            value = np.concatenate([np.cumprod(down)[::-1], [1.0], np.cumprod(up)])
+        slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
+        low = np.where(value < LEAST_DELTA, 0.0, value * (1.0 - slack))
+        high = value * (1.0 + slack) + np.where(value < LEAST_DELTA, 2.0 * LEAST_DELTA, 0.0)
+        above = 0.0 if stop == last else high[-1] * _series(ratios(np.asarray(stop)), gap)
+        below = 0.0 if start == first else high[0] * _series(1.0 / ratios(np.asarray(start - 1.0)), 0.0)
+        if max(above, below) <= tail * (1.0 - 1e-6) or k.size >= 2**21:
+            break
+        half *= 2.0
+    least, most = np.sum(low) * (1.0 - slack), np.sum(high) * (1.0 + slack) + above + below
+    return _listed(k, low / most * (1.0 - slack), high / least * (1.0 + slack), below / least, above / least)
+
+
+def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
+    """The list without K = 0, which costs nothing, and without numbers of probability 0."""
+    slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
+    left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
+    kept = (k >= 1.0) & (high > 0.0)
+    rest = min(above * (1.0 + slack), 1.0)
+    return Weights(k[kept], low[kept], np.minimum(high[kept], 1.0), min(below, 1.0), min(max(left, 0.0), rest), rest)
+
+
+def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
+    """(smallest k, mode, largest k, `Pr[K = k + 1]/Pr[K = k]` to a few units, a lower end of 1 minus any ratio).
+
+    The ratio does not increase in k, but for a negative binomial with eta < 1.
+    """
+    if isinstance(law, Poisson):
+        return 0.0, float(np.floor(law.mean)), np.inf, lambda k: law.mean / (k + 1.0), 0.0
+    if isinstance(law, Binomial):
+        trials, p = float(law.trials), law.probability_of_run
+        mode = min(float(np.floor((trials + 1.0) * p)), trials)
+        return 0.0, mode, trials, lambda k: (trials - k) / (k + 1.0) * (p / (1.0 - p)), 0.0
+    mode = float(np.floor(max((law.eta - 1.0) * (1.0 - law.gamma) / law.gamma, 1.0)))
+    gap = float(law.gamma) if law.eta <= 1.0 else 0.0
+    return 1.0, mode, np.inf, lambda k: (1.0 - law.gamma) * ((k + law.eta) / (k + 1.0)), gap
+
+
+def _series(ratio: np.ndarray, gap: float) -> float:
+    """`r + r^2 + ...`, r at most 1 - gap where gap > 0, else at most `ratio`."""
+    slack = 1.0 + ROUNDINGS_PER_TERM * ROUNDOFF
+    if gap > 0.0:
+        return 1.0 / gap * slack
+    left = 1.0 - float(ratio) * slack
+    return float(ratio) / left * slack if left > 0.0 else np.inf

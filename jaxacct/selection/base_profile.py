@@ -1,7 +1,13 @@
-"""What the bounds of a selection take from its base: certified upper ends of its profile, direction by direction."""
+"""What selections take from their base: its directions, ends of its profile, and its trade-off curve as polygons.
+
+The concave curve `T(u) = min_r (delta(log r) + r u)` (largest P-mass of a set of Q-mass u) is convex conjugate to the
+profile, so every upper end of delta is a line above it.  Between two slopes the profile lies above the extensions of
+its neighbouring chords, which makes lines that stay below it: an outer and an inner polygon.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,41 +16,47 @@ import numpy as np
 
 from jaxacct.accounting.account import delta, epsilon
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import broadcast_shape
-from jaxacct.mechanisms import Components, Mechanism, SampledWithoutReplacement, batch_shape, components
-from jaxacct.mechanisms.base import register
+from jaxacct.engines import backend, contour
+from jaxacct.engines.contour import delta_about
+from jaxacct.kernels.worst_mesh import CELLS, Inner, Outer
+from jaxacct.mechanisms import (
+    DIRECTIONS,
+    Components,
+    Mechanism,
+    SampledWithoutReplacement,
+    batch_shape,
+    components,
+)
+from jaxacct.mechanisms.base import element, register
 from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.mechanisms.parts import Part
 from jaxacct.representations.mechanism_profile import profile
-from jaxacct.selection.law_of_k import Law, require_law
-
-__all__ = [
-    "SAYS_NOTHING",
-    "Sides",
-    "base_delta",
-    "base_epsilon",
-    "bounded_loss",
-    "common_shape",
-    "finite_once",
-    "infinite_mass",
-    "meet",
-    "place",
-    "sides",
-    "under",
-    "upper_delta",
-    "upper_epsilon",
-]
+from jaxacct.selection.law_of_k import Law
 
 LEAST_DELTA = 1e-300
 """Smallest delta that the engines are asked for: below it float64 soon loses relative accuracy."""
-BISECTIONS = 100
-"""Bisections for the epsilon of a finite law: more than there are bits in a float64."""
 LOSS_ERROR = 2.0**-50
 """Relative error allowed for a loss and for the difference of a loss and eps: eight units."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
 """For each quantity the upper end that says nothing, which is the largest value that it can have."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 """The relation that has one direction alone, by the name of the direction."""
+EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
+"""Values of eps per direction, by the engine that answers: the more a value costs, the fewer are taken."""
+LAST_DELTA = 1e-18
+"""The profile is taken down to this delta above its mass at infinity."""
+PROFILE_RTOL = 0.01
+"""rtol of the profile: the contour engine goes a hundred times further down, which moves eps by 1e-5 or so."""
+CONTOURS = 16
+"""Contours of a direction, each for a block of neighbouring eps."""
+CONTOUR_WIDTH = 1e-4
+"""Relative width of a bracket that a shared contour leaves; where it leaves more, an eps is asked for by itself."""
+VALUE_ERROR = 1e-12
+"""Relative allowance for the arithmetic on a value of the profile."""
+LINE_EPS = 650.0
+"""Largest eps of a line: its exp is far from overflow.  Above, mass of larger losses counts as mass at infinity."""
+ASKED_EPS = 600.0
+"""Largest eps that the engines are asked for."""
 
 
 @register
@@ -95,10 +107,7 @@ class Sides(NamedTuple):
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """The directions that are bounded separately: one where both are alike, else two.
-
-    All code of a selection takes its directions from here, so that none skips the only one.
-    """
+    """The directions that are bounded separately, one where both are alike; all code of a selection asks here."""
     if relation in _RELATION_OF.values():
         other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
@@ -107,92 +116,99 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
     return (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
 
 
-def common_shape(run: Mechanism, law: Law, name: str, values: np.ndarray) -> tuple[int, ...]:
-    """The shape that a base, a law and values broadcast to; InputError for anything but a law."""
-    require_law("k", law)
-    return broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, name: np.shape(values)})
-
-
-def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of delta(eps), for every real eps, which broadcasts with the batch.
-
-    A single finite law is summed; the engines answer for everything else.
-    """
-    if batch_shape(run) == ():
-        each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
-        if all(finite_once(parts) for parts in each):
-            return np.max([_by_sum(parts, at) for parts in each], axis=0)
-    if np.all(at >= 0.0):
-        return np.asarray(delta(run, at, relation=relation).upper)
-    return np.asarray(profile(run, relation).delta(at).upper)
-
-
-def base_delta(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of delta(eps >= 0) of one configuration.
-
-    A single finite law of any size is summed; the engines answer for everything else.
-    """
-    each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
-    if all(finite_once(parts) for parts in each):
-        low, high = (np.max([_by_sum(parts, at, side) for parts in each], axis=0) for side in (-1.0, 1.0))
+def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of delta(eps), any real eps: a single finite law of any size is summed, others ask engines."""
+    if laws := _finite_laws(run, relation):
+        low, high = (np.max([_delta_by_sum(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
         return low, high
-    found = delta(run, at, relation=relation)
+    found = delta(run, at, relation=relation) if np.all(at >= 0.0) else profile(run, relation).delta(at)
     return np.asarray(found.lower), np.asarray(found.upper)
 
 
-def base_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of epsilon(delta) of one configuration, found as in `base_delta`.
+def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
+    """The upper ends of `delta_ends`."""
+    return delta_ends(run, at, relation)[1]
 
-    (0, 0) where delta is 1 or more; the upper end is inf where delta is below 1e-300.
-    """
-    each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
+
+def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """(lower, upper) of epsilon(delta), likewise: (0, 0) for delta >= 1, and inf above for delta < 1e-300."""
     at = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF)
-    if all(finite_once(parts) for parts in each):
-        low = np.max([_crossing(parts, at, -1.0) for parts in each], axis=0)
-        high = np.max([_crossing(parts, at, 1.0) for parts in each], axis=0)
+    if laws := _finite_laws(run, relation):
+        low, high = (np.max([_crossing(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
     else:
         found = epsilon(run, at, relation=relation)
         low, high = np.asarray(found.lower), np.asarray(found.upper)
-    return np.where(target >= 1.0, 0.0, low), np.where(
-        target >= 1.0, 0.0, np.where(target >= LEAST_DELTA, high, np.inf)
-    )
+    high = np.where(np.asarray(target) >= LEAST_DELTA, high, np.inf)
+    return np.where(np.asarray(target) >= 1.0, 0.0, low), np.where(np.asarray(target) >= 1.0, 0.0, high)
+
+
+def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
+    """The upper ends of `epsilon_ends`."""
+    return epsilon_ends(run, target, relation)[1]
+
+
+def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
+    """The losses of one configuration in each direction of a relation, if each is a single finite law."""
+    if batch_shape(run):
+        return []
+    each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
+    return each if all(map(finite_once, each)) else []
 
 
 def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
-    """One end of the eps at which the sum falls to delta, by bisection: the upper end for side 1.
-
-    inf where delta is below the mass at infinity.
-    """
+    """One end of the eps at which the sum falls to delta, the upper for side 1; inf below the mass at infinity."""
     top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
     low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
-    beyond = _by_sum(parts, high, side) > target
-    at_zero = _by_sum(parts, low, side) <= target
-    for _ in range(BISECTIONS):
+    beyond = _delta_by_sum(parts, high, side) > target
+    at_zero = _delta_by_sum(parts, low, side) <= target
+    for _ in range(100):  # more than there are bits in a float64
         middle = low + 0.5 * (high - low)
-        within = _by_sum(parts, middle, side) <= target
+        within = _delta_by_sum(parts, middle, side) <= target
         low, high = np.where(within, low, middle), np.where(within, middle, high)
     return np.where(beyond, np.inf, np.where(at_zero, 0.0, high if side > 0.0 else low))
 
 
-def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of epsilon(delta); inf where delta is below 1e-300, 0 where it is 1 or more."""
-    target = np.asarray(target)
-    found = np.asarray(epsilon(run, np.clip(target, 1e-300, 1.0 - ROUNDOFF), relation=relation).upper)
-    return np.where(target >= 1.0, 0.0, np.where(target >= 1e-300, found, np.inf))
+def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:
+    """`sum_i p_i (1 - e^{eps - l_i})_+` and the mass at infinity, rounded up for side 1 and down for side -1."""
+    eps = np.asarray(at)[..., None]
+    below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
+    with np.errstate(over="ignore"):
+        total = np.sum(mass * np.maximum(-np.expm1(np.minimum(below, 0.0)), 0.0), axis=-1)
+    return np.minimum((total + infinite) * (1.0 + side * 1e-12), 1.0)
+
+
+def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
+    """The same for the losses of one configuration, a single finite law."""
+    return sum_of_atoms(parts.finite_loss[0, 0], parts.finite_mass[0, 0], parts.delta_infinity[0], at, side)
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """What two brackets (lower, upper) have in common, (2, *shape); (0, most) where they have nothing in common.
-
-    Where two brackets contradict each other, it cannot be known which is true, so that neither is used.  An end that is
-    NaN is not used either.
-    """
+    """What two brackets have in common, (2, *shape); (0, most) where they contradict each other or are not numbers."""
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
 
 
-def place(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
+def each_pair(
+    run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
+) -> Iterator[tuple[np.ndarray, int, Mechanism, Law]]:
+    """For each pair of a base and a law: its places in a flattened array of a shape, the row of the base, and both.
+
+    asked : of the shape; places where it is False are left out, and pairs without a place.
+    """
+    mine = batch_shape(run)
+    pairs = np.broadcast_shapes(mine, law.shape)
+    number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
+    rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), pairs)
+    if asked is not None:
+        number = np.where(np.broadcast_to(asked, shape).reshape(-1), number, -1)
+    for count, index in enumerate(np.ndindex(pairs)):
+        if (here := np.flatnonzero(number == count)).size:
+            base = element(run, _inside(mine, index)) if mine else run
+            yield here, int(rows[index]), base, law.element(_inside(law.shape, index)) if law.shape else law
+
+
+def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
     """The index in an array of shape `own` that belongs to an index of a shape that it broadcasts to."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
@@ -209,25 +225,249 @@ def bounded_loss(parts: Components) -> np.ndarray:
     return ~((parts.mu > 0.0) | np.any(parts.gauss_n > 0.0, axis=1))
 
 
+def gaussian_mu(run: Mechanism) -> np.ndarray | None:
+    """mu of every configuration, (B,), if all are Gaussians without sampling, composed; otherwise None."""
+    parts = components(run, "add_or_remove_one", "remove")
+    if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
+        return None
+    return None if np.any(parts.mu == 0.0) or np.any(parts.delta_infinity > 0.0) else parts.mu
+
+
 def _named(relation: str) -> list[str]:
     """The directions of a relation."""
     return [direction for direction, one in _RELATION_OF.items() if relation in (one, "add_or_remove_one")]
 
 
 def finite_once(parts: Components) -> bool:
-    """Whether the parts are a single finite law.
-
-    Its profile is a sum, and its trade-off curve has one knot for each atom.
-    """
+    """Whether the parts are a single finite law: a sum of atoms, with a knot of the curve for each."""
     others = (parts.mu > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 
 
-def _by_sum(parts: Components, at: np.ndarray, side: float = 1.0) -> np.ndarray:
-    """`sum_i p_i (1 - e^{eps - l_i})_+` and the mass at infinity, rounded up for side 1 and down for side -1."""
-    loss, mass = parts.finite_loss[0, 0], parts.finite_mass[0, 0]
-    eps = np.asarray(at)[..., None]
-    below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
+class Curve(NamedTuple):
+    """One direction of a base: a polygon above its curve and one below, of CELLS cells each."""
+
+    above: Outer
+    below: Inner
+
+
+def curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
+    """For each configuration the curves of its directions; `coarse` asks engines for half as many points."""
+    shape = batch_shape(run)
+    return [_curves_of_one(element(run, index) if shape else run, coarse) for index in np.ndindex(shape)]
+
+
+def _curves_of_one(run: Mechanism, coarse: bool) -> dict[str, Curve]:
+    parts = [components(run, "add_or_remove_one", direction) for direction in DIRECTIONS]
+    exact = all(map(finite_once, parts))
+    ratio, low, high = _by_sum(parts) if exact else _by_engine(run, parts, coarse)
+    inside = [_by_atoms(part) for part in parts] if exact else [None, None]
+    remove = _curve(*_joined(ratio, low, high), inside[0])
+    # the directions may be alike at some parameters only, such as a sampling probability of 1
+    alike = run.symmetric() or (not exact and np.array_equal(low[0], low[1]) and np.array_equal(high[0], high[1]))
+    add = remove if alike else _curve(*_joined(ratio, low[::-1], high[::-1]), inside[1])
+    return dict(zip(DIRECTIONS, (remove, add), strict=True))
+
+
+def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(eps, lower, upper) with ends of shape (2, K): delta for remove and add at eps >= 0."""
+    names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
+    known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    infinite = max(float(part.delta_infinity[0]) for part in parts)
+    lasts = {name: _last(run, LAST_DELTA + 1.001 * infinite, name) for name in names}
+    first, at_most = min(lasts.values()), max(lasts.values())
+    if first == ASKED_EPS and all(
+        float(epsilon(run, 0.5, relation=name, rtol=PROFILE_RTOL).lower) > ASKED_EPS for name in names
+    ):
+        # half of the mass has losses beyond the engines' range: the bounds from the base alone answer instead
+        at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
+        return at, np.zeros((2, 3)), np.ones((2, 3))
+    with backend.job(1, apart=True):  # one base's profile
+        found = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
+        engine = str(found.engine)
+        count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
+        early = round(count * max(first / at_most, 0.5))  # as far as both directions go; beyond that there is one
+        at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
+        # what the contour engine cannot resolve stays open: the lattice engine would compute it value by value
+        chosen = (
+            "contour" if engine == "contour" and all(contour.reach(part).answers.all() for part in parts) else "auto"
+        )
+        shared = chosen == "contour" and infinite == 0.0 and str(found.kind) == "certified"
+        for part, (name, last) in zip(parts, lasts.items(), strict=False):
+            within = at[at <= last]
+            low, high = np.zeros(within.size), np.ones(within.size)
+            wide = np.arange(within.size)
+            if shared:
+                low, high = _on_few_contours(part, within)
+                wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
+                nothing = low[wide] == 0.0  # then a contour for each eps hardly ever says more
+                wide = np.append(wide[~nothing], wide[nothing][::8])
+            if wide.size:
+                rest = delta(run, within[wide], relation=name, engine=chosen, rtol=PROFILE_RTOL)
+                low[wide], high[wide] = rest.lower, rest.upper
+            high = np.minimum.accumulate(high)  # delta falls
+            behind = at.size - within.size
+            known[name] = np.append(low, np.zeros(behind)), np.append(high, np.full(behind, high[-1]))
+    ends = [np.stack([known[name][i] for name in names]) for i in (0, 1)]
+    return at, ends[0], ends[1]
+
+
+def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of delta at rising eps, CONTOURS contours for all of them; 0 and 1 where nothing is known."""
+    blocks = -(-eps.size // CONTOURS)
+    padded = np.append(eps, np.full(-eps.size % blocks, eps[-1])).reshape(-1, blocks)
+    rows = part.take(np.zeros(len(padded), int))
+    found = delta_about(rows, padded, np.zeros(padded.shape), CONTOUR_WIDTH, contour.TOLERANCE)
+    outward = 4.0 * ROUNDOFF * np.array([[-1.0], [1.0]])
+    low, high = np.stack([end.reshape(-1)[: eps.size] for end in (found.lower, found.upper)]) * (1.0 + outward)
+    return low, np.minimum(high, 1.0)
+
+
+def _last(run: Mechanism, level: float, relation: str) -> float:
+    """An eps at which delta has fallen to a level."""
+    with backend.job(1, apart=True):
+        found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper)
+    return min(max(found, 1e-6), ASKED_EPS)
+
+
+def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same for a finite law, at its atoms."""
+    losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
+    at = np.unique(np.concatenate([[0.0], losses]))
+    at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
+    # beyond the last atom there is nothing but mass at infinity
+    at = np.append(at, at[-1] + 50.0) if at[-1] < LINE_EPS - 50.0 else np.append(at[at < LINE_EPS], LINE_EPS)
+    low, high = (np.stack([_delta_by_sum(part, at, side) for part in parts]) for side in (-1.0, 1.0))
+    return at, low, high
+
+
+def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
+    """(u, T) at the knots below the curve of a finite law: masses in order of the loss, scaled towards T = 0, u = 1."""
+    order = np.argsort(-part.finite_loss[0, 0], kind="stable")
+    loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
+    loss, mass = loss[mass > 0.0], mass[mass > 0.0]
     with np.errstate(over="ignore"):
-        total = np.sum(mass * np.maximum(-np.expm1(np.minimum(below, 0.0)), 0.0), axis=-1)
-    return np.minimum((total + parts.delta_infinity[0]) * (1.0 + side * 1e-12), 1.0)
+        # where float64 loses the mass, a larger one is still below the curve
+        u = np.cumsum(np.maximum(mass * np.exp(-loss), 1e-290))
+    u = np.minimum(u * (1.0 + VALUE_ERROR), 1.0)
+    t = (np.cumsum(mass) + part.delta_infinity[0]) * (1.0 - VALUE_ERROR)
+    u, t = np.concatenate([[0.0], u, [1.0]]), np.concatenate([part.delta_infinity * (1.0 - VALUE_ERROR), t, [1.0]])
+    chain = upper_hull(u, t)
+    return u[chain], t[chain]
+
+
+def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(ratio ascending, lower, upper) over both signs of eps: delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
+    shrink = np.exp(-eps)
+    reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
+    keep = eps > 0.0
+    ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
+    lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
+    upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
+    # e^eps is rounded: delta is convex, so over that it moves by less than the chord before it says, and than e^eps
+    steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
+    moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
+    upper[1:] += moved
+    lower[1:] -= moved
+    return ratio, np.maximum(lower, np.maximum(1.0 - ratio, 0.0)), np.minimum(upper, 1.0)
+
+
+def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:
+    slopes, u, t = outer(ratio, high)
+    below_u, below_t = inner(ratio, low, high) if inside is None else inside
+    cell, place_u, place_t = _cut(u, t)
+    _, inside_u, inside_t = _cut(below_u, below_t)
+    twin = np.searchsorted(inside_u, place_u)
+    return Curve(Outer(slopes[cell], place_u, place_t, twin), Inner(inside_u, inside_t))
+
+
+def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(slopes, u, T) of a concave polygon above the curve, from upper ends of delta at ratios e^eps, ascending."""
+    keep = np.unique(np.linspace(0, ratio.size - 1, CELLS - 1).round().astype(int))  # any of the lines will do
+    r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
+    return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * ROUNDOFF)
+
+
+def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios."""
+    # a bracket that is nearly open would pull the polygon down on either side; the chords of its neighbours say more
+    ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
+    lower = np.maximum(lower, 1.0 - ratio)
+    # delta(r) >= 1 - r stands in for a chord on the left; beyond the last ratio delta is at least 0 and falls
+    r = np.concatenate([[0.0], ratio])
+    low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
+    fall = np.concatenate([[-1.0], (low[1:] - high[:-1]) / np.diff(r)])  # steepest slope with which delta goes on
+    rise = np.minimum(np.concatenate([(high[1:] - low[:-1]) / np.diff(r), [0.0]]), 0.0)  # flattest before it
+    a, b = slice(None, -1), slice(1, None)
+    # the extension from the left of r_k, low_k + fall_k (r - r_k), meets the one from the right of r_{k+1}
+    steep = rise[b] - fall[a]
+    gap = low[b] - low[a] - fall[a] * (r[b] - r[a])
+    meet = np.clip(r[b] - np.where(steep > 0.0, gap / np.where(steep > 0.0, steep, 1.0), 0.0), r[a], r[b])
+    at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
+    with np.errstate(over="ignore"):
+        end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
+    if not end >= 1.0:  # all that is known is for slopes below one: nothing lies below T(u) >= u
+        return np.array([0.0, 1.0]), np.array([0.0, 1.0])
+    slopes = np.concatenate([r, meet, [min(end, 1e290)]])
+    values = np.concatenate([low, at, [0.0]])
+    order = np.lexsort((-values, slopes))[::-1]
+    _, u, t = _envelope(slopes[order], values[order], 1.0 - 1e-13)
+    return u, t
+
+
+def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Slopes and knots in [0, 1] of min_k (d_k + r_k u) for descending slopes r, the last of which is 0."""
+    keep: list[int] = []
+    slopes, heights = r.tolist(), d.tolist()
+    for k, (slope, height) in enumerate(zip(slopes, heights, strict=True)):
+        if keep and slopes[keep[-1]] == slope:
+            if heights[keep[-1]] <= height:
+                continue
+            keep.pop()
+        while keep and height <= heights[keep[-1]]:
+            keep.pop()  # lower and flatter: the one before never counts
+        while len(keep) > 1:
+            a, b = keep[-2], keep[-1]
+            if (height - heights[a]) * (slopes[a] - slopes[b]) > (heights[b] - heights[a]) * (slopes[a] - slope):
+                break
+            keep.pop()
+        keep.append(k)
+    r, d = r[keep], d[keep]
+    u = np.concatenate([[0.0], np.diff(d) / -np.diff(r), [1.0]])
+    u = np.minimum(np.maximum.accumulate(u), 1.0)
+    left, right = d[:-1] + r[:-1] * u[1:-1], d[1:] + r[1:] * u[1:-1]
+    between = np.maximum(left, right) * rounding if rounding > 1.0 else np.minimum(left, right) * rounding
+    t = np.concatenate([[d[0]], between, [1.0]])
+    return r, u, np.minimum(np.maximum.accumulate(t), 1.0)
+
+
+def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Indices of the upper concave hull of points whose x does not decrease, in some 160 passes for 15,000 points."""
+    kept = np.lexsort((y, x))  # of points with one x the last is the highest
+    kept = kept[np.append(x[kept[1:]] != x[kept[:-1]], True)] if kept.size else kept
+    quiet, parity = 0, 0
+    while quiet < 2 and kept.size > 2:
+        along, up = np.diff(x[kept]), np.diff(y[kept])
+        below = ~(up[:-1] * along[1:] > up[1:] * along[:-1])
+        below[parity::2] = False
+        quiet = 0 if below.any() else quiet + 1
+        parity = 1 - parity
+        kept = kept[np.concatenate([[True], ~below, [True]])]
+    return kept
+
+
+def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(cell, u, T) of exactly CELLS cells, cut from fewer; from more (inside only) by leaving out knots."""
+    if u.size - 1 > CELLS:
+        keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
+        return keep[:-1], u[keep], t[keep]
+    # finer where the odds that T stands for change fast, at both ends
+    spread = np.abs(np.diff(np.log(t + 1e-7))) + np.abs(np.diff(np.log1p(1e-4 - t))) + 1e-9
+    spare = CELLS - (u.size - 1)
+    pieces = 1 + np.floor(spare * spread / spread.sum()).astype(int)
+    pieces[np.argmax(spread)] += CELLS - pieces.sum()
+    cell = np.repeat(np.arange(u.size - 1), pieces)
+    start = np.repeat(np.cumsum(pieces) - pieces, pieces)
+    share = (np.arange(CELLS) - start) / pieces[cell]
+    cut_u, cut_t = u[cell] + share * np.diff(u)[cell], t[cell] + share * np.diff(t)[cell]
+    return cell, np.append(cut_u, 1.0), np.append(np.minimum(cut_t, 1.0), 1.0)

@@ -28,12 +28,8 @@ from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import under, upper_delta
 
-__all__ = ["candidates_profile", "line_noise_multiplier"]
-
 LINE_ORDERS = np.arange(2.0, 65.0)
 """Orders at which the line bounds Rényi divergences unless others are given: whole orders up to 64."""
-BISECTIONS = 32
-"""Bisections in log sigma over the range of noise that is searched: to a relative 4e-9."""
 
 
 def candidates_profile(
@@ -58,11 +54,6 @@ def candidates_profile(
     Returns
     -------
     PrivacyProfile
-
-    Raises
-    ------
-    InputError
-        No candidates, batches, weights that do not sum to 1, or a relation of one direction.
 
     References
     ----------
@@ -138,7 +129,7 @@ def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, ord
 
     low, high = (np.full(shape, np.log(end)) for end in NOISE_RANGE)
     enough, all_enough = meets(high), meets(low)
-    for _ in range(BISECTIONS):
+    for _ in range(32):
         middle = 0.5 * (low + high)
         good = meets(middle)
         low, high = np.where(good, low, middle), np.where(good, middle, high)

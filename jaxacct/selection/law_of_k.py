@@ -1,29 +1,43 @@
-"""What a law of K is: a frozen pytree with its generating function, probabilities, quantiles and draws."""
+"""Laws of K, the number of candidates that a private selection tries: frozen pytrees, scalars or batches."""
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxacct.core.validation import Constraint, InputError, Tracer, broadcast_shape, check
+from jaxacct.core.validation import (
+    COUNT,
+    OPEN_PROBABILITY,
+    POSITIVE,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    Tracer,
+    broadcast_shape,
+    check,
+)
 from jaxacct.engines.devices import double_precision
+from jaxacct.kernels import generating
+from jaxacct.kernels.arrays import namespace
+from jaxacct.mechanisms.base import register
 from jaxacct.samplers.exact_draws import generator
 
-__all__ = ["LARGEST_K", "WHOLE_K", "Law", "evaluated", "require_law"]
-
+ETA_RANGE = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
+"""What eta must be."""
 LARGEST_K = 2**53
 """Largest number of candidates: the whole numbers up to it are float64 exactly.  Quantiles beyond are refused."""
 WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
 """What a number k of candidates must be."""
-_LEAST_SLOPE = 1e-290
-"""phi' below which float64 may have lost it."""
+LEAST = 1e-290
+"""Below this float64 may have lost a derivative of phi."""
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(10)
-_BELOW_ONE = Constraint("use a {name} in [0, 1)", 0, 1, upper_open=True)
 
 
 class Law(ABC):
@@ -93,7 +107,7 @@ class Law(ABC):
         -inf and 0 where phi' has left float64.
         """
         _, first, second = evaluated(self, y)
-        seen = first > _LEAST_SLOPE
+        seen = first > LEAST
         safe = np.where(seen, first, 1.0)
         return np.where(seen, np.log(safe), -np.inf), np.where(seen, second, 0.0) / safe
 
@@ -119,11 +133,11 @@ class Law(ABC):
 
         InputError where it is above 2**53.
         """
-        p = np.asarray(check("p", p, _BELOW_ONE))
-        return self._first_at_most(1.0 - p)
+        below_one = Constraint("use a {name} in [0, 1)", 0, 1, upper_open=True)
+        return self._first_at_most(1.0 - np.asarray(check("p", p, below_one)))
 
     def sample(self, rng: random.Random | None = None) -> int:
-        """One draw of K, which must stay secret.
+        """One draw of K, which must stay secret; InputError for a batch of laws.
 
         Whoever learns K, or how long the selection ran, has more than the privacy guarantees account for.  The draw
         inverts float64 tails, which are relatively accurate to r = 1e-11, at a uniform multiple of 2^-53.  For every n
@@ -139,10 +153,6 @@ class Law(ABC):
         -------
         int
 
-        Raises
-        ------
-        InputError
-            The law is a batch.
         """
         if self.shape:
             raise InputError(f"a batch of laws of shape {self.shape} has no single K; sample one law at a time")
@@ -150,21 +160,17 @@ class Law(ABC):
 
     def element(self, index: tuple[int, ...]) -> Self:
         """One law of the batch."""
-        taken = {}
-        for name in self.constraints:
-            value = np.asarray(getattr(self, name))
-            tail = value.shape[-1:] if name in self.vectors else ()
-            taken[name] = np.broadcast_to(value, self.shape + tail)[index]
-        return type(self)(**taken)
+        return type(self)(**{name: value[index] for name, value in self._broadcast(self.shape)})
 
     def flattened(self, shape: tuple[int, ...]) -> Self:
         """The fields broadcast to a batch and flattened, for kernels that are mapped over configurations."""
-        fields = {}
+        each = {name: value.astype(np.float64) for name, value in self._broadcast(shape)}
+        return type(self)(**{name: value.reshape(-1, *value.shape[len(shape) :]) for name, value in each.items()})
+
+    def _broadcast(self, shape: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
         for name in self.constraints:
-            value = np.asarray(getattr(self, name), np.float64)
-            tail = value.shape[-1:] if name in self.vectors else ()
-            fields[name] = np.broadcast_to(value, shape + tail).reshape(-1, *tail)
-        return type(self)(**fields)
+            value = np.asarray(getattr(self, name))
+            yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
     def taken(self, index: Any) -> Self:
         """Laws of a flattened batch by their places, or by the index of an array such as [:, None]; not checked."""
@@ -214,3 +220,444 @@ def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
     with double_precision(), np.errstate(all="ignore"):
         value, first, second = law.generating(np.asarray(y, np.float64))
     return np.asarray(value), np.asarray(first), np.asarray(second)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class TruncatedNegativeBinomial(Law):
+    """`Pr[K = k] = (1-gamma)^k/(gamma^-eta - 1) prod_{l<k} (l + eta)/(l + 1)`, k >= 1; at eta = 0 logarithmic.
+
+    The mean is `eta (1/gamma - 1)/(1 - gamma^eta)`.  eta = 1 is the geometric law.  The smaller eta, the less privacy K
+    candidates cost and the more K varies.
+
+    Parameters
+    ----------
+    eta : array_like > -1
+    gamma : array_like in (0, 1)
+
+    References
+    ----------
+    Papernot and Steinke (2022).
+
+    >>> TruncatedNegativeBinomial(eta=[1.0, 0.0], gamma=0.01).mean.round(5)
+    array([100.     ,  21.49758])
+    """
+
+    eta: Any
+    gamma: Any
+    constraints: ClassVar = {"eta": ETA_RANGE, "gamma": OPEN_PROBABILITY}
+
+    @property
+    def mean(self) -> Any:
+        """E[K]."""
+        return self._scale() * (1.0 - self.gamma) / self.gamma
+
+    def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
+        return generating.truncated_negative_binomial(self.eta, self.gamma, y)
+
+    def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
+        return generating.truncated_negative_binomial_slopes(self.eta, self.gamma, y)
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return generating.truncated_negative_binomial_steepness(self.mean, self.eta, self.gamma, y)
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any:
+        return generating.truncated_negative_binomial_rise(self.mean, self.eta, self.gamma, y, d)
+
+    def probability(self, k: Any) -> np.ndarray:
+        k = np.asarray(check("k", k, WHOLE_K))
+        at = np.maximum(k, 1.0)
+        # in logarithms: for large eta the factors leave float64 while their product does not
+        grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
+        return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
+
+    def survival(self, k: Any) -> np.ndarray:
+        """`c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`, by Taylor's remainder of phi."""
+        k = np.asarray(check("k", k, WHOLE_K))
+        if np.any(np.asarray(self.eta) > 1e6):  # the integrand is too sharp for the number of terms
+            raise InputError(f"eta = {np.max(self.eta)!r} must be at most 1e+06 for tails; use a smaller eta")
+        log = (k + 1.0) * np.log1p(-self.gamma) + self._log_rising(k) + _log_tail(k, self.eta, self.gamma)
+        return np.where(k >= 1.0, np.minimum(self._scale() * np.exp(np.minimum(log, 700.0)), 1.0), 1.0)
+
+    def _scale(self) -> Any:
+        """`eta/(1 - gamma^eta)`, at eta = 0 `1/log(1/gamma)`."""
+        whole = np.asarray(self.eta) * np.log(self.gamma)
+        flat = np.abs(whole) < 1e-290
+        return np.where(flat, -1.0 / np.log(self.gamma), -self.eta / np.where(flat, 1.0, np.expm1(whole)))[()]
+
+    def _log_rising(self, k: np.ndarray) -> np.ndarray:
+        """`log (eta + 1)_k/k!`."""
+        from scipy.special import gammaln  # takes a while to import: only where it is needed
+
+        eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
+        far = np.maximum(z, 30.0)  # from there by Stirling's series, whose leading terms would cancel as they stand
+        series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
+        grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
+        return np.where(z < 30.0, gammaln(z + eta) - gammaln(z), grown) - gammaln(eta + 1.0)
+
+
+def Geometric(gamma: Any) -> TruncatedNegativeBinomial:
+    """`Pr[K = k] = gamma (1-gamma)^{k-1}`: the truncated negative binomial law with eta = 1, of mean 1/gamma.
+
+    Parameters
+    ----------
+    gamma : array_like in (0, 1)
+
+    Returns
+    -------
+    TruncatedNegativeBinomial
+
+    References
+    ----------
+    Papernot and Steinke (2022); the geometric law is that of Liu and Talwar (2019).
+
+    >>> float(Geometric(0.1).mean.round(9))
+    10.0
+    """
+    return TruncatedNegativeBinomial(1.0, gamma)
+
+
+def Logarithmic(gamma: Any) -> TruncatedNegativeBinomial:
+    """`Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`: the truncated negative binomial law with eta = 0.
+
+    Parameters
+    ----------
+    gamma : array_like in (0, 1)
+
+    Returns
+    -------
+    TruncatedNegativeBinomial
+
+    References
+    ----------
+    Papernot and Steinke (2022).
+
+    >>> float(Logarithmic(0.01).mean.round(5))
+    21.49758
+    """
+    return TruncatedNegativeBinomial(0.0, gamma)
+
+
+def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
+    """`log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1: the trapezoid rule in v, u = e^-t, t = e^v/(k+1)."""
+    shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
+    k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
+    most = float(np.max(eta, initial=1.0))
+    step = 0.16 * min(np.sqrt(16.0 / most), 1.0)  # for large eta the integrand has a peak of width eta^-1/2
+    scaled = np.exp(np.arange(np.floor(-67.2 / step), np.log(600.0 + 2.0 * most) / step) * step)
+    t = scaled / (k + 1.0)
+    kernel = gamma - (1.0 - gamma) * np.expm1(-t)
+    log = np.log(t) - scaled + (eta - 1.0) * np.log(kernel)
+    top = np.max(log, axis=-1, keepdims=True)
+    return np.log(np.sum(np.exp(log - top), axis=-1) * step) + top[..., 0]
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Poisson(Law):
+    """`Pr[K = k] = e^{-mean} mean^k/k!`.
+
+    K = 0, of probability e^{-mean}, releases something that is independent of the data.
+
+    Parameters
+    ----------
+    mean : array_like > 0
+
+    References
+    ----------
+    Papernot and Steinke (2022).
+
+    >>> float(Poisson(mean=10).probability(0).round(9))
+    4.54e-05
+    """
+
+    mean: Any
+    constraints: ClassVar = {"mean": POSITIVE}
+
+    def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
+        return generating.poisson(self.mean, y)
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return generating.poisson_steepness(self.mean, y)
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any:
+        return generating.poisson_rise(self.mean, y, d)
+
+    def probability(self, k: Any) -> np.ndarray:
+        from scipy.stats import poisson
+
+        return np.asarray(poisson.pmf(check("k", k, WHOLE_K), self.mean))
+
+    def survival(self, k: Any) -> np.ndarray:
+        from scipy.special import pdtrc
+
+        return np.asarray(pdtrc(check("k", k, WHOLE_K), self.mean))
+
+
+class _Trials(Law):
+    """K successes in n trials of probability p."""
+
+    @property
+    @abstractmethod
+    def _trials(self) -> tuple[Any, Any]:
+        """(n, p)."""
+
+    def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
+        return generating.binomial(*self._trials, y)
+
+    def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
+        return generating.binomial_slopes(*self._trials, y)
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return generating.binomial_steepness(*self._trials, x, y)
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any:
+        return generating.binomial_rise(*self._trials, x, y, d)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Binomial(_Trials):
+    """`Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`, n ``trials`` of ``probability_of_run`` p.
+
+    K = 0, of probability (1-p)^n, releases something that is independent of the data.
+
+    Parameters
+    ----------
+    trials : array_like of whole numbers >= 1
+    probability_of_run : array_like in (0, 1]
+
+    References
+    ----------
+    jaxacct/selection/README.md, "The worst score", holds for every law of K.
+
+    >>> float(Binomial(20, 0.5).mean)
+    10.0
+    """
+
+    trials: Any
+    probability_of_run: Any
+    constraints: ClassVar = {
+        "trials": COUNT,
+        "probability_of_run": Constraint("use a probability above 0 and at most 1", 0, 1, lower_open=True),
+    }
+
+    @property
+    def mean(self) -> Any:
+        """E[K]."""
+        return np.multiply(self.trials, self.probability_of_run)[()]
+
+    @property
+    def _trials(self) -> tuple[Any, Any]:
+        return self.trials, self.probability_of_run
+
+    def probability(self, k: Any) -> np.ndarray:
+        from scipy.stats import binom
+
+        return np.asarray(binom.pmf(check("k", k, WHOLE_K), self.trials, self.probability_of_run))
+
+    def survival(self, k: Any) -> np.ndarray:
+        from scipy.stats import binom
+
+        return np.asarray(binom.sf(check("k", k, WHOLE_K), self.trials, self.probability_of_run))
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class PointMass(_Trials):
+    """K = ``repetitions``, always: fixed, known, and for i.i.d. candidates the most costly in privacy.
+
+    Parameters
+    ----------
+    repetitions : array_like of whole numbers >= 1
+
+    References
+    ----------
+    jaxacct/selection/README.md, "The worst score", holds for every law of K.
+
+    >>> int(PointMass(10).quantile(0.5))
+    10
+    """
+
+    repetitions: Any
+    constraints: ClassVar = {"repetitions": COUNT}
+
+    @property
+    def mean(self) -> Any:
+        """E[K]."""
+        return self.repetitions
+
+    @property
+    def _trials(self) -> tuple[Any, Any]:
+        return self.repetitions, 1.0
+
+    def probability(self, k: Any) -> np.ndarray:
+        return np.where(np.equal(check("k", k, WHOLE_K), self.repetitions), 1.0, 0.0)
+
+    def survival(self, k: Any) -> np.ndarray:
+        return np.where(np.less(check("k", k, WHOLE_K), self.repetitions), 1.0, 0.0)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class Categorical(Law):
+    """Any law on 0, 1, ..., n - 1: Pr[K = k] = ``probabilities``[..., k].
+
+    Parameters
+    ----------
+    probabilities : array_like in [0, 1]
+        They sum to 1 (to 1e-13) along the last axis; the axes before it are the batch.
+
+    References
+    ----------
+    jaxacct/selection/README.md, "The worst score", holds for every law of K.
+
+    >>> float(Categorical([0.0, 0.5, 0.5]).mean)
+    1.5
+    """
+
+    probabilities: Any
+    constraints: ClassVar = {"probabilities": PROBABILITY}
+    vectors: ClassVar = ("probabilities",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.probabilities, Tracer):
+            return
+        total = np.sum(self.probabilities, axis=-1) if np.ndim(self.probabilities) else np.zeros(())
+        bad = np.abs(total - 1.0) > 1e-13  # a few roundings of a sum of many
+        if np.any(bad):
+            index = [int(i) for i in np.argwhere(bad)[0]]
+            raise InputError(
+                f"sum of probabilities{index if index else ''} = {float(total[tuple(index)])!r} must be 1; "
+                "give Pr[K = 0], Pr[K = 1], ... along the last axis"
+            )
+
+    @property
+    def mean(self) -> Any:
+        """E[K]."""
+        return np.sum(self.probabilities * np.arange(np.shape(self.probabilities)[-1]), axis=-1)
+
+    def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
+        xp = namespace(self.probabilities, y)
+        each = xp.moveaxis(xp.asarray(self.probabilities), -1, 0)
+        return generating.categorical(each, xp.broadcast_to(y, np.broadcast_shapes(np.shape(y), each.shape[1:])))
+
+    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return generating.categorical_steepness(np.moveaxis(self.probabilities, -1, 0), x)
+
+    def rise(self, x: Any, y: Any, d: Any) -> Any:
+        return generating.categorical_rise(np.moveaxis(self.probabilities, -1, 0), x, d)
+
+    def probability(self, k: Any) -> np.ndarray:
+        return self._at(np.asarray(self.probabilities), check("k", k, WHOLE_K))
+
+    def survival(self, k: Any) -> np.ndarray:
+        beyond = np.cumsum(np.asarray(self.probabilities)[..., ::-1], axis=-1)[..., ::-1]
+        return self._at(beyond[..., 1:], check("k", k, WHOLE_K))
+
+    @staticmethod
+    def _at(values: np.ndarray, k: Any) -> np.ndarray:
+        """values[..., k], 0 beyond the last."""
+        values = np.concatenate([values, np.zeros((*values.shape[:-1], 1))], axis=-1)
+        index = np.minimum(k, values.shape[-1] - 1).astype(int)
+        shape = np.broadcast_shapes(values.shape[:-1], index.shape)
+        values = np.broadcast_to(values, shape + values.shape[-1:])
+        return np.take_along_axis(values, np.broadcast_to(index, shape)[..., None], axis=-1)[..., 0]
+
+
+def TwoPoint(few: int, many: int, probability_of_few: Any) -> Categorical:
+    """K = ``few`` with ``probability_of_few``, else ``many``: the Categorical law on 0, ..., many.
+
+    Parameters
+    ----------
+    few, many : int
+        Whole numbers, few < many <= 10^6.
+    probability_of_few : array_like in [0, 1]
+
+    Returns
+    -------
+    Categorical
+
+    References
+    ----------
+    Xiang, Wang and Wang (2024), equation 21.
+
+    >>> float(TwoPoint(1, 100, 0.1).mean.round(9))
+    90.1
+    """
+    last = int(check("many", many, Constraint("use a whole number from 1 to 10^6", 1, 1e6, integral=True)))
+    first = int(check("few", few, Constraint("use a whole number below many", 0, last - 1, integral=True)))
+    share = np.asarray(check("probability_of_few", probability_of_few, PROBABILITY))
+    probabilities = np.zeros((*share.shape, last + 1))
+    probabilities[..., first], probabilities[..., last] = share, 1.0 - share
+    return Categorical(probabilities)
+
+
+def largest_k(law: Law) -> float:
+    """The largest k of positive probability of one law; inf where there is none."""
+    if isinstance(law, PointMass):
+        return float(law.repetitions)
+    if isinstance(law, Binomial):
+        return float(law.trials)
+    if isinstance(law, Categorical):
+        return float(np.max(np.flatnonzero(np.asarray(law.probabilities) > 0.0), initial=0))
+    return np.inf
+
+
+def derivative(law: Law, order: int) -> tuple[float, Law]:
+    """(scale, law with generating function psi): phi^(order) = scale psi', order >= 1; scale 0 where K < order always.
+
+    InputError for a law that is not one of this library.
+
+    Negative binomial: phi is an affine function of `b^-eta` with b linear in x, so that phi^(j) is a multiple of
+    `b^-(eta+j)`, as phi' is for eta + j - 1.  Poisson: phi' = mean phi.  Binomial: a trial less, each time.  Any other
+    finite law: `phi^(j-1)` is a polynomial with coefficients >= 0, which is a multiple of a generating function.
+
+    >>> from jaxacct import selection
+    >>> derivative(selection.Binomial(4, 0.5), 3)
+    (3.0, Binomial(trials=2.0, probability_of_run=0.5))
+    """
+    more = order - 1
+    if more == 0:
+        return 1.0, law
+    none = 0.0, law
+    if type(law) is TruncatedNegativeBinomial:
+        other = TruncatedNegativeBinomial(law.eta + more, law.gamma)
+        with np.errstate(over="ignore"):
+            steps = [(law.eta + i) * ((1.0 - law.gamma) / law.gamma) for i in range(1, order)]
+            return float(law.mean * np.prod(steps) / other.mean), other
+    if type(law) is Poisson:
+        with np.errstate(over="ignore"):
+            return max(float(np.float64(law.mean) ** more), LEAST), law
+    if type(law) is Binomial:
+        scale, trials = _falling(float(law.trials), more), float(law.trials) - more
+        share = law.probability_of_run
+        return (max(float(scale * share**more), LEAST), Binomial(trials, share)) if trials >= 1.0 else none
+    if type(law) is PointMass:
+        count = float(law.repetitions)
+        return (_falling(count, more), PointMass(count - more)) if count > more else none
+    if type(law) is Categorical:
+        mass = np.asarray(law.probabilities)
+        k = np.arange(more, mass.size, dtype=np.float64)
+        weight = mass[more:] * np.prod([k - i for i in range(more)], axis=0)
+        if not weight[1:].any():
+            return none
+        share = weight / np.max(weight)  # before the sum, lest that be less than float64 holds
+        return max(math.fsum(weight), LEAST), Categorical(share / math.fsum(share))
+    raise InputError(
+        f"k of type {type(law).__name__} has no higher derivatives; use a law of jaxacct.selection, such as Categorical"
+    )
+
+
+def _falling(count: float, factors: int) -> float:
+    """`count (count - 1) ...`, so many factors."""
+    return math.prod(count - i for i in range(factors))
+
+
+def probability_of(law: Law, count: int) -> float:
+    """An upper end of Pr[K = count], count >= 1: `phi^(count)(0)/count!`."""
+    scale, other = derivative(law, count)
+    slope = float(evaluated(other, np.ones(()))[1])
+    found = (scale * slope * (1.0 + 4e-12) + LEAST) / math.factorial(count)
+    return min(found, 1.0) if scale > 0.0 else 0.0

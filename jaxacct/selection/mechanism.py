@@ -1,44 +1,45 @@
-"""`selection.select`: "run K times, release the best" as a mechanism."""
+"""`selection.select`: "run K times, release the best" as a mechanism, and rounds of selections after each other."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 
+from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.validation import InputError, broadcast_shape, check_one, choice
+from jaxacct.core.validation import COUNT, DELTA, InputError, check_one, choice
 from jaxacct.engines.protocol import MechanismEngine, MechanismQuestion
 from jaxacct.engines.protocol import register as register_engine
-from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.mechanisms.base import register, require_mechanism
-from jaxacct.mechanisms.expression import call
-from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms import Mechanism, compose, repeat
+from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.parts import FinitePair, Part
-from jaxacct.selection.adaptive import AdaptiveSelection, refuse_zero
-from jaxacct.selection.base_profile import under
-from jaxacct.selection.certified_ends import OK_WIDTH, as_bounds, certified, pair
-from jaxacct.selection.law_families import Law, PointMass
-from jaxacct.selection.law_of_k import require_law
+from jaxacct.selection import profile_ends
+from jaxacct.selection.adaptive import AdaptiveSelection
+from jaxacct.selection.any_selection import OK_WIDTH, AnySelection, as_bounds, pair_of
+from jaxacct.selection.base_profile import LEAST_DELTA, SAYS_NOTHING, meet, under
+from jaxacct.selection.law_of_k import Law, PointMass, Poisson, require_law
 from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
 from jaxacct.selection.top import TOP, TopSelection
-
-__all__ = ["CANDIDATES", "Selection", "select"]
+from jaxacct.selection.worst_case import bracket
 
 CANDIDATES = ("iid", "adaptive")
 """What may be assumed of the candidates."""
 WORST_CASE = "worst_case"
 """The default bound: the exact worst case."""
-PAIRS_KEPT = 8
-"""Pairs of composed selections that are kept, since each direction of each question asks for the same one."""
-_pairs: OrderedDict[Selection, FinitePair] = OrderedDict()
+WIDE = 0.01
+"""Relative width above which the ends of the profile, the envelope and the bounds from the base are evaluated too."""
+ONE_DELTA = "the cheaper mechanism is chosen for one delta"
+"""The remedy where delta is no single number."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
-class Selection(Mechanism):
+class Selection(AnySelection):
     """Run ``mechanism`` K times, K from ``law``, and release the best by any score: the worst case over scores.
 
     The profile is H_E(A(X) || A(X')) of README.md of this folder, "The worst score", for every score that is a total
@@ -56,11 +57,6 @@ class Selection(Mechanism):
     bound : str
         As for `select`, which makes these objects.
 
-    Raises
-    ------
-    InputError
-        Another type, an unknown bound, or shapes that do not broadcast.
-
     References
     ----------
     README.md of this folder: "The worst score", and "What every guarantee here assumes".
@@ -72,29 +68,11 @@ class Selection(Mechanism):
     (np.float64(10.0), Gaussian(noise_multiplier=2.0))
     """
 
-    mechanism: Any
-    law: Any
     bound: str = field(default=WORST_CASE, metadata={"static": True})
-    constraints: ClassVar = {}
-    candidates: ClassVar[str] = "iid"
-    """What is assumed of the candidates."""
 
     def __post_init__(self) -> None:
-        require_mechanism("run", self.mechanism)
+        super().__post_init__()
         choice("bound", self.bound, (WORST_CASE, "auto", *BOUNDS))
-        require_law("k", self.law)
-        broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
-
-    def validated(self) -> Selection:
-        fields = {name: getattr(self.law, name) for name in self.law.constraints}
-        return Selection(self.mechanism.validated(), type(self.law)(**fields), self.bound)
-
-    def symmetric(self) -> bool:
-        return self.mechanism.symmetric()
-
-    def expression(self) -> str:
-        bound = "" if self.bound == WORST_CASE else f", bound={self.bound!r}"
-        return f"selection.select({self.mechanism.expression()}, {call(self.law)}{bound})"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return BOUNDS[self.bound].kind if self.bound in BOUNDS else "bound"
@@ -102,24 +80,48 @@ class Selection(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         if self.bound != WORST_CASE:
             raise InputError(f"bound = {self.bound!r} gives no pair to compose; use bound={WORST_CASE!r}")
-        if isinstance(self.law, PointMass) and np.all(np.equal(self.law.repetitions, 1.0)):
-            return self.mechanism.expand(relation, direction)  # one candidate is the base itself
-        known = _pair(Selection(under(self.mechanism, relation)[0], self.law))
-        return [(sample_pair(known, np.asarray(1.0), direction), np.asarray(1.0))]
+        return super().expand(relation, direction)
+
+    def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
+        if self.bound == WORST_CASE:
+            return super().bracket(quantity, values, relation, rtol)
+        run, relation = under(self.mechanism, relation)
+        by_name = bound_epsilon if quantity == "epsilon" else bound_delta
+        return by_name(run, self.law, values, bound=self.bound, relation=relation)
+
+    def _options(self) -> str:
+        return "" if self.bound == WORST_CASE else f", bound={self.bound!r}"
+
+    def _as_composition(self) -> Mechanism | None:
+        one = isinstance(self.law, PointMass) and bool(np.all(np.equal(self.law.repetitions, 1.0)))
+        return self.mechanism if one else None
+
+    def _pair(self) -> FinitePair:
+        run, law = self.mechanism, self.law
+        ask = lambda quantity, at, name: certified(quantity, run, law, at, name, np.inf)[1]
+        return pair_of(run, law, ask, lambda name: profile_ends.last(run, law, name))
+
+    def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
+        low, high = certified(quantity, run, self.law, values, relation, rtol if rtol >= OK_WIDTH else 0.0)
+        # a selection uses all of the curve, as a composition does
+        return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 
 
-class WorstScore(MechanismEngine):
-    """The engine of `Selection`: the worst score, or the bound that the selection names."""
+class OfSelections(MechanismEngine):
+    """The engine of all selections; adaptive ones with K fixed are compositions, whose parts are asked."""
 
-    name = "worst_score"
-    classes = (Selection,)
+    name = "selection"
+    classes = (Selection, AdaptiveSelection, TopSelection)
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        return not (isinstance(question.mechanism, AdaptiveSelection) and question.mechanism.fixed)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         quantity, chosen, values, relation, effort, *_ = question
-        return _bracket(quantity, cast(Selection, chosen), values, relation, effort.rtol)
+        return cast(AnySelection, chosen).bracket(quantity, values, relation, effort.rtol)
 
 
-register_engine(WorstScore())
+register_engine(OfSelections())
 
 
 def select(
@@ -153,12 +155,6 @@ def select(
     -------
     Selection, AdaptiveSelection or TopSelection
 
-    Raises
-    ------
-    InputError
-        Another type, unknown names, a bound for adaptive candidates or for several winners, a `top` outside its range,
-        or shapes that do not broadcast.
-
     References
     ----------
     README.md of this folder: "The worst score", "The best j", "Candidates that depend on each other", and "Rounds" for
@@ -180,25 +176,109 @@ def select(
     return AdaptiveSelection(run, k) if candidates == "adaptive" else TopSelection(run, k, top)
 
 
-def _bracket(quantity: str, chosen: Selection, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """The bracket of a selection by itself: epsilon at deltas or delta at eps."""
-    run, relation = under(chosen.mechanism, relation)
-    if chosen.bound != WORST_CASE:
-        by_name = bound_epsilon if quantity == "epsilon" else bound_delta
-        return by_name(run, chosen.law, values, bound=chosen.bound, relation=relation)
-    shape = broadcast_shape({"the mechanism": batch_shape(run), "k": chosen.law.shape, quantity: values.shape})
-    if quantity == "epsilon":
-        refuse_zero(run, np.broadcast_to(values, shape))
-    width = rtol if rtol >= OK_WIDTH else 0.0
-    low, high = certified(quantity, run, chosen.law, values, relation, width)
-    # a selection uses all of the curve, as a composition does
-    return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
+def certified(
+    quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, width: float = 0.0
+) -> np.ndarray:
+    """(2, *shape) ends of "epsilon" or "delta": the worst score, and where its bracket is wide also what else holds."""
+    most = SAYS_NOTHING[quantity]
+    # for a smaller delta the lower end of this one holds, and nothing above but the largest loss
+    ends = meet(*(bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width),) * 2, most)
+    known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
+    ends[1] = np.where(known, ends[1], most)
+    if (wide := _loose(*ends)).any():
+        ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
+    # the envelope reaches deltas far below those of the curve's polygon; Rényi accounting stands many candidates
+    for name in ("envelope", "renyi"):
+        if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
+            other = bound_epsilon if quantity == "epsilon" else bound_delta
+            at = np.maximum(values, LEAST_DELTA) if quantity == "epsilon" else values
+            above = other(run, law, at, bound=name, relation=relation).upper
+            ends = np.where(wide, meet(ends, (np.zeros_like(above), above), most), ends)
+    if (wide := _loose(*ends)).any():
+        ends = np.where(wide, meet(ends, profile_ends.by_base(quantity, run, law, values, relation), most), ends)
+    return ends
 
 
-def _pair(chosen: Selection) -> FinitePair:
-    """The pair of the upper ends of the profile: forward at eps >= 0 and the reverse direction."""
-    if chosen not in _pairs:
-        _pairs[chosen] = pair(chosen.mechanism, chosen.law)
-        while len(_pairs) > PAIRS_KEPT:
-            _pairs.popitem(last=False)
-    return _pairs[chosen]
+def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return (~np.isfinite(high) | ~(high - low <= WIDE * high)) & np.isfinite(low)
+
+
+def rounds(
+    run: Mechanism,
+    k: Law | Sequence[Law],
+    count: int | None = None,
+    *,
+    target_delta: float,
+    relation: str = "add_or_remove_one",
+    top: int = 1,
+) -> Mechanism:
+    """Several selections after each other: in round r the best of K_r candidates, K_r from a law of its own, is public.
+
+    In a round the candidates are i.i.d. from one law of configurations, which may follow the *public* winners of the
+    rounds before in any way.  Then each round is one selection for whatever came before, and the whole is their
+    composition, of kind "bound".  It also costs at most what adaptive candidates cost, `sum_r K_r` of them.  Of the two
+    mechanisms the one with the smaller epsilon at target_delta is returned; either holds at every delta.
+
+    Parameters
+    ----------
+    run : Mechanism
+        One candidate.
+    k : Law, or sequence of Law
+        The law of every round's K_r, or those of the rounds.  Fresh draws, all secret.
+    count : int
+        The number of rounds, where k is one law.
+    target_delta : float in (0, 1)
+    relation : str
+        As for `ja.epsilon`.
+    top : int
+        How many of the best are public in each round, as for `select`.
+
+    Returns
+    -------
+    Mechanism
+
+    References
+    ----------
+    README.md of this folder, "Rounds".
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> whole = selection.rounds(ja.Gaussian(3.73), selection.Geometric(0.25), 2, target_delta=1e-5)
+    >>> b = ja.epsilon(whole, 1e-5)
+    >>> round(float(b.upper), 2), b.kind
+    (2.12, 'bound')
+    """
+    delta = check_one("target_delta", target_delta, DELTA, ONE_DELTA)
+    number = int(check_one("count", 1 if count is None else count, COUNT, ONE_DELTA))
+    if not isinstance(k, Sequence):
+        require_law("k", k)
+    laws = [k] * number if isinstance(k, Law) else list(k)
+    if not laws or (count is None) == isinstance(k, Law):
+        raise InputError("rounds are one law of K and a count, or a sequence of laws without one; give either")
+    for law in laws:
+        require_law("k", law)
+        if law.shape:
+            raise InputError(f"k has a law of shape {law.shape}; give one law of K for each round")
+    parts = Counter(laws).items()
+    each: list[Any] = [repeat(select(run, law, top=top), times) for law, times in parts]
+    one_by_one = each[0] if len(each) == 1 else compose(*each)
+    together = _sum_of(laws)
+    if together is None:
+        return one_by_one
+    adaptive = select(run, together, candidates="adaptive")
+    costs = [account.epsilon(some, delta, relation=relation).upper for some in (one_by_one, adaptive)]
+    if np.ndim(costs[0]):
+        raise InputError(f"run is a batch of shape {np.shape(costs[0])}; give one mechanism")
+    return adaptive if costs[1] < costs[0] else one_by_one
+
+
+def _sum_of(laws: Sequence[Law]) -> Law | None:
+    """The law of K_1 + K_2 + ... where it is one of theirs and costs no more (negative binomial sums do); else None."""
+    fixed = [law for law in laws if type(law) is PointMass]
+    if len(fixed) == len(laws):
+        return PointMass(math.fsum(float(law.repetitions) for law in fixed))
+    if all(type(law) is Poisson for law in laws):
+        # the mean of the sum rounded up: D does not decrease in the mean
+        return Poisson(math.nextafter(math.fsum(float(law.mean) for law in laws), math.inf))
+    return None

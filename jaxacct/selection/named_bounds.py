@@ -1,4 +1,10 @@
-"""Upper bounds of what a selection leaks, by name: `selection.bound_epsilon` and `selection.bound_delta`."""
+"""Upper bounds of what a selection leaks, by name: `selection.bound_epsilon` and `selection.bound_delta`.
+
+The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`, m = E[K].  The
+shift depends on eps_1 >= 0, which is free, and on delta(eps_1).  The Rényi bounds are those of Papernot and Steinke
+2022; that for Poisson laws keeps K = 0, without which the published one is false for means below 1.  Each takes its
+auxiliary guarantee from the direction in which the theorem is true (README.md of this folder, "Which direction").
+"""
 
 from __future__ import annotations
 
@@ -8,40 +14,168 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.validation import DELTA, NON_NEGATIVE, check, choice, refuse_tracers
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import DELTA, NON_NEGATIVE, InputError, broadcast_shape, check, choice, refuse_tracers
 from jaxacct.engines import backend
-from jaxacct.mechanisms import RELATIONS, Mechanism
+from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.selection import envelope_bound, monotone_score, published_profile_bounds, published_renyi_bounds
-from jaxacct.selection.base_profile import SAYS_NOTHING, common_shape, under
-from jaxacct.selection.law_of_k import Law
+from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
+from jaxacct.representations.renyi_divergences import renyi_divergence
+from jaxacct.selection import envelope, monotone_score
+from jaxacct.selection.base_profile import (
+    SAYS_NOTHING,
+    Sides,
+    gaussian_mu,
+    sides,
+    under,
+    upper_delta,
+    upper_epsilon,
+)
+from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, require_law
 
-__all__ = ["BOUNDS", "Bound", "bound_delta", "bound_epsilon"]
+PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
+"""Laws of K for which a bound by the profile is published."""
+RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
+"""Laws of K for which a Rényi bound is."""
+RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
+"""Orders that are tried, 40 for each power of ten of `order - 1`.  Any order gives a true bound."""
+ROUNDED_UP = 1.0 + 1e-12
+"""A factor larger than the rounding of any formula of the published bounds, by which their values are rounded up."""
+
+
+def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
+    """Upper ends by the published profile bounds: `eps_base(delta/m) + shift`, or `m delta_base(eps - shift)`.
+
+    TruncatedNegativeBinomial [Koskela, Redberg, Wang 2024, Theorem 5.2], Binomial [Theorem 5.7] and Poisson
+    [Corollary 5.8]; InputError for other laws.  inf or 1 where no theorem applies.
+    """
+    shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
+    value = np.zeros(shape)
+    for side in sides(run, relation):
+        moved = shift(run, law, side)
+        if quantity == "epsilon":
+            left = np.broadcast_to(given / law.mean, shape) / ROUNDED_UP
+            found = (upper_epsilon(run, left, side.forward) + moved) * ROUNDED_UP
+        else:
+            at = np.broadcast_to(given / ROUNDED_UP - moved, shape)
+            base = upper_delta(run, np.maximum(at, -700.0), side.forward)
+            found = np.where(at > -700.0, np.minimum(law.mean * base * ROUNDED_UP, 1.0), 1.0)
+        value = np.maximum(value, found)
+    return value
+
+
+def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
+    """The least eps that a theorem adds in one direction: (*batch of base and law,), inf where it does not apply.
+
+    Truncated negative binomial, from the reverse direction: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`.
+    Binomial, from the same direction, where `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)` (without that it is false):
+    `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`.
+    Poisson, from either direction: `m (e^{eps_1} - 1 + delta(eps_1))`.
+    """
+    if isinstance(law, TruncatedNegativeBinomial):
+        return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse)[1] * ROUNDED_UP
+    if isinstance(law, Binomial):
+        return _binomial(run, law, side.forward)
+    if isinstance(law, Poisson):
+        # e^{eps_1} + delta(eps_1) does not decrease: the best eps_1 is 0, where both directions are the same
+        return np.asarray(law.mean) * upper_delta(run, np.zeros(()), side.forward) * ROUNDED_UP
+    names = ", ".join(kind.__name__ for kind in PROFILE_LAWS)
+    raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
+
+
+def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """(eps_1, log of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`), convex in e^{eps_1}."""
+    odds = (1.0 - np.asarray(law.gamma)) / law.gamma
+    # beyond the eps at which delta of the base has fallen to 1e-12 nothing is to be gained
+    high = upper_epsilon(run, np.asarray(1e-12), relation)
+    high = np.broadcast_to(np.where(np.isfinite(high), high, 50.0), np.broadcast_shapes(batch_shape(run), law.shape))
+    return _least(high, lambda at: at + np.log1p(odds * np.exp(-at) * upper_delta(run, at, relation)))
+
+
+def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
+    """The objective does not decrease in eps_1 either: the least eps_1 that meets the condition is the best."""
+    shape = np.broadcast_shapes(batch_shape(run), law.shape)
+    n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
+
+    def value(at: np.ndarray) -> np.ndarray:
+        base = upper_delta(run, at, relation)
+        meets = np.expm1(at) * (1.0 - p) >= p * base * ROUNDED_UP
+        return np.where(meets, np.log1p(p * (np.expm1(at) + base)), np.inf)
+
+    _, best = _least(np.log1p(p / np.maximum(1.0 - p, 1e-300)), value)  # at that end it holds for delta = 1
+    alone = np.where(p == 1.0, np.inf, best)
+    return np.where(n == 1.0, 0.0, np.maximum(n - 1.0, 1.0) * alone) * ROUNDED_UP
+
+
+def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(place, value) of the least of a function with one valley between 0 and `high`: grids around the best point."""
+    low, place, best = np.zeros(high.shape), np.zeros(high.shape), np.full(high.shape, np.inf)
+    for count in (49, 17, 17, 17, 17):  # any place gives a true bound
+        grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * high.ndim)
+        values = value(grid)
+        at = np.argmin(values, axis=0)[None]
+        low, middle, high = (np.take_along_axis(grid, np.clip(at + d, 0, count - 1), 0)[0] for d in (-1, 0, 1))
+        found = np.take_along_axis(values, at, 0)[0]
+        place, best = np.where(found < best, middle, place), np.minimum(best, found)
+    return place, best
+
+
+def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
+    """Upper ends through the best order of the selection's Rényi curve, the larger of both directions."""
+    shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
+    convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
+    value = np.zeros(())
+    for side in sides(run, relation):
+        values = curve(run, law, RENYI_ORDERS, side)
+        values = np.expand_dims(values, tuple(range(1, 2 + len(shape) - values.ndim)))  # the batch has fewer axes
+        values = np.broadcast_to(values, (RENYI_ORDERS.size, *shape))
+        value = np.maximum(value, np.asarray(convert(RENYI_ORDERS, values, np.broadcast_to(given, shape)).upper))
+    return value
+
+
+def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarray:
+    """Upper bounds of the selection's Rényi divergences in one direction, (O, *batch); orders (O,) > 1.
+
+    Truncated negative binomial, with R the divergences of the base:
+    `R(a) + (1+eta) min_b ((1 - 1/b) R_rev(b) + log(1/gamma)/b) + log(m)/(a-1)`.
+    Poisson, with e^{eps_1} = 1 + 1/(a-1): `log(e^-m + m e^{(a-1)(R(a) + m delta_rev(eps_1))})/(a-1)`.
+    """
+    shape = np.broadcast_shapes(batch_shape(run), law.shape)
+    along = orders.reshape(-1, *(1,) * len(shape))
+    base = np.asarray(renyi_divergence(run, along, side.forward).upper)
+    if isinstance(law, TruncatedNegativeBinomial):
+        reverse = np.asarray(renyi_divergence(run, along, side.reverse).upper)
+        spread = (1.0 - 1.0 / along) * reverse - np.log(law.gamma) / along
+        value = base + (1.0 + np.asarray(law.eta)) * np.min(spread, axis=0) + np.log(law.mean) / (along - 1.0)
+    elif isinstance(law, Poisson):
+        at, mu = np.log1p(1.0 / (along - 1.0)), gaussian_mu(run)
+        if mu is None:
+            missed = upper_delta(run, at, side.reverse)
+        else:  # by the formula itself, without asking for engines
+            missed = envelope.Gaussians(mu.reshape(batch_shape(run)) * (1.0 + 8.0 * ROUNDOFF)).upper(at)
+        grown = np.log(law.mean) + (along - 1.0) * (base + law.mean * missed)
+        value = np.logaddexp(-np.asarray(law.mean), grown) / (along - 1.0)
+    else:
+        names = ", ".join(kind.__name__ for kind in RENYI_LAWS)
+        raise InputError(f"no Rényi bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
+    return np.maximum(value, 0.0) * ROUNDED_UP
 
 
 class Bound(NamedTuple):
-    """How a bound is evaluated, and for which laws.
+    """A bound: its function of (quantity, base, law of K, values, relation), its kind, and its laws."""
 
-    `epsilon` and `delta` are functions of (base, law of K, values, relation).
-    """
-
-    epsilon: Callable[[Mechanism, Law, np.ndarray, str], np.ndarray]
-    delta: Callable[[Mechanism, Law, np.ndarray, str], np.ndarray]
+    upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]
     kind: str = "bound"
     laws: tuple[type[Law], ...] = (Law,)
 
 
 BOUNDS = {
-    "envelope": Bound(envelope_bound.epsilon, envelope_bound.delta),
-    "privacy_profile": Bound(
-        published_profile_bounds.epsilon, published_profile_bounds.delta, laws=published_profile_bounds.LAWS
-    ),
-    "renyi": Bound(published_renyi_bounds.epsilon, published_renyi_bounds.delta, laws=published_renyi_bounds.LAWS),
-    "monotone_score": Bound(monotone_score.epsilon, monotone_score.delta, kind=monotone_score.KIND),
+    "envelope": Bound(envelope.upper),
+    "privacy_profile": Bound(by_profile, laws=PROFILE_LAWS),
+    "renyi": Bound(by_renyi, laws=RENYI_LAWS),
+    "monotone_score": Bound(monotone_score.upper, kind=monotone_score.KIND),
 }
 """The bounds by the names that `bound_epsilon`, `bound_delta` and `select` take."""
-_TRUE_FOR_ANY_SCORE = [name for name, bound in BOUNDS.items() if bound.kind == "bound"]
-"""Those that hold whatever the score: "auto" takes the smallest of them."""
 
 
 def bound_epsilon(
@@ -58,9 +192,9 @@ def bound_epsilon(
     delta : array_like in (0, 1)
     bound : {"auto", "envelope", "privacy_profile", "renyi", "monotone_score"}
         "envelope" is for every law of K, and near the exact worst case for random K.  "privacy_profile" and "renyi" are
-        published theorems for some laws.  "monotone_score" is Algorithm 3 of Xiang, Wang and Wang, which is only true
-        for scores that are monotone in the likelihood ratio.  "auto" is the smallest of the first three that applies,
-        named in `engine`.
+        published theorems for some laws; others are refused.  "monotone_score" is Algorithm 3 of Xiang, Wang and Wang,
+        which is only true for scores that are monotone in the likelihood ratio.  "auto" is the smallest of the first
+        three that applies, named in `engine`.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
@@ -68,11 +202,6 @@ def bound_epsilon(
     Bounds
         kind "bound" (or "conditional: monotone score"), lower 0; inf with status "width" where the bound says nothing.
         It holds under README.md of this folder, "What every guarantee here assumes".
-
-    Raises
-    ------
-    InputError
-        Invalid values, or a law that the bound does not cover.
 
     References
     ----------
@@ -86,7 +215,7 @@ def bound_epsilon(
     (1.9992, 'bound')
     """
     target = np.asarray(check("delta", delta, DELTA))
-    upper, engine = _evaluated(run, k, "delta", target, bound, relation)
+    upper, engine = _evaluated("epsilon", run, k, target, bound, relation)
     status = np.where(np.isinf(upper), "width", np.where(upper == 0.0, "zero", "ok"))
     return Bounds(np.zeros(upper.shape), upper, upper, _kind(bound), status, engine)
 
@@ -111,11 +240,6 @@ def bound_delta(
     Bounds
         kind "bound" (or "conditional: monotone score"), lower 0.
 
-    Raises
-    ------
-    InputError
-        Invalid values, or a law that the bound does not cover.
-
     References
     ----------
     As for `bound_epsilon`.
@@ -127,29 +251,30 @@ def bound_delta(
     ('envelope', True)
     """
     at = np.asarray(check("epsilon", epsilon, NON_NEGATIVE))
-    upper, engine = _evaluated(run, k, "epsilon", at, bound, relation)
+    upper, engine = _evaluated("delta", run, k, at, bound, relation)
     return Bounds(np.zeros(upper.shape), upper, upper, _kind(bound), engine=engine)
 
 
 def _evaluated(
-    run: Mechanism, k: Law, name: str, values: np.ndarray, bound: str, relation: str
+    quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Upper ends of the other quantity, and which bound gave them."""
+    """Upper ends, and which bound gave them: "auto" takes the smallest of those that hold whatever the score."""
     require_mechanism("run", run)
-    refuse_tracers("selection.bound_" + ("epsilon" if name == "delta" else "delta"), "the kernels", run=run, k=k)
+    refuse_tracers(f"selection.bound_{quantity}", "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)
     choice("bound", bound, ("auto", *BOUNDS))
     run, relation = under(run, relation)
-    shape = common_shape(run, k, name, values)
-    names = [bound] if bound != "auto" else [one for one in _TRUE_FOR_ANY_SCORE if isinstance(k, BOUNDS[one].laws)]
-    most = SAYS_NOTHING["epsilon" if name == "delta" else "delta"]
-    best, engine = np.full(shape, most), np.full(shape, names[0], dtype="<U16")
-    for one in names:
-        solve = BOUNDS[one].epsilon if name == "delta" else BOUNDS[one].delta
+    require_law("k", k)
+    name = "delta" if quantity == "epsilon" else "epsilon"
+    shape = broadcast_shape({"the mechanism": batch_shape(run), "k": k.shape, name: values.shape})
+    known = {name: each for name, each in BOUNDS.items() if each.kind == "bound" and isinstance(k, each.laws)}
+    most = SAYS_NOTHING[quantity]
+    best, engine = np.full(shape, most), np.full(shape, next(iter(known)) if bound == "auto" else bound, dtype="<U16")
+    for name in known if bound == "auto" else (bound,):
         with backend.job(best.size):
-            found = np.broadcast_to(solve(run, k, values, relation), shape)
+            found = np.broadcast_to(BOUNDS[name].upper(quantity, run, k, values, relation), shape)
         found = np.where((found >= 0.0) & (found <= most), found, most)  # what is not a number says nothing
-        engine = np.where(found < best, one, engine)
+        engine = np.where(found < best, name, engine)
         best = np.minimum(best, found)
     return best, engine
 

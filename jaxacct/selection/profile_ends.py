@@ -1,18 +1,19 @@
-"""The ends of a selection's profile: what it leaks at every eps, and its largest loss where the base has one.
+"""What a selection leaks at every eps, its largest loss where the base has one, and bounds from the base alone.
 
 At every eps a selection leaks at least `phi(1) - phi(1 - p)`, p the base's mass at infinity.  Where the finite losses
-of the base are at most L, those of the selection are at most `L + log max_v phi'(T(v) - p)/phi'(v)`, T the trade-off
-curve.  For truncated negative binomial K and a symmetric base that is at most (eta + 2) L.  README.md of this folder,
-"The ends of the profile", has the proofs.
+of the base are at most L, those of the selection are at most `L + log R`, `R = sup_v phi'(T(v) - p)/phi'(v)`, T the
+trade-off curve.  For truncated negative binomial K and a symmetric base that is at most (eta + 2) L.  Where the worst
+score is out of reach, with m = E[K],
 
-Lower ends come from score orders that serve the most revealing outcome of the base.  A share a of its Q-mass, put
-above exactly the ranks in (a, v], leaks at least `a (slope phi'(T(v) - p - slope a) - E phi'(v))` besides what has
-dQ = 0.
+    (1 - phi(0)) delta_base(eps)  <=  delta(eps)  <=  min(m delta_base(eps - log R), 1 - phi(1 - delta_base(0))),
+
+and `delta(eps) <= delta_{n copies of the base}(eps)` where K <= n.  README.md of this folder, "The ends of the
+profile" and "Bounds from the base alone", has the proofs and the rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,33 +21,52 @@ from scipy.special import expit
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.quick_bounds import largest_loss
-from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components
-from jaxacct.mechanisms.base import element
+from jaxacct.kernels.worst_mesh import Outer
+from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.finite import log_mixture
-from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, bounded_loss, meet, place, sides, upper_delta
-from jaxacct.selection.bounds_from_base import growth, growth_of
-from jaxacct.selection.largest_ratio import (
-    LARGEST_LOSS,
-    LEAST_SLOPE,
-    LOG_ODDS_FIRST,
-    LOG_ODDS_LAST,
-    MASS_ERROR,
-    RELATIVE_ERROR,
-    largest_ratio,
-    log_ratio_at_knots,
-    log_slopes,
-    slopes,
+from jaxacct.selection.base_profile import (
+    LEAST_DELTA,
+    SAYS_NOTHING,
+    Curve,
+    Sides,
+    bounded_loss,
+    delta_ends,
+    each_pair,
+    epsilon_ends,
+    gaussian_mu,
+    meet,
+    sides,
+    upper_delta,
 )
-from jaxacct.selection.law_of_k import Law, evaluated
-from jaxacct.selection.tradeoff_polygons import Curve
+from jaxacct.selection.law_of_k import (
+    Binomial,
+    Law,
+    PointMass,
+    Poisson,
+    TruncatedNegativeBinomial,
+    evaluated,
+    largest_k,
+)
 from jaxacct.selection.worst_case import known_curves
 
-__all__ = ["Limits", "bounded", "last", "leak", "narrowed"]
-
-SERVED_SHARES = np.geomspace(1e-12, 1.0, 97)[:, None]
-"""Shares of the most revealing outcome that an order may serve: eight for each power of ten."""
-RANKS_TRIED = 160
-"""How many v are tried with each share, evenly in their log-odds."""
+MASS_ERROR = 16.0 * ROUNDOFF
+"""More than the absolute error of a mass: masses are at most 1 and a difference of two has a few roundings."""
+RELATIVE_ERROR = 4e-12
+"""More than the relative errors of phi, of phi' (exponents up to 700) and of masses."""
+ROUNDED_UP = 1.0 + 1e-11
+"""A factor larger than the rounding of any formula of a bound from the base alone."""
+LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
+"""Ends of s, where v = 1/(1 + e^-s): below v = 4e-18 one bound serves all v, and 1 - v is 1e-26 at the last s."""
+FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
+"""Cells of s at first, at most, and into how many one is cut whose bound counts; with more the bound is tighter."""
+RATIO_TOLERANCE = 1e-8
+"""Relative error of the largest ratio that is aimed at: it moves the largest loss by as much, absolutely."""
+KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
+"""Families of laws for which the largest ratio is at a knot (README.md of this folder, "The ends of the profile")."""
+LARGEST_LOSS = 650.0
+"""Largest loss of a base that is looked at: exp of it is far from overflow."""
+LEAST_SLOPE = 1e-290
+"""phi' rounded up is at least this, and no order counts whose cost is less: below it float64 may have lost it."""
 
 
 class Limits(NamedTuple):
@@ -71,86 +91,79 @@ class Limits(NamedTuple):
         return np.full(epsilon.shape, self.leak[0]), np.where(epsilon >= self.largest, self.leak[1], 1.0)
 
 
-def bounded(run: Mechanism) -> np.ndarray:
-    """Whether the finite losses are bounded, of the batch's shape: where delta = 0 has a meaning."""
-    return bounded_loss(components(run, "add_or_remove_one", "remove")).reshape(batch_shape(run))
-
-
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Certified (2, *shape) ends of "epsilon" at delta or "delta" at eps, in some rows narrowed by the limits.
-
-    Where the limits contradict the ends that were given, (0, inf) or (0, 1).
-    """
+    """(2, *shape) ends, in some rows narrowed by the limits; open where the limits contradict what was given."""
     shape = ends.shape[1:]
-    flat = np.broadcast_to(values, shape).reshape(-1)
-    pairs = np.broadcast_shapes(batch_shape(run), law.shape)
-    number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
-    base = np.broadcast_to(np.arange(int(np.prod(batch_shape(run)))).reshape(batch_shape(run)), pairs).reshape(-1)
-    place = np.broadcast_to(np.arange(int(np.prod(law.shape))).reshape(law.shape), pairs).reshape(-1)
-    found = ends.reshape(2, -1).copy()
-    for one in np.unique(number[rows.reshape(-1)]):
-        here = np.flatnonzero((number == one) & rows.reshape(-1))
-        low, high = np.zeros(here.size), np.zeros(here.size)
-        index = tuple(int(i) for i in np.unravel_index(int(place[one]), law.shape))
-        for limits in _limits(run, law.element(index), relation, int(base[one])):
+    flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
+    for here, row, base, one in each_pair(run, law, shape, rows):
+        both = np.zeros((2, here.size))
+        for limits in _limits(known_curves(run)[row], base, one, relation):
             side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
-            low, high = np.maximum(low, side[0]), np.maximum(high, side[1])
-        found[:, here] = meet(found[:, here], (low, high), SAYS_NOTHING[quantity])
+            both = np.maximum(both, side)
+        found[:, here] = meet(found[:, here], both, SAYS_NOTHING[quantity])
     return found.reshape(ends.shape)
 
 
 def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarray]:
     """(largest finite loss, mass at infinity), upper ends, of the shape of base and law; inf where unbounded."""
-    mine = batch_shape(run)
-    shape = np.broadcast_shapes(mine, law.shape)
-    base = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape)
-    found = np.zeros((2, *shape))
-    for index in np.ndindex(shape):
-        some = law.element(place(law.shape, index)) if law.shape else law
-        for one in _limits(run, some, relation, int(base[index])):
-            found[:, *index] = np.maximum(found[:, *index], (one.largest, one.leak[1]))
-    return found[0], found[1]
+    shape = np.broadcast_shapes(batch_shape(run), law.shape)
+    found = np.zeros((2, int(np.prod(shape))))
+    for here, row, base, one in each_pair(run, law, shape):
+        for limits in _limits(known_curves(run)[row], base, one, relation):
+            found[:, here] = np.maximum(found[:, here], [[limits.largest], [limits.leak[1]]])
+    largest, mass = found.reshape(2, *shape)
+    return largest, mass
 
 
-def _limits(run: Mechanism, law: Law, relation: str, row: int) -> Iterator[Limits]:
-    """The limits of each direction for one configuration of the base."""
-    parts = {name: components(run, "add_or_remove_one", name).take(slice(row, row + 1)) for name in DIRECTIONS}
-    curves = known_curves(run)[row]
-    one = element(run, np.unravel_index(row, batch_shape(run))) if batch_shape(run) else run
+class Direction(NamedTuple):
+    """What is known of one direction of a base."""
+
+    ahead: Components
+    back: Components  # those of the reverse direction
+    loss: float  # largest finite loss; inf where it is unbounded
+    reverse_loss: float  # that of the reverse direction
+    distance: float  # delta_base(0), at least the largest T(v) - p - v
+
+
+def _direction(run: Mechanism, side: Sides) -> Direction:
+    ahead, back = (components(run, "add_or_remove_one", name) for name in (side.direction, side.opposite))
+    loss, reverse = (float(largest_loss(x).above[0]) if bounded_loss(x)[0] else np.inf for x in (ahead, back))
+    return Direction(ahead, back, loss, reverse, float(upper_delta(run, np.zeros(()), side.forward)))
+
+
+def _limits(curves: dict[str, Curve], run: Mechanism, law: Law, relation: str) -> Iterator[Limits]:
+    """The limits of each direction for one configuration."""
     for side in sides(run, relation):
-        yield _of_one(one, parts[side.direction], parts[side.opposite], curves[side.direction], law, side)
+        yield _of_one(_direction(run, side), curves[side.direction], law)
 
 
-def _of_one(run: Mechanism, ahead: Components, back: Components, curve: Curve, law: Law, side: Sides) -> Limits:
-    apart, unseen = (abs(float(each.delta_infinity[0])) for each in (ahead, back))
-    lost = leak(law, apart)
-    if not bounded_loss(ahead)[0]:
+def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
+    apart, unseen = (abs(float(each.delta_infinity[0])) for each in (base.ahead, base.back))
+    lost = mass_on_top(law, apart)
+    if base.loss == np.inf:
         return Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
-    top, returned = (float(largest_loss(each).above[0]) for each in (ahead, back))
-    returned = returned if bounded_loss(back)[0] else np.inf
 
     def most(s: np.ndarray) -> np.ndarray:
         """1 - (T(v) - p), rounded down: 1 less the smallest of three bounds of T."""
         v = expit(s)
         by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE_ERROR)) - MASS_ERROR
-        by_loss = 1.0 - np.exp(top) * v * (1.0 + RELATIVE_ERROR) - MASS_ERROR
-        by_return = np.exp(-returned) * np.maximum(expit(-s) - unseen - MASS_ERROR, 0.0) * (1.0 - RELATIVE_ERROR)
+        by_loss = 1.0 - np.exp(base.loss) * v * (1.0 + RELATIVE_ERROR) - MASS_ERROR
+        left = np.maximum(expit(-s) - unseen - MASS_ERROR, 0.0)
+        by_return = np.exp(-base.reverse_loss) * left * (1.0 - RELATIVE_ERROR)
         return np.clip(np.maximum(np.maximum(by_curve, by_loss), by_return), 0.0, 1.0)
 
     largest = np.inf
-    if top < LARGEST_LOSS:
-        ratio = largest_ratio(law, most, np.exp(top))
-        largest = top + float(np.log(ratio)) + 1e-12 if ratio >= 1.0 else np.inf
-    grown = growth(law, growth_of(run, float(upper_delta(run, np.zeros(()), side.forward)), side))
-    simple = (top + np.fmin(grown, log_ratio_at_knots(curve.above, law, apart))) * (1.0 + 4.0 * ROUNDOFF)
-    return Limits(
-        lost, float(np.fmin(largest, simple)), *orders(ahead, curve, law), largest_loss_reached(ahead, curve, law)
-    )
+    if base.loss < LARGEST_LOSS:
+        ratio = largest_ratio(law, most, np.exp(base.loss))
+        largest = base.loss + float(np.log(ratio)) + 1e-12 if ratio >= 1.0 else np.inf
+    grown = np.fmin(growth(law, base), log_ratio_at_knots(curve.above, law, apart))
+    largest = float(np.fmin(largest, (base.loss + grown) * (1.0 + 4.0 * ROUNDOFF)))
+    return Limits(lost, largest, *orders(base.ahead, curve, law), largest_loss_reached(base.ahead, curve, law))
 
 
-def leak(law: Law, apart: float) -> tuple[float, float]:
+def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
     """`phi(1) - phi(1 - p)` between p times phi' in the middle and p times the mean of phi' at the ends."""
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
     ends = np.clip(apart * factors, 0.0, 1.0)
@@ -164,15 +177,12 @@ def leak(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """(gain, cost) of orders that serve part of the most revealing outcome of finite losses above a share v of Q.
-
-    A share of Q-mass a leaks at least `a (slope phi'(T(v) - p - slope a) - E phi'(v))`, besides what has dQ = 0.
-    """
+    """(gain, cost) of orders that serve part of the most revealing outcome above a share v of Q."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
     slope = np.exp(top) * (1.0 - RELATIVE_ERROR)
-    share = mass * np.exp(-top) * (1.0 - RELATIVE_ERROR) * SERVED_SHARES
+    share = mass * np.exp(-top) * (1.0 - RELATIVE_ERROR) * np.geomspace(1e-12, 1.0, 97)[:, None]
     v, left = _ranks_tried(curve, law, parts.delta_infinity[0] * (1.0 + RELATIVE_ERROR))
     left = left - slope * (1.0 + 4.0 * RELATIVE_ERROR) * share - MASS_ERROR
     gain = share * slope * np.where(left >= 0.0, slopes(law, 1.0 - left), 0.0) * (1.0 - 2.0 * RELATIVE_ERROR)
@@ -213,5 +223,163 @@ def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.n
     q, p = curve.below.q[1:], np.maximum(curve.below.p[1:] - apart, 0.0)
     steep = slopes(law, 1.0 - np.stack([p, q]))
     best = int(np.argmax(steep[0] / np.maximum(steep[1], 1e-300)))
-    v = np.append(expit(np.linspace(LOG_ODDS_FIRST, LOG_ODDS_LAST, RANKS_TRIED)), q[best])
+    v = np.append(expit(np.linspace(LOG_ODDS_FIRST, LOG_ODDS_LAST, 160)), q[best])
     return v, np.interp(v, curve.below.q, curve.below.p) - apart
+
+
+def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
+    """An upper bound of `log phi'(T(v) - p) - log phi'(v)` over v, of families whose ratio is monotone; else inf."""
+    if type(law) not in KNOTS_DECIDE:
+        return np.inf
+    gain, cost = (
+        log_slopes(law, 1.0 - above.p + apart * (1.0 - RELATIVE_ERROR) - MASS_ERROR, 1.0),
+        log_slopes(law, 1.0 - above.q, -1.0),
+    )
+    with np.errstate(invalid="ignore"):
+        found = float(np.max(gain - cost))
+    return found if found >= 0.0 else np.inf
+
+
+def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
+    """log phi' at 1 - y up to a constant, rounded up for side 1 and down for -1; NaN or -inf where it is not known."""
+    y = np.clip(y, 0.0, 1.0)
+    known = type(law) in KNOTS_DECIDE  # a class that inherits may have another formula
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if isinstance(law, TruncatedNegativeBinomial) and known:
+            value = -(law.eta + 1.0) * np.log(law.gamma + (1.0 - law.gamma) * y)
+            error = 8.0 * ROUNDOFF * (law.eta + 1.0)
+        elif isinstance(law, Poisson) and known:
+            value, error = -law.mean * y, 0.0
+        elif isinstance(law, Binomial | PointMass) and known:
+            n, p = (law.trials, law.probability_of_run) if isinstance(law, Binomial) else (law.repetitions, 1.0)
+            value = (n - 1.0) * np.log1p(-p * y) if n > 1.0 else np.zeros(y.shape)
+            error = 8.0 * ROUNDOFF * (n - 1.0) / np.maximum(1.0 - p * y, ROUNDOFF)
+        else:
+            steep = slopes(law, y)
+            value, error = (
+                np.where(steep > LEAST_SLOPE, np.log(np.maximum(steep, LEAST_SLOPE)), np.nan),
+                2.0 * RELATIVE_ERROR,
+            )
+        return value + side * (error + 8.0 * ROUNDOFF * np.abs(value))
+
+
+def slopes(law: Law, y: np.ndarray) -> np.ndarray:
+    """phi' at 1 - y for any number of y."""
+    return evaluated(law, np.clip(y, 0.0, 1.0))[1]
+
+
+def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
+    """An upper bound of `phi'(T(v) - p)/phi'(v)` over v in (0, 1], at least 1; inf where float64 has none.
+
+    Numerator and denominator do not decrease in v.  So on a cell the ratio is at most the numerator at its right end
+    over the denominator at its left end.  Before a cell, where T(v) - p is at most slope * v, the ratio `phi'(slope
+    v)/phi'(v)` does not decrease, since phi' has no negative coefficients.
+    """
+
+    def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(2, C) ends to upper bounds on the cells, and lower bounds of the largest."""
+        gain = np.maximum(slopes(law, most(ends)) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
+        cost = slopes(law, expit(-ends) * (1.0 + 4.0 * ROUNDOFF)) * (1.0 - 2.0 * RELATIVE_ERROR)
+        with np.errstate(divide="ignore", over="ignore"):
+            return gain[1] / cost[0], gain[0] / cost[0]
+
+    s = np.linspace(LOG_ODDS_FIRST, LOG_ODDS_LAST, FIRST_CELLS + 1)
+    high, low = bounds(np.stack([s[:-1], np.append(s[1:-1], np.inf)]))
+    reach = np.minimum(expit(s[:-1]), 1.0 / slope)
+    start = np.maximum(slopes(law, 1.0 - slope * reach - MASS_ERROR) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
+    with np.errstate(divide="ignore", over="ignore"):
+        before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
+    # from the last v before which the ratio is no more than what it is later, or where the two meet
+    after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
+    least = np.maximum(before, after)
+    first = int(np.argmin(least))
+    enough = np.flatnonzero((before <= reached * (1.0 + RATIO_TOLERANCE)) & (least <= 1.1 * least[first]))
+    first = int(enough[-1]) if enough.size else first
+    ends = np.stack([s[:-1], np.append(s[1:-1], np.inf)])[:, first:]
+    settled, best = max(1.0, float(before[first])), float(reached[first])
+    high = high[first:]
+    while np.isfinite(high).all():
+        open_ = high > max(settled, best * (1.0 + RATIO_TOLERANCE))
+        if not open_.any() or open_.sum() * PIECES_PER_CUT > MOST_CELLS:
+            break
+        settled = max(settled, float(np.max(high[~open_], initial=1.0)))
+        left, right = ends[:, open_]
+        cuts = (
+            left + (np.minimum(right, LOG_ODDS_LAST) - left) * np.arange(PIECES_PER_CUT + 1)[:, None] / PIECES_PER_CUT
+        )
+        cuts[-1] = right  # beyond all numbers for the last
+        if np.any(np.diff(cuts, axis=0) <= 0.0):
+            break
+        ends = np.stack([cuts[:-1], cuts[1:]]).reshape(2, -1)
+        high, low = bounds(ends)
+        best = max(best, float(np.max(low)))
+    return max(settled, float(np.max(high)))
+
+
+def growth(law: Law, base: Direction) -> float:
+    """An upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, for one law; inf where nothing is known."""
+    # outcomes that the reverse direction alone has are not counted by its largest loss
+    back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
+    with np.errstate(divide="ignore", over="ignore"):
+        if isinstance(law, TruncatedNegativeBinomial):
+            value = (law.eta + 1.0) * min(back, float(np.log1p(base.distance * ((1.0 - law.gamma) / law.gamma))))
+        elif isinstance(law, Poisson):
+            value = law.mean * base.distance
+        elif isinstance(law, Binomial) and law.trials > 1.0:
+            p = np.asarray(law.probability_of_run)
+            by_loss = -float(log_mixture(-np.asarray(base.loss), p)) if np.isfinite(base.loss) else -float(np.log1p(-p))
+            by_distance = float(np.log1p(p * base.distance / (1.0 - p))) if p < 1.0 else np.inf
+            value = (law.trials - 1.0) * min(by_loss, by_distance)
+        elif (most := largest_k(law)) <= 1.0:
+            value = 0.0
+        else:  # a polynomial of degree n - 1 with coefficients >= 0
+            value = (most - 1.0) * base.loss
+            _, first, _ = evaluated(law, np.array([0.0, 1.0]))
+            value = min(value, float(np.log(first[0] / first[1]))) if first[1] > 0.0 else value
+    value = float(value) * ROUNDED_UP
+    return value if value >= 0.0 else np.inf
+
+
+def by_base(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str) -> np.ndarray:
+    """(2, *shape) ends of "epsilon" at delta in [0, 1) or "delta" at eps >= 0 from the base alone; all broadcast."""
+    shape = np.broadcast_shapes(batch_shape(run), law.shape, np.shape(values))
+    flat = np.broadcast_to(values, shape).reshape(-1)
+    found = np.empty((2, flat.size))
+    for here, _, base, one in each_pair(run, law, shape):
+        sided = [_by_direction(quantity, base, one, flat[here], side) for side in sides(base, relation)]
+        found[:, here] = np.max(sided, axis=0)
+    return found.reshape(2, *shape)
+
+
+def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: Sides) -> np.ndarray:
+    """The ends of one configuration in one direction."""
+    most = SAYS_NOTHING[quantity]
+    if not law.mean > 0.0:  # nothing is ever released
+        return np.zeros((2, *values.shape))
+    (none,), (once,), _ = evaluated(law, np.ones(1))
+    mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
+    base = _direction(run, side)
+    grown = growth(law, base)
+    # with probability phi(1 - delta(0)) coupled candidates are all the same
+    moved = mass_on_top(law, min(base.distance, 1.0))[1]
+    if quantity == "delta":
+        low = tried * delta_ends(run, values, side.forward)[0]
+        shifted = values - grown
+        below = np.maximum(-shifted, 0.0)  # delta(-x) = 1 - e^-x + e^-x reverse(x), which is at most reverse(0)
+        known = np.where(
+            shifted >= 0.0, upper_delta(run, np.maximum(shifted, 0.0), side.forward), -np.expm1(-below) + base.distance
+        )
+        high = np.fmin(np.fmin(mean * known * ROUNDED_UP, moved), 1.0)
+    else:
+        low = epsilon_ends(run, values / tried if tried > LEAST_DELTA else np.ones(values.shape), side.forward)[0]
+        high = (epsilon_ends(run, values / mean / ROUNDED_UP, side.forward)[1] + grown) * ROUNDED_UP
+        high = np.where(moved <= values, 0.0, high)
+    copies = largest_k(law)
+    if 1.0 < copies < np.inf and (
+        # the engines go so far; copies of Gaussians have a closed form
+        gaussian_mu(run) is not None or (copies <= 16 and not 600.0 < base.loss < np.inf)
+    ):
+        many = repeat(run, copies)
+        ask = delta_ends if quantity == "delta" else epsilon_ends
+        high = np.fmin(high, ask(many, values, side.forward)[1])
+    return np.stack([np.where(low >= 0.0, low, 0.0), np.where(high >= 0.0, high, most)])

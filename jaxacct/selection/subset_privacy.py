@@ -22,10 +22,7 @@ from jaxacct.representations.renyi_conversions import epsilon_from_renyi
 from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection.base_profile import Sides, upper_delta
 from jaxacct.selection.law_of_k import Law
-from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
-from jaxacct.selection.published_renyi_bounds import curve
-
-__all__ = ["VARIANTS", "atoms", "expected_cost", "subset_epsilon", "subset_renyi"]
+from jaxacct.selection.named_bounds import bound_delta, bound_epsilon, curve
 
 VARIANTS = ("rest", "all")
 """What the final run is trained on: the data outside the sample, or all data."""
@@ -76,11 +73,6 @@ def subset_epsilon(
     Bounds
         kind "bound", lower 0.
 
-    Raises
-    ------
-    InputError
-        Invalid values, and batches.
-
     References
     ----------
     Koskela and Kulkarni (2023), Theorem 1 (equations 3.6, 3.7).  Zhu and Wang (2019).  README.md of this folder,
@@ -129,11 +121,6 @@ def subset_renyi(tuning: Any, training: Any, sampling_probability: float, *, var
     Returns
     -------
     numpy.ndarray, shape (A - 1,)
-
-    Raises
-    ------
-    InputError
-        Invalid values or shapes.
 
     References
     ----------

@@ -1,55 +1,72 @@
-"""The best j of K candidates, released together: `selection.select(run, k, top=j)`."""
+"""The best j of K candidates, released together: `selection.select(run, k, top=j)`.
+
+With phi^(j) the j-th derivative of the generating function of K, T the trade-off curve of the base, R the product of
+the likelihood ratios of j candidates and E = e^eps,
+
+    delta(eps) <= 1/j! E_{Q^j}[max_v (R phi^(j)(T(v)) - E phi^(j)(v))_+] + sum_{k<j} Pr[K=k] delta_k(eps),
+
+delta_k the profile of k runs (README.md of this folder, "The best j", with the mass at infinity).  The function of R is
+a maximum of lines, and R is distributed as in j runs, so that the profile of j runs is all that the first term needs.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.validation import Constraint, InputError, broadcast_shape, check_one
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import Constraint, InputError, check_one
 from jaxacct.engines import backend
-from jaxacct.engines.protocol import MechanismEngine, MechanismQuestion
-from jaxacct.engines.protocol import register as register_engine
-from jaxacct.mechanisms import Mechanism, batch_shape, repeat
-from jaxacct.mechanisms.base import element, register, require_mechanism
-from jaxacct.mechanisms.expression import call
-from jaxacct.mechanisms.finite import sample_pair
-from jaxacct.mechanisms.parts import FinitePair, Part
-from jaxacct.selection import top_envelope
-from jaxacct.selection.adaptive import refuse_zero, upper_ends
-from jaxacct.selection.base_profile import SAYS_NOTHING, place, under
-from jaxacct.selection.certified_ends import pair_of
-from jaxacct.selection.law_families import Law, PointMass
-from jaxacct.selection.law_of_k import require_law
+from jaxacct.engines.quick_bounds import largest_loss
+from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, repeat
+from jaxacct.mechanisms.base import register
+from jaxacct.mechanisms.parts import FinitePair
+from jaxacct.selection import profile_ends
+from jaxacct.selection.adaptive import LEAST_DELTA, upper_ends
+from jaxacct.selection.any_selection import AnySelection, pair_of
+from jaxacct.selection.base_profile import (
+    SAYS_NOTHING,
+    Sides,
+    bounded_loss,
+    each_pair,
+    finite_once,
+    sides,
+    sum_of_atoms,
+    upper_delta,
+)
+from jaxacct.selection.envelope import (
+    INFLATED,
+    LARGEST_EPS,
+    TAIL_SHARE,
+    Envelope,
+    Points,
+    Table,
+    lines,
+    points_of,
+    profile_points,
+    solved,
+    table_of,
+)
+from jaxacct.selection.law_of_k import Law, PointMass, derivative, evaluated, probability_of
+from jaxacct.selection.profile_ends import RELATIVE_ERROR
 
-__all__ = ["TOP", "TopSelection"]
-
-MOST = 16
-"""Largest j: the bound for the best j needs the profiles of 1, ..., j runs."""
-TOP = Constraint(f"use a whole number of candidates from 1 to {MOST}", 1, MOST, integral=True)
-"""What j must be."""
-LEAST_DELTA = 1e-290
-"""Smallest delta that is solved for: of a smaller one the answer is the largest loss."""
-SHARES = (0.7, 2.0, 4.0, 8.0)
-"""The numbers k, as shares of E[K], at which the average over K is looked at from below."""
-LARGEST_COUNT = 2.0**52
-"""Largest of these numbers."""
-PAIRS_KEPT = 8
-"""Pairs of composed selections that are kept, since each direction of each question asks for the same one."""
-_pairs: OrderedDict[TopSelection, FinitePair] = OrderedDict()
+TOP = Constraint("use a whole number of candidates from 1 to 16", 1, 16, integral=True)
+"""What j must be: the bound for the best j needs the profiles of 1, ..., j runs."""
+MOST_ATOMS = 1500
+"""A finite base is multiplied out where j runs have at most so many outcomes."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
-class TopSelection(Mechanism):
+class TopSelection(AnySelection):
     """Run ``mechanism`` K times, K from ``law``, and release the best ``top`` by any score, or all where K is less.
 
     The profile is at most min(B_j, D, 1), in each direction by itself, with B_j the envelope for the best j
-    (`top_envelope`) and D the average over K of the profiles of k runs, which covers the release of all candidates.
+    and D the average over K of the profiles of k runs, which covers the release of all candidates.
     `ja.epsilon` and `ja.delta` of it have kind "bound": it is above the truth, and how far is not known.  It composes.
 
     Parameters
@@ -60,11 +77,6 @@ class TopSelection(Mechanism):
         The law of K.  They broadcast.
     top : int
         j, from 2 to 16.  `select(..., top=j)` makes these objects.
-
-    Raises
-    ------
-    InputError
-        Another type, a `top` outside its range, or shapes that do not broadcast.
 
     References
     ----------
@@ -77,81 +89,49 @@ class TopSelection(Mechanism):
     (np.True_, 'bound')
     """
 
-    mechanism: Any
-    law: Any
     top: int = field(default=2, metadata={"static": True})
-    constraints: ClassVar = {}
-    candidates: ClassVar[str] = "iid"
-    """What is assumed of the candidates."""
 
     def __post_init__(self) -> None:
-        require_mechanism("run", self.mechanism)
-        require_law("k", self.law)
+        super().__post_init__()
         object.__setattr__(self, "top", int(check_one("top", self.top, TOP, "j is one number for all")))
-        broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
-
-    def validated(self) -> TopSelection:
-        fields = {name: getattr(self.law, name) for name in self.law.constraints}
-        return TopSelection(self.mechanism.validated(), type(self.law)(**fields), self.top)
-
-    def symmetric(self) -> bool:
-        return self.mechanism.symmetric()
-
-    def expression(self) -> str:
-        return f"selection.select({self.mechanism.expression()}, {call(self.law)}, top={self.top})"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return "bound"
 
-    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        if isinstance(self.law, PointMass) and np.all(np.asarray(self.law.repetitions) <= self.top):
-            return repeat(self.mechanism, self.law.repetitions).expand(relation, direction)  # all are released
-        known = _pair(TopSelection(under(self.mechanism, relation)[0], self.law, self.top))
-        return [(sample_pair(known, np.asarray(1.0), direction), np.asarray(1.0))]
+    def _options(self) -> str:
+        return f", top={self.top}"
 
+    def _as_composition(self) -> Mechanism | None:
+        all_released = isinstance(self.law, PointMass) and bool(np.all(np.asarray(self.law.repetitions) <= self.top))
+        return repeat(self.mechanism, self.law.repetitions) if all_released else None
 
-class BestOfMany(MechanismEngine):
-    """The engine of `TopSelection`."""
+    def _pair(self) -> FinitePair:
+        run, law = self.mechanism, self.law
+        ask = lambda quantity, at, name: self._upper(quantity, run, at, name, 1e-3)
 
-    name = "top_envelope"
-    classes = (TopSelection,)
+        def last(relation: str) -> tuple[np.ndarray, np.ndarray]:
+            shape = np.broadcast_shapes(batch_shape(run), law.shape)
+            found = [ends(base, one, self.top, relation) for _, _, base, one in each_pair(run, law, shape)]
+            largest, mass = np.reshape(found, (*shape, 2)).transpose(-1, *range(len(shape)))
+            return largest, mass
 
-    def bracket(self, question: MechanismQuestion) -> Bounds:
-        quantity, chosen, values, relation, effort, *_ = question
-        return _bracket(quantity, cast(TopSelection, chosen), values, relation, effort.rtol)
+        return pair_of(run, law, ask, last)
 
+    def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
+        upper = self._upper(quantity, run, values, relation, rtol)
+        open_ = np.isinf(upper) | (upper == 1.0) & (quantity == "delta")
+        status = np.where(upper == 0.0, "zero", np.where(open_, "width", "ok"))
+        return Bounds(np.zeros(upper.shape), upper, upper, "bound", status, "top_envelope")
 
-register_engine(BestOfMany())
-
-
-def _bracket(quantity: str, chosen: TopSelection, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """The bound of a selection by itself: epsilon at deltas or delta at eps."""
-    run, relation = under(chosen.mechanism, relation)
-    values = np.asarray(values, np.float64)
-    if quantity == "epsilon":
-        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": chosen.law.shape, quantity: values.shape})
-        refuse_zero(run, np.broadcast_to(values, shape))
-    upper = _upper(quantity, run, chosen.law, chosen.top, values, relation, rtol)
-    status = np.where(np.isinf(upper) | (upper == 1.0) & (quantity == "delta"), "width", "ok")
-    status = np.where(upper == 0.0, "zero", status)
-    return Bounds(np.zeros(upper.shape), upper, upper, "bound", status, BestOfMany.name)
-
-
-def _upper(
-    quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str, rtol: float
-) -> np.ndarray:
-    """Upper ends of "epsilon" or "delta"; run, law and values broadcast."""
-    pairs = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
-    shape = broadcast_shape({"the selection": pairs, quantity: values.shape})
-    number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape)
-    wanted, found = np.broadcast_to(values, shape), np.empty(shape)
-    for count, index in enumerate(np.ndindex(pairs)):
-        here = number == count
-        base = element(run, place(batch_shape(run), index))
-        one = law.element(place(law.shape, index))
-        with backend.job(1, apart=True), np.errstate(all="ignore"):  # of one selection; what is no number says nothing
-            found[here] = _of_one(quantity, base, one, top, wanted[here], relation, rtol)
-    return found
+    def _upper(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
+        """Upper ends of "epsilon" or "delta"; the base, the law and the values broadcast."""
+        shape = np.broadcast_shapes(batch_shape(run), self.law.shape, np.shape(values))
+        wanted, found = np.broadcast_to(values, shape).reshape(-1), np.empty(int(np.prod(shape)))
+        for here, _, base, one in each_pair(run, self.law, shape):
+            # of one selection; what is no number says nothing
+            with backend.job(1, apart=True), np.errstate(all="ignore"):
+                found[here] = _of_one(quantity, base, one, self.top, wanted[here], relation, rtol)
+        return found.reshape(shape)
 
 
 def _of_one(
@@ -159,13 +139,13 @@ def _of_one(
 ) -> np.ndarray:
     """The least of the envelope, of what the ends of the profile say, and of the average over K."""
     most = SAYS_NOTHING[quantity]
-    largest, mass = top_envelope.ends(run, law, top, relation)
+    largest, mass = ends(run, law, top, relation)
     if quantity == "epsilon":
-        found = top_envelope.epsilon(run, law, top, np.maximum(values, LEAST_DELTA), relation)
+        found = by_envelope(quantity, run, law, top, np.maximum(values, LEAST_DELTA), relation)
         found = np.where(values >= LEAST_DELTA, found, np.inf)
         found = np.where(values >= mass, np.fmin(found, largest), found)
     else:
-        found = top_envelope.delta(run, law, top, values, relation)
+        found = by_envelope(quantity, run, law, top, values, relation)
         found = np.where(values >= largest, np.fmin(found, mass), found)
     found = np.where((found >= 0.0) & (found <= most), found, most)  # what is not a number says nothing
     due = ~_above(quantity, run, law, values, found, relation)
@@ -179,8 +159,8 @@ def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: n
     """Whether the average over K is seen to be above what was found, so that it need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
-    for share in SHARES:
-        k = float(np.floor(np.clip(share * law.mean, 1.0, LARGEST_COUNT)))
+    for share in (0.7, 2.0, 4.0, 8.0):
+        k = float(np.floor(np.clip(share * law.mean, 1.0, 2.0**52)))
         try:
             beyond = float(law.survival(k - 1.0))
         except InputError:  # a law whose tails are not known
@@ -192,21 +172,76 @@ def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: n
     return above
 
 
-def _pair(chosen: TopSelection) -> FinitePair:
-    """The pair of the upper ends of the profile: forward at eps >= 0 and the reverse direction."""
-    if chosen not in _pairs:
-        run, law, top = chosen.mechanism, chosen.law, chosen.top
-        ask = lambda quantity, at, name: _upper(quantity, run, law, top, at, name, 1e-3)
+def by_envelope(quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str) -> np.ndarray:
+    """Upper ends of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
+    found = np.zeros(values.shape)
+    for side in sides(run, relation):
+        level = np.min(values if quantity == "epsilon" else upper_delta(run, values, side.forward), initial=1.0)
+        made, unit = _envelope(run, law, top, side, float(level))
+        found = np.maximum(found, made.leak(values) if quantity == "delta" else solved(made, values, unit))
+    return found
 
-        def last(relation: str) -> tuple[np.ndarray, np.ndarray]:
-            shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
-            each = np.zeros((2, *shape))
-            for index in np.ndindex(shape):
-                base = element(run, place(batch_shape(run), index))
-                each[:, *index] = top_envelope.ends(base, law.element(place(law.shape, index)), top, relation)
-            return each[0], each[1]
 
-        _pairs[chosen] = pair_of(run, law, ask, last)
-        while len(_pairs) > PAIRS_KEPT:
-            _pairs.popitem(last=False)
-    return _pairs[chosen]
+def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, float]:
+    """(largest finite loss, mass at infinity) of the best `top`, upper ends; (inf, 1) where losses are unbounded."""
+    largest, mass = 0.0, 0.0
+    for side in sides(run, relation):
+        part = components(run, "add_or_remove_one", side.direction)
+        if not bounded_loss(part)[0]:
+            return np.inf, 1.0
+        one = float(largest_loss(part).above[0])
+        scale, other = derivative(law, top)
+        grown, _ = profile_ends.last(run, other, side.forward) if scale > 0.0 else (np.zeros(()), 0.0)
+        total = (float(grown) + (top - 1) * one) * (1.0 + 8.0 * ROUNDOFF)
+        # where nothing is known of the ratio, or a number left float64, nothing is known of the losses
+        largest = max(largest, total) if total >= 0.0 and np.isfinite(scale) else np.inf
+        mass = max(mass, float(profile_ends.last(run, law, side.forward)[1]))
+    return largest, mass
+
+
+def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[Envelope, float]:
+    """The envelope of one direction, whose profiles go down to a small share of `level`, and the last of their eps."""
+    parts = components(run, "add_or_remove_one", side.direction)
+    # mass at infinity that is certain counts by itself; of a pair that only dominates none is certain
+    certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
+    apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
+    apart = apart if apart >= LEAST_DELTA else 0.0  # less may be what a finite table of an endless law leaves out
+    scale, other = derivative(law, top)
+    most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
+    share = TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
+    tables = []
+    for k in range(1, top + 1):
+        eps, high = _profile(run, parts, k, side, level * share)
+        table, knots = table_of(eps, high)
+        lost = -math.expm1(k * math.log1p(-min(apart, 1.0 - ROUNDOFF))) * (1.0 - RELATIVE_ERROR)  # 1 - (1 - p)^k
+        tables.append(Table(table.ratio, np.maximum(table.delta - lost, 0.0)))
+        if k == 1:
+            u, t = knots
+    sums = [
+        Points(np.array([-2.0 * INFLATED]), np.array([probability_of(law, k) * (1.0 + INFLATED)]), tables[k - 1])
+        for k in range(1, top)
+    ]
+    if scale > 0.0:
+        best = lines(other, u, np.clip(t - apart + 4.0 * ROUNDOFF, 0.0, 1.0))
+        sums.append(points_of(*best, tables[-1], scale / math.factorial(top) * (1.0 + 2.0 * INFLATED)))
+    infinite = profile_ends.mass_on_top(law, apart)[1] if apart > 0.0 else 0.0
+    return Envelope(infinite, tuple(sums)), float(eps[-1])
+
+
+def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """(eps, upper ends of delta) of so many runs."""
+    seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
+    if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
+        return profile_points(repeat(run, count), level, side.forward)
+    # a finite law, multiplied out, at its losses, where its profile bends
+    loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
+    total, product = np.zeros(1), np.ones(1)
+    for _ in range(count):
+        total, product = (total[:, None] + loss).ravel(), (product[:, None] * mass).ravel()
+    slack = 16.0 * ROUNDOFF * count * (np.max(np.abs(loss)) + 1.0)
+    at = np.unique(np.concatenate([total, [0.0]]))
+    at = at[np.concatenate([[True], np.diff(at) > 1e-9])]
+    at = np.concatenate([[at[0] - 1.0], at, at[-1] + np.array([10.0 * slack, 50.0])])
+    at = np.unique(np.clip(at, -LARGEST_EPS, LARGEST_EPS))
+    infinite = -math.expm1(count * math.log1p(-min(float(np.abs(parts.delta_infinity[0])), 1.0 - ROUNDOFF)))
+    return at, sum_of_atoms(total + slack, product, infinite * (1.0 + RELATIVE_ERROR), at, 1.0)

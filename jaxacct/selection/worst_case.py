@@ -18,11 +18,8 @@ from jaxacct.kernels import worst_score
 from jaxacct.kernels.arrays import namespace
 from jaxacct.kernels.worst_mesh import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Resolution
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.selection.base_profile import SAYS_NOTHING, meet, sides
-from jaxacct.selection.law_families import Law
-from jaxacct.selection.tradeoff_polygons import Curve, curves
-
-__all__ = ["LARGEST_EPS", "bracket", "known_curves"]
+from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, sides
+from jaxacct.selection.law_of_k import Law
 
 LARGEST_EPS = 600.0
 """Largest eps that is looked for, short of the overflow of exp; beyond it delta is at most what it is at this eps."""
@@ -30,15 +27,8 @@ PER_CALL = 16
 """Configurations in one call of a compiled program; calls run on all cores, as single configurations do on NumPy."""
 WIDTH = 1e-4
 """Absolute width of eps, relative width of delta, above which a configuration is looked at more finely."""
-LITTLE_GAINED = 0.8
-"""A finer look that leaves more than this share of the width has gained little: the width is that of the base's own
-bracket, provided that it is small (`BASE_WIDTH`), and no further look follows."""
 BASE_WIDTH = 1e-3
 """Widths that a base's own bracket may explain, relative to eps (to 1 where that is less), or to delta."""
-BASES_KEPT = 8
-"""Bases whose curves are kept: a curve takes seconds for DP-SGD, and every question about a base uses it."""
-COARSE = 1e-3
-"""Share of eps from which on a wanted width is met by curves through half as many points."""
 _curves_of: OrderedDict[tuple[Mechanism, bool, bool], list[dict[str, Curve]]] = OrderedDict()
 """The curves of each base that is kept, by NumPy or not, coarse or not, in the order in which they were made."""
 
@@ -50,7 +40,7 @@ def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]
         if key not in _curves_of:
             found = curves(run, coarse)
             _curves_of[key] = found
-            while len(_curves_of) > BASES_KEPT:
+            while len(_curves_of) > 8:
                 _curves_of.popitem(last=False)
             return found
         return _curves_of[key]
@@ -67,7 +57,8 @@ def bracket(
         computed again, and points of a profile of delta are within some 1e-3.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
-    known = known_curves(run, COARSE <= width < np.inf)
+    # curves through half as many points will do
+    known = known_curves(run, 1e-3 <= width < np.inf)
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
     flat = np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
@@ -105,10 +96,7 @@ def _solved(
     plain: bool,
     other: np.ndarray,
 ) -> np.ndarray:
-    """(2, B) ends of the larger of one direction and the other, whose ends are known, or 0 where they are not.
-
-    A wide bracket is computed again with more rows and columns, unless the other direction is what makes it wide.
-    """
+    """(2, B) ends of the larger of one direction and the other; a wide bracket is computed again more finely."""
     once = width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
@@ -126,7 +114,8 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], some, values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            due[wide] = ~((after > LITTLE_GAINED * before) & (after <= BASE_WIDTH * scale))
+            # little is gained where the width is that of the base's own bracket, provided that it is small
+            due[wide] = ~((after > 0.8 * before) & (after <= BASE_WIDTH * scale))
     return np.maximum(np.stack([low, high]), other)
 
 

@@ -1,0 +1,159 @@
+"""What all selections share: a base that is run K times, how they are asked, and the pair by which they compose."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.validation import UnboundedLossError, broadcast_shape
+from jaxacct.mechanisms import Mechanism, batch_shape, components
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.mechanisms.expression import call
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.parts import FinitePair, Part
+from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
+from jaxacct.selection.base_profile import bounded_loss, infinite_mass, sides, under
+from jaxacct.selection.law_of_k import Law, require_law
+
+OK_WIDTH = 2e-4
+"""Relative width up to which a bracket has the status "ok" however small rtol is: the bracket of a selection is hardly
+ever narrower than that, and asking for less is no failure."""
+COMPOSED_POINTS = 160
+"""Values of eps at which the profile is taken when a selection is composed with other mechanisms."""
+LAST_DELTA = 1e-13
+"""The points lie evenly up to the eps at which delta has fallen to this."""
+_pairs: OrderedDict[AnySelection, FinitePair] = OrderedDict()
+
+
+@dataclass(frozen=True, eq=False)
+class AnySelection(Mechanism):
+    """A selection: `mechanism` is run K times, K from `law`."""
+
+    mechanism: Any
+    law: Any
+    constraints: ClassVar = {}
+    candidates: ClassVar[str] = "iid"
+    """What is assumed of the candidates."""
+
+    def __post_init__(self) -> None:
+        require_mechanism("run", self.mechanism)
+        require_law("k", self.law)
+        broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
+
+    def validated(self) -> Self:
+        law = type(self.law)(**{name: getattr(self.law, name) for name in self.law.constraints})
+        return dataclasses.replace(self, mechanism=self.mechanism.validated(), law=law)
+
+    def symmetric(self) -> bool:
+        return bool(self.mechanism.symmetric())
+
+    def expression(self) -> str:
+        return f"selection.select({self.mechanism.expression()}, {call(self.law)}{self._options()})"
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        if (runs := self._as_composition()) is not None:
+            return runs.expand(relation, direction)
+        chosen = dataclasses.replace(self, mechanism=under(self.mechanism, relation)[0])
+        if chosen not in _pairs:
+            _pairs[chosen] = chosen._pair()
+            while len(_pairs) > 8:
+                _pairs.popitem(last=False)
+        return [(sample_pair(_pairs[chosen], np.asarray(1.0), direction), np.asarray(1.0))]
+
+    def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
+        """The answer of the selection by itself: "epsilon" at delta >= 0, or "delta" at eps >= 0."""
+        run, relation = under(self.mechanism, relation)
+        values = np.asarray(values, np.float64)
+        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, quantity: values.shape})
+        values = np.broadcast_to(values, shape)
+        if quantity == "epsilon" and (values == 0.0).any():
+            bounded = bounded_loss(components(run, "add_or_remove_one", "remove")).reshape(batch_shape(run))
+            if (bad := (values == 0.0) & ~bounded).any():
+                raise UnboundedLossError(bad, "a selection of runs")
+        return self._answer(quantity, run, values, relation, rtol)
+
+    @abstractmethod
+    def _options(self) -> str:
+        """What a user would type after the base and the law."""
+
+    @abstractmethod
+    def _as_composition(self) -> Mechanism | None:
+        """The composition of runs that the selection is, where it is no more than that."""
+
+    @abstractmethod
+    def _pair(self) -> FinitePair:
+        """The pair that dominates the selection, under add_or_remove_one."""
+
+    @abstractmethod
+    def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
+        """The answer for a base and a relation as `under` returns them; values of the common shape."""
+
+
+def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
+    """The ends as Bounds; where the pair of the base is only known to dominate it, nothing is claimed from below."""
+    if kind != "certified":
+        low = np.zeros_like(low)
+    with np.errstate(invalid="ignore"):
+        narrow = (low == high) | np.isfinite(high) & (high - low <= max(rtol, OK_WIDTH) * np.maximum(high, 1e-300))
+    status = np.where(high == 0.0, "zero", np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width")))
+    return Bounds(low, high, high, kind, status, engine)
+
+
+def pair_of(
+    run: Mechanism,
+    law: Law,
+    ask: Callable[[str, np.ndarray, str], np.ndarray],
+    last: Callable[[str], tuple[np.ndarray, np.ndarray]],
+) -> FinitePair:
+    """The pair of upper ends of a profile, forward at eps >= 0 and the reverse direction.
+
+    Where the losses are bounded the points end at the largest loss, where the profile is the mass at infinity and no
+    more.
+
+    ask : (quantity, values, relation of one direction) -> upper ends
+    last : relation of one direction -> (largest loss, mass at infinity)
+    """
+    shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
+    both = sides(run, "add_or_remove_one")
+    names = [both[0].forward, both[-1].forward]
+    level = np.minimum(LAST_DELTA + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
+    # where losses are unbounded: what is left at the last of these deltas counts as mass at infinity
+    far = 10.0 ** -np.array([16.0, 20.0, 30.0, 60.0, 120.0, 250.0]).reshape(-1, *(1,) * len(shape))
+    beyond = np.maximum(far, np.minimum(level - LAST_DELTA, 0.5))
+    unique = dict.fromkeys(names)
+    furthest = np.max([np.broadcast_to(ask("epsilon", level, name), shape) for name in unique], axis=0)
+    furthest = np.where(np.isfinite(furthest), furthest, 1.0)
+    share = np.linspace(0.0, 1.0, COMPOSED_POINTS).reshape(-1, *(1,) * len(shape))
+    at = share * np.maximum(furthest, COMPOSED_POINTS * LEAST_GAP)
+    upper = {name: ask("delta", at, name) for name in unique}
+    ends = {name: last(name) for name in unique}
+    largest = np.max([loss for loss, _ in ends.values()], axis=0)
+    bounded = np.isfinite(largest)
+    if bounded.all():
+        further, beyond = largest[None], largest[None]
+    else:
+        further = np.where(bounded, largest, np.max([ask("epsilon", beyond, name) for name in unique], axis=0))
+    at = np.concatenate([at, further])
+    upper = {name: np.concatenate([each, np.where(bounded, ends[name][1], beyond)]) for name, each in upper.items()}
+    rows = [np.moveaxis(x, 0, -1).reshape(-1, at.shape[0]) for x in (at, *(upper[name] for name in names))]
+    return stacked([_pair_of_points(*row) for row in zip(*rows, strict=True)], shape)
+
+
+def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
+    """The pair of points in any order; of points too near to each other the last is kept, except at eps = 0."""
+    order = np.argsort(epsilon, kind="stable")
+    order = order[np.isfinite(epsilon[order])]
+    kept: list[int] = []
+    for place in range(order.size):
+        if not kept or epsilon[order[place]] - epsilon[order[kept[-1]]] >= LEAST_GAP:
+            kept.append(place)
+        elif len(kept) > 1:
+            kept[-1] = place
+    return pair_of_profile(epsilon[order][kept], *(np.minimum.accumulate(delta[order])[kept] for delta in deltas))

@@ -1,0 +1,537 @@
+"""The envelope: a cheap upper bound of the worst score's leak, for every law of K and eps >= 0.
+
+With T the concave trade-off curve of the base, L its slope, p = T(0) and E = e^eps,
+
+    delta_A(eps) <= E int_0^1 M_+(L(u)/E) du + phi(1) - phi(1 - p),   M(r) = max_v (r phi'(T(v)) - phi'(v)).
+
+M_+ lies below a sum `sum_j c_j (r - r_j)_+`, whose integral is one of points of the base's profile,
+`sum_j c_j (delta_base(eps + log r_j) - p)`, for all eps (README.md of this folder, "The envelope").  The profile of a
+base is a table of upper ends, and the r_j are where the best line changes.  Gaussian bases have it in closed form, with
+few nodes, many rows at a time; rows that this leaves too loose, by its own guess, are answered from a table.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.kernels.arrays import interp
+from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.selection.base_profile import (
+    each_pair,
+    gaussian_mu,
+    infinite_mass,
+    outer,
+    sides,
+    upper_delta,
+    upper_epsilon,
+    upper_hull,
+)
+from jaxacct.selection.law_of_k import Law, evaluated
+from jaxacct.selection.profile_ends import mass_on_top
+
+INFLATED = 4e-12
+"""More than the relative errors of generating functions and of sums."""
+LARGEST_EPS = 700.0
+"""Largest eps that is looked at: its exp is finite."""
+POINTS = 800
+"""Values of eps > 0, and as many of eps < 0, at which a profile is taken for a table."""
+TAIL_SHARE = 1e-6
+"""Share of delta that the tail of the base beyond the table may add to the answer."""
+EVENLY = 0.25
+"""Share of cells, and of nodes, that is spread evenly."""
+LOOSE, LOOSE_DELTA = (8e-5, 9e-5), 2e-3
+"""Relative and absolute error of eps, and relative error of delta: a bound that is guessed to miss one is too loose."""
+IGNORED, FAR = 1e-6, 1e-9
+"""Shares of delta that are added for all r below the first node, and that lie beyond the last node at first."""
+NEWTON_STEPS = (6, 2, 2)
+"""Newton steps for eps in the two sketches and in the answer."""
+LINE_ERROR = 1e-12
+"""More than the relative error of the normal distribution function up to 38 deviations, and of a likelihood ratio up
+to `exp(700)`."""
+
+
+class Table(NamedTuple):
+    """Chords between upper ends of delta, which do not increase, at ascending ratios e^eps from 0 on."""
+
+    ratio: np.ndarray
+    delta: np.ndarray
+
+    def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(about delta at any real eps, by how much it falls per unit of eps)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            r = np.exp(eps)
+            cell = np.clip(np.searchsorted(self.ratio, r), 1, self.ratio.size - 1)
+            fall = (self.delta[cell - 1] - self.delta[cell]) / (self.ratio[cell] - self.ratio[cell - 1])
+            ahead = np.maximum(self.ratio[cell] - r, 0.0)
+            return self.delta[cell] + fall * ahead, np.where(ahead > 0.0, fall * r, 0.0)
+
+    def upper(self, eps: np.ndarray) -> np.ndarray:
+        """Upper ends of delta at any real eps."""
+        return self.about(eps)[0]
+
+
+class Gaussians(NamedTuple):
+    """The profiles of Gaussian bases, mu (R, 1); delta(-x) = 1 - e^-x (1 - delta(x)), as they are symmetric."""
+
+    mu: np.ndarray
+
+    def upper(self, eps: np.ndarray) -> np.ndarray:
+        from jaxacct.engines import closed_form
+
+        away, shrink = closed_form.delta(self.mu, np.abs(eps)).upper, np.minimum(eps, 0.0)
+        return np.where(eps < 0.0, -np.expm1(shrink) + np.exp(shrink) * away, away)
+
+    def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        from jaxacct.engines import closed_form
+
+        log, fall, _ = closed_form.log_delta(self.mu, np.abs(eps))
+        away, shrink = np.exp(log), np.exp(np.minimum(eps, 0.0))
+        value = np.where(eps < 0.0, 1.0 - shrink + shrink * away, away)
+        return value, np.where(eps < 0.0, shrink * (1.0 - away * (1.0 + fall)), away * fall)
+
+
+class Points(NamedTuple):
+    """`sum_j weight_j profile(eps + at_j)`, (J,), or (R, J) with a profile for each row."""
+
+    at: np.ndarray
+    weight: np.ndarray
+    profile: Table | Gaussians
+
+
+class Envelope(NamedTuple):
+    """An upper bound of delta: `leak(eps) <= start` and sums of points."""
+
+    start: Any
+    sums: tuple[Points, ...]
+
+    def leak(self, eps: np.ndarray) -> np.ndarray:
+        """Upper bounds of delta at eps >= 0: any shape, (R,) where there are rows; 1 where a number left float64."""
+        total, eps = self.start, eps[..., None]
+        for at, weight, profile in self.sums:
+            moved = eps + at
+            moved -= 4.0 * ROUNDOFF * (1.0 + eps + np.abs(at))
+            total = np.sum(weight * profile.upper(moved), axis=-1) + total
+        total = total * (1.0 + INFLATED)
+        return np.where(total <= 1.0, total, 1.0)
+
+    def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(about the leak, by how much it falls per unit of eps)."""
+        value, fall = self.start, np.zeros(eps.shape)
+        for at, weight, profile in self.sums:
+            each = profile.about(eps[..., None] + at)
+            value, fall = value + np.sum(weight * each[0], axis=-1), fall + np.sum(weight * each[1], axis=-1)
+        return value, fall
+
+    def newton(self, level: np.ndarray, eps: np.ndarray, high: np.ndarray, steps: int) -> np.ndarray:
+        """About where the leak is a level: steps of Newton on its logarithm, halves where they lead out."""
+        low, high, done = np.zeros(level.shape), np.maximum(high, eps), np.zeros(level.shape, bool)
+        for _ in range(steps):
+            value, fall = self.about(eps)
+            low, high = np.where(value > level, eps, low), np.where(value > level, high, eps)
+            moved = eps + np.log(value / level) * value / fall
+            moved = np.where((moved >= low) & (moved <= high), moved, 0.5 * (low + high))
+            moved, done = np.where(done, eps, moved), done | (np.abs(moved - eps) <= 1e-10 * eps)
+            eps = moved
+            if done.all():
+                break
+        return eps
+
+    def crossing(
+        self,
+        level: np.ndarray,
+        near: np.ndarray,
+        steps: tuple[float, float],
+        unit: Any,
+        asked: np.ndarray | bool = True,
+    ) -> np.ndarray:
+        """eps a little beyond `near` where the leak was at most a level, else NaN; `steps`: first and largest share."""
+        found = np.where(self.leak(np.zeros(level.shape)) <= level, 0.0, np.nan)
+        step, largest = steps
+        while step < largest and np.any(np.isnan(found) & asked):
+            at = np.minimum(near * (1.0 + step) + step * unit, LARGEST_EPS)
+            found = np.where(np.isnan(found) & (self.leak(at) <= level), at, found)
+            step *= 4.0
+        return found
+
+
+def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
+    """Upper ends of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0; all broadcast."""
+    shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
+    wanted = np.broadcast_to(given, shape).reshape(-1)
+    value, left = np.zeros(wanted.size), np.ones(wanted.size, bool)
+    if (mu := gaussian_mu(run)) is not None:
+        rows = np.broadcast_to(mu.reshape(batch_shape(run)) * (1.0 + 8.0 * ROUNDOFF), shape).reshape(-1)
+        found = _of_gaussians(quantity, rows, law.flattened(shape), wanted)
+        left = ~np.isfinite(found)
+        value = np.where(left, 0.0, found)
+    for side in sides(run, relation) if left.any() else ():
+        for here, _, base, one in each_pair(run, law, shape, left.reshape(shape)):
+            at = wanted[here]
+            level = np.min(at if quantity == "epsilon" else upper_delta(base, at, side.forward))
+            made, top = _of_table(base, one, float(level) * TAIL_SHARE / max(float(one.mean), 1.0), side.forward)
+            value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, top))
+    return value.reshape(shape)
+
+
+def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
+    """eps at which the leak was at most delta; inf where none is found."""
+    with np.errstate(all="ignore"):
+        near = made.newton(delta, np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), 60)
+        found = made.crossing(delta, near, (INFLATED, 300.0), unit)
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def _of_table(run: Mechanism, law: Law, level: float, relation: str) -> tuple[Envelope, float]:
+    """The envelope of one base and law, and the last eps of its table, where delta of the base is a level."""
+    eps, high = profile_points(run, level, relation)
+    table, (u, t) = table_of(eps, high)
+    lost = float(table.delta[-1])
+    points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))
+    return Envelope(mass_on_top(law, lost)[1], (points,)), float(eps[-1])
+
+
+def profile_points(run: Mechanism, level: float, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """(eps of both signs, upper ends of delta) of one base, to where delta is a level above its mass at infinity."""
+    infinite = float(infinite_mass(run, relation))
+    least = min(min(max(level, TAIL_SHARE * infinite, 1e-290), 1.0) + infinite, 1.0)
+    last = min(max(float(upper_epsilon(run, np.asarray(least), relation)), 1e-6), LARGEST_EPS)
+    eps = np.linspace(-last, last, 2 * POINTS + 1)
+    return eps, upper_delta(run, eps, relation)
+
+
+def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
+    """The profile through upper ends at eps, and (u, T) of a polygon above its curve; ratios are rounded up."""
+    ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
+    _, u, t = outer(ratio, high)
+    return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
+
+
+def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gain and cost of lines: `r phi'(T(v)) - phi'(v)` is at most the largest `r gain - cost`, for every v and r.
+
+    v is cut into cells on which T is linear, narrow where phi'(v) or phi'(T(v)) may vary fast.  On a cell phi'(T) is at
+    most its chord, and phi' is at least a tangent: the one in the middle, or the one on the left where phi' is steep.
+    The difference is linear, so the ends of the cell decide.
+    """
+    near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
+    knots = np.linspace(0.0, u.size - 1.0, 12 * (POINTS + 2))
+    v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
+    v = np.sort(v)
+    with np.errstate(all="ignore"):  # what is no number is found by `points_of`
+        _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
+        _, gain, steeper = evaluated(law, 1.0 - np.interp(v, u, t))
+        least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
+        middle = (tilt[0] < first[0]) & (first[0] > 16.0 * ROUNDOFF * second[0])
+        left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
+        right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
+        cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
+        gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, 1e-300)  # less may have left float64
+    return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
+
+
+def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, weight: float = 1.0) -> Points:
+    """The integral of the best of lines, gains ascending: a point for each r at which the best line changes.
+
+    Any order of lines and any subset of changes would do: `(r - r_j)_+` is at least r - r_j, and at least 0.
+    """
+    if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
+        return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a line that is no number says nothing
+    cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line that costs more for less is never the best
+    gain, cost = np.append(0.0, gain), np.append(0.0, cost)  # less than 0 does not count
+    kept = upper_hull(gain, -cost)
+    rise, further = np.diff(gain[kept]), np.diff(cost[kept])
+    with np.errstate(divide="ignore", over="ignore"):
+        at = np.minimum(np.log(further / rise), 1e4)
+    return Points(at - 16.0 * ROUNDOFF, rise * (weight * (1.0 + INFLATED)), profile)
+
+
+class Size(NamedTuple):
+    """How fine the bound of Gaussian bases is; it holds for any sizes."""
+
+    sketch_nodes: tuple[int, int]
+    sketch_cells: int
+    nodes: int  # r_j
+    cells: int  # of v
+    rows: int  # worked on at once: their arrays stay in the processor's cache
+
+
+SIZES = (
+    Size((24, 32), 96, 80, 224, 64),
+    Size((32, 48), 160, 160, 448, 32),
+    Size((48, 64), 256, 256, 1024, 16),
+)
+"""A row that one of them leaves too loose takes the next."""
+SKETCH = Size((24, 24), 80, 32, 112, 64)
+"""For a guess of delta."""
+
+
+def _of_gaussians(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray) -> np.ndarray:
+    """The answers of `upper` for Gaussian bases, row by row, NaN where they are too loose; all flattened to (R,)."""
+    answer = _epsilon if quantity == "epsilon" else _delta
+    found, workers = np.full(mu.shape, np.nan), os.cpu_count() or 1
+    for size in SIZES:
+        left = np.flatnonzero(np.isnan(found))
+        chunks = [left[begin : begin + size.rows] for begin in range(0, left.size, size.rows)]
+
+        def one(rows: np.ndarray, size: Size = size) -> np.ndarray:
+            with np.errstate(all="ignore"):  # what is not a number says nothing
+                return answer(mu[rows], law.taken((rows, None)), given[rows], size)
+
+        if len(chunks) > 1 and workers > 1:
+            with ThreadPoolExecutor(workers) as pool:
+                pieces = list(pool.map(one, chunks))
+        else:
+            pieces = [one(rows) for rows in chunks]
+        for rows, piece in zip(chunks, pieces, strict=True):
+            found[rows] = piece
+    return found
+
+
+def _epsilon(mu: np.ndarray, law: Law, target: np.ndarray, size: Size) -> np.ndarray:
+    made, eps, close = _of_nodes(mu, law, target, None, size)
+    found = made.crossing(target, eps, (1e-9, 0.005), mu, close)
+    return np.where(close | (found == 0.0), found, np.nan)
+
+
+def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
+    # the base's delta may be far below the answer, which a first bound guesses
+    base, _ = Gaussians(mu).about(eps)
+    level = np.clip(_of_nodes(mu, law, base, eps, SKETCH)[0].leak(eps), base, 0.5)  # for more it holds as well
+    made, _, close = _of_nodes(mu, law, level, eps, size)
+    return np.where(close, made.leak(eps), np.nan)
+
+
+def _of_nodes(
+    mu: np.ndarray, law: Law, level: np.ndarray, eps: np.ndarray | None, size: Size
+) -> tuple[Envelope, np.ndarray, np.ndarray]:
+    """(the envelope, the eps for which it was made or which it finds, whether it seems close there) from a level."""
+    start = IGNORED * level
+    x, grown = sketch(mu[:, None], law, start[:, None])
+    ends = spread(x, grown, np.diff(x), size.sketch_cells)
+    rough = cells(mu[:, None], law, ends)
+    first = _first(rough.lines(np.full(mu.shape, -np.inf)), start)
+    lines = rough.lines(first)
+    first, most = np.maximum(first, _first(lines, start)), np.max(lines.gain, axis=-1)
+    far, low = _loss(mu, FAR * level / most), np.zeros(mu.shape) if eps is None else eps
+    at = high = np.clip(_loss(mu, level / most) - first, 0.0, LARGEST_EPS) if eps is None else eps
+    last = np.maximum(far - low, first + mu)
+    nodes = first[:, None] + (last - first)[:, None] * np.linspace(0.0, 1.0, size.sketch_nodes[0])
+    made, _, _ = _through(mu, lines, start, nodes)
+    if eps is None:
+        at = made.newton(level, at, high, NEWTON_STEPS[0])
+    nodes = _placed(made, _between(made, at), size.sketch_nodes[1])
+    made, chosen, _ = _through(mu, lines, start, nodes)
+    if eps is None:
+        at = made.newton(level, at, high, NEWTON_STEPS[1])
+    best = np.take_along_axis(ends, np.minimum(chosen, ends.shape[1] - 1), axis=-1)
+    slopes = start[:, None] + np.cumsum(made.sums[0].weight, axis=-1)
+    between = _between(made, at)
+    dense = crowded_ends(x, grown, best, between * slopes[:, :-1], size.cells)
+    lines = cells(mu[:, None], law, dense).lines(first)
+    nodes = _placed(made, between, size.nodes)
+    # they begin where the new lines have the first one
+    first, begin, end = np.maximum(first, _first(lines, start)), nodes[:, :1], nodes[:, -1:]
+    nodes = end - (end - nodes) * ((end - first[:, None]) / (end - begin))
+    nodes[:, 0] = first
+    made, _, excess = _through(mu, lines, start, nodes)
+    if eps is None:
+        at = made.newton(level, at, high, NEWTON_STEPS[2])
+    leak, falls = made.about(at)
+    error = _missed(made, excess, at)
+    if eps is None:
+        return made, at, error <= falls * np.minimum(LOOSE[0] * at, LOOSE[1])
+    return made, at, (error <= LOOSE_DELTA * leak) | (leak - error >= 1.0)
+
+
+def _missed(made: Envelope, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
+    """By how much the leak is guessed to be too high."""
+    nodes = made.sums[0].at
+    r, turn = np.exp(nodes), _turns(made)
+    over = 0.5 * (excess[:, 1:] / r[:, 1:] + excess[:, :-1] / r[:, :-1]) + 0.125 * turn * np.diff(nodes)
+    missed: np.ndarray = np.sum(over * _between(made, eps), axis=-1) + made.start
+    return missed
+
+
+def _turns(made: Envelope) -> np.ndarray:
+    """By how much the slope rises about every cell between two nodes; the kink at the first node does not count."""
+    turn = made.sums[0].weight.copy()
+    turn[:, 0], turn[:, -1] = turn[:, 1], turn[:, -2]
+    return 0.5 * (turn[:, 1:] + turn[:, :-1])
+
+
+def _between(made: Envelope, eps: np.ndarray) -> np.ndarray:
+    """For losses between two nodes about the Q-mass times the likelihood ratio."""
+    nodes, _, profile = made.sums[0]
+    _, fall = profile.about(eps[:, None] + nodes)
+    return np.maximum(fall[:, :-1] - fall[:, 1:] * np.exp(-np.diff(nodes)), 0.0)
+
+
+def _placed(made: Envelope, between: np.ndarray, count: int) -> np.ndarray:
+    """Nodes such that the chords between them overstate the leak by about the same, (R, count)."""
+    nodes, width = made.sums[0].at, np.diff(made.sums[0].at)
+    return spread(nodes, np.cbrt(_turns(made) * width * between), width, count)
+
+
+def _first(lines: Lines, start: np.ndarray) -> np.ndarray:
+    """The logarithm of the r up to which M is at most `start r`."""
+    left = lines.gain > start[:, None]
+    room = np.where(left, lines.gain - start[:, None], 1.0)
+    return np.log(np.min(np.where(left, lines.cost / room, np.inf), axis=-1) * (1.0 - INFLATED))
+
+
+def _loss(mu: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """A loss beyond which there is about this P-mass."""
+    from scipy import special
+
+    return mu * (0.5 * mu - special.ndtri(np.clip(mass, 1e-300, 1.0 - 1e-9)))
+
+
+def _through(
+    mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray
+) -> tuple[Envelope, np.ndarray, np.ndarray]:
+    """(the envelope through bounds of M at the logarithms of r, the best line of each, by how much it is too high)."""
+    r = np.exp(nodes)
+    best, chosen = np.zeros(r.shape), np.zeros(r.shape, np.int64)
+    row = np.arange(r.shape[0])
+    for j in range(r.shape[1]):
+        value = r[:, j, None] * lines.gain
+        value -= lines.cost
+        chosen[:, j] = np.argmax(value, axis=-1)
+        best[:, j] = value[row, chosen[:, j]]
+    gain, cost = (np.take_along_axis(x, chosen, axis=-1) for x in lines.exact)
+    excess = best - np.maximum(r * gain - cost, 0.0)
+    best[:, 0] = np.maximum(best[:, 0], start * r[:, 0])
+    best = np.maximum(best, 0.0)
+    slope = np.concatenate([(best[:, :1] / r[:, :1]), np.diff(best) / np.diff(r), lines.gain.max(axis=-1)[:, None]], -1)
+    slope = np.maximum.accumulate(slope, axis=-1)
+    return Envelope(slope[:, 0], (Points(nodes, np.diff(slope), Gaussians(mu[:, None])),)), chosen, excess
+
+
+class Lines(NamedTuple):
+    """`M(r) <= max_k (r gain_k - cost_k)` for all r that are at least the one they were made for, (R, K) each."""
+
+    gain: np.ndarray
+    cost: np.ndarray
+    exact: tuple[np.ndarray, np.ndarray]  # about what gain and cost would be without loss
+
+
+class Cells(NamedTuple):
+    """Cells of v, K ends and K - 1 cells: between two ends f_r is at most the larger one plus `bent - r straight`."""
+
+    gain: np.ndarray
+    cost: np.ndarray
+    bent: np.ndarray
+    straight: np.ndarray
+    exact: tuple[np.ndarray, np.ndarray]
+
+    def lines(self, first: np.ndarray) -> Lines:
+        """Lines for r whose logarithm is at least `first`, (R,)."""
+        more = self.bent - np.exp(first - INFLATED * (1.0 + np.abs(first)))[:, None] * self.straight
+        more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN stays
+        # where that leaves little of a cost, the least cost of the cell stands at both of its ends
+        step = ~(more <= 0.5 * self.cost[:, 1:])
+        left = np.where(step, self.cost[:, 1:], self.cost[:, :-1] - more)
+        right = np.where(step, self.cost[:, 1:], self.cost[:, 1:] - more)
+        cost = np.concatenate([left, self.cost[:, -1:]], -1)
+        cost[:, 1:] = np.minimum(cost[:, 1:], right)
+        return Lines(self.gain, np.maximum(cost, 0.0), self.exact)
+
+
+def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
+    """Cells from scores x at their ends, (R, K) ascending; mu (R, 1)."""
+    from scipy import special
+
+    middle = 0.5 * (x[:, 1:] + x[:, :-1])
+    # y = 1 - v at the ends, whatever number it is; in the middle the mass of Q to a relative error, and of P
+    y = special.ndtr(x)
+    v = 1.0 - y
+    my, mv = special.ndtr(middle), special.ndtr(-middle)
+    mean, missed = special.ndtr(middle - mu), special.ndtr(mu - middle)
+    plainly, above, last = _risen(mu, x, y)
+    ratio = np.exp(mu * (middle - 0.5 * mu))
+    near = middle <= 0.0
+    left = np.where(near, y[:, :-1] - my, mv - v[:, :-1])
+    right = np.where(near, y[:, 1:] - my, mv - v[:, 1:])
+    # the tangent of 1 - T at the middle, rounded down, or a constant where that one would fall below 0
+    height = np.where(middle <= mu, mean * (1.0 - LINE_ERROR), 1.0 - missed * (1.0 + LINE_ERROR))
+    low = height + ratio * (left - LINE_ERROR * np.where(near, y[:, :-1] + my, mv + v[:, :-1]))
+    high = height + ratio * (right - LINE_ERROR * np.where(near, y[:, 1:] + my, mv + v[:, 1:]))
+    flat = ~(low >= 0.5 * above[:, :-1])
+    low, high = np.where(flat, above[:, :-1], low), np.where(flat, above[:, :-1], high)
+    zero = np.zeros_like(mu)
+    risen = np.minimum(np.concatenate([zero, high], -1), np.concatenate([low, last], -1))
+    risen = np.clip(np.concatenate([risen, last], -1) * (1.0 - 4.0 * ROUNDOFF), 0.0, 1.0)
+    gain = law.slopes(risen)[0] * (1.0 + INFLATED)
+    plain, steep = law.slopes(np.concatenate([y, zero + 1.0], -1))
+    cost = plain * (1.0 - INFLATED)
+    # phi'' is convex: its chord before a cell is above its slope there, and its chord behind is below
+    width = np.diff(y)
+    before = np.concatenate([y[:, :1], width[:, :-1]], -1)
+    steeper = np.concatenate([law.slopes(zero)[1], steep[:, :-3]], -1)
+    error = 2.0 * INFLATED
+    bend = (steeper * (1.0 + error) - steep[:, :-2] * (1.0 - error)) / before
+    high = np.clip(high, 0.0, 1.0)
+    behind = law.slopes(high)[1]
+    fallen = behind[:, :-1] * (1.0 - error) - behind[:, 1:] * (1.0 + error)
+    rest = fallen / np.diff(high) * np.square((high - low) / width)[:, :-1]
+    rest = np.where((fallen > 0.0) & (np.diff(high) > 0.0), rest, 0.0)
+    each = 0.125 * width * width
+    bent = np.concatenate([each * bend, zero + np.inf], -1)
+    straight = np.concatenate([each[:, :-1] * rest * (1.0 - INFLATED), zero, zero], -1)
+    exact = law.slopes(np.concatenate([plainly, last], -1))[0], plain
+    return Cells(gain, cost, bent, straight, exact)
+
+
+def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(about B, no more than B, the same at the last one), at the floats y that are nearly the Q-masses below x.
+
+    y misses the Q-mass by less than `missed`, and B, convex, falls by at most its slope times that.  B(1) = 1.
+    """
+    from scipy import special
+
+    missed = LINE_ERROR * np.minimum(y, special.ndtr(-x)) + np.where(x > 0.0, 2.0 * ROUNDOFF, 0.0)
+    loss = np.where(y < 1.0, np.exp(mu * (x - 0.5 * mu)) * (1.0 + LINE_ERROR) * missed, 0.0)
+    about = special.ndtr(x - mu)
+    above = np.maximum(about * (1.0 - LINE_ERROR) - loss, 0.0)
+    last = 1.0 - special.ndtr(mu - x[:, -1:]) * (1.0 + LINE_ERROR) - loss[:, -1:]
+    return about, above, last
+
+
+def sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(scores x, by how much log phi'(v) and log phi'(T(v)) grow from one to the next)."""
+    from scipy import special
+
+    first, second = law.slopes(np.zeros_like(mu))
+    begin = special.ndtri(1e-9 / np.maximum(second / first, 1.0))
+    end = np.maximum(mu + 8.3, begin + 1.0)
+    x = begin + (end - begin) * np.linspace(0.0, 1.0, 64)
+    floor = np.maximum(least, 1e-290)
+    grown = [np.log(np.maximum(law.slopes(special.ndtr(x - shift))[0], floor)) for shift in (0.0, mu)]
+    return x, np.abs(np.diff(grown[0])) + np.abs(np.diff(grown[1]))
+
+
+def spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int) -> np.ndarray:
+    """`count` places, from the first to the last, of which every cell gets its share."""
+    share = (1.0 - EVENLY) * dense / np.sum(dense, axis=-1, keepdims=True)
+    share = np.where(np.isfinite(share), share, 0.0) + EVENLY * width / np.sum(width, axis=-1, keepdims=True)
+    risen = np.concatenate([np.zeros((places.shape[0], 1)), np.cumsum(share, axis=-1)], axis=-1)
+    wanted = risen[:, -1:] * np.linspace(0.0, 1.0, count)
+    found = interp(np, wanted, risen, places)
+    found[:, 0] = places[:, 0]
+    return found
+
+
+def crowded_ends(x: np.ndarray, grown: np.ndarray, best: np.ndarray, weight: np.ndarray, count: int) -> np.ndarray:
+    """Ends of cells that are narrow where the best places are, each of which has a weight."""
+    risen = np.concatenate([np.zeros((x.shape[0], 1)), np.cumsum(weight, axis=-1)], axis=-1)
+    hit = np.abs(np.diff(interp(np, -x, np.maximum.accumulate(-best, axis=-1), risen), axis=-1))
+    beside = np.concatenate([hit[:, :1] * 0.0, hit, hit[:, :1] * 0.0], axis=-1)
+    near = np.cbrt((hit + beside[:, 2:] + beside[:, :-2]) * np.square(grown))
+    dense = near / np.sum(near, axis=-1, keepdims=True)
+    dense = np.where(np.isfinite(dense), dense, 0.0) + 0.3 * grown / np.sum(grown, axis=-1, keepdims=True)
+    return spread(x, dense, np.diff(x), count)
