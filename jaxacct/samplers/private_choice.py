@@ -27,11 +27,6 @@ from jaxacct.engines import devices
 from jaxacct.mechanisms import ApproximateDP, Gaussian, PureDP
 from jaxacct.samplers.exact_draws import bernoulli_exp, generator, rational
 
-_RULES = {"epsilon": POSITIVE, "beta": DELTA, "error": POSITIVE, "k": COUNT, "r": COUNT, "Delta": POSITIVE}
-"""What each argument must be, by its symbol in the formula."""
-_NAMES = {"k": "candidates", "r": "optimal", "Delta": "sensitivity"}
-"""The name of the argument, where it is not the symbol."""
-
 
 class _PureChoice:
     """A choice made by noise whose scale is all that makes it private."""
@@ -267,7 +262,9 @@ def exponential_error(
     >>> round(float(exponential_error(1.0, 0.05, 100)), 4)
     15.2018
     """
-    return _balance(monotone, epsilon=epsilon, beta=beta, k=candidates, r=optimal, Delta=sensitivity)
+    eps, b = check("epsilon", epsilon, POSITIVE), check("beta", beta, DELTA)
+    odds, unit = _odds(candidates, optimal, sensitivity, monotone, epsilon=eps, beta=b)
+    return (unit / eps * (np.log(odds) - np.log(b)))[()]
 
 
 def exponential_failure(
@@ -292,7 +289,8 @@ def exponential_failure(
     >>> round(float(exponential_failure(1.0, 15.2018, 100)), 4)
     0.05
     """
-    eps, a, odds, unit = _checked(monotone, epsilon=epsilon, error=error, k=candidates, r=optimal, Delta=sensitivity)
+    eps, a = np.asarray(check("epsilon", epsilon, POSITIVE)), check("error", error, POSITIVE)
+    odds, unit = _odds(candidates, optimal, sensitivity, monotone, epsilon=eps, error=a)
     return np.minimum(1.0, odds * np.exp(-eps * a / unit))[()]
 
 
@@ -319,20 +317,19 @@ def exponential_epsilon(
     >>> round(float(exponential_epsilon(15.2018, 0.05, 100)), 4)
     1.0
     """
-    return _balance(monotone, error=error, beta=beta, k=candidates, r=optimal, Delta=sensitivity)
+    a, b = check("error", error, POSITIVE), check("beta", beta, DELTA)
+    odds, unit = _odds(candidates, optimal, sensitivity, monotone, error=a, beta=b)
+    return (unit / a * (np.log(odds) - np.log(b)))[()]
 
 
-def _balance(monotone: bool, **given: Any) -> Any:
-    """The error from epsilon, or epsilon from the error: their product is 2 Delta log(k / (r beta))."""
-    first, b, odds, unit = _checked(monotone, **given)
-    return (unit / first * (np.log(odds) - np.log(b)))[()]
-
-
-def _checked(monotone: bool, **given: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The first two arguments, k / r, and 2 Delta (or Delta)."""
-    values = {name: np.asarray(check(_NAMES.get(name, name), x, _RULES[name])) for name, x in given.items()}
-    broadcast_shape({_NAMES.get(name, name): x.shape for name, x in values.items()})
-    first, second, k, r, delta = values.values()
+def _odds(
+    candidates: Any, optimal: Any, sensitivity: Any, monotone: bool, **others: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """(k / r, 2 Delta or Delta), whose product with log(k / (r beta)) is that of epsilon and the error."""
+    k, r = np.asarray(check("candidates", candidates, COUNT)), np.asarray(check("optimal", optimal, COUNT))
+    delta = np.asarray(check("sensitivity", sensitivity, POSITIVE))
+    each = {**others, "candidates": k, "optimal": r, "sensitivity": delta}
+    broadcast_shape({name: np.shape(x) for name, x in each.items()})
     if np.any(r > k):
         raise InputError(f"optimal must be <= candidates; found {np.max(r):g} of {np.min(k):g}, count them again")
-    return first, second, k / r, delta * (1.0 if monotone else 2.0)
+    return k / r, delta * (1.0 if monotone else 2.0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -29,7 +29,6 @@ COMPOSED_POINTS = 160
 """Values of eps at which the profile is taken when a selection is composed with other mechanisms."""
 LAST_DELTA = 1e-13
 """The points lie evenly up to the eps at which delta has fallen to this."""
-_pairs: OrderedDict[AnySelection, FinitePair] = OrderedDict()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +60,7 @@ class AnySelection(Mechanism):
         if (runs := self._as_composition()) is not None:
             return runs.expand(relation, direction)
         chosen = dataclasses.replace(self, mechanism=under(self.mechanism, relation)[0])
-        if chosen not in _pairs:
-            _pairs[chosen] = chosen._pair()
-            while len(_pairs) > 8:
-                _pairs.popitem(last=False)
-        return [(sample_pair(_pairs[chosen], np.asarray(1.0), direction), np.asarray(1.0))]
+        return [(sample_pair(_kept_pair(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
 
     def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         """The answer of the selection by itself: "epsilon" at delta >= 0, or "delta" at eps >= 0."""
@@ -94,6 +89,12 @@ class AnySelection(Mechanism):
     @abstractmethod
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         """The answer for a base and a relation as `under` returns them; values of the common shape."""
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_pair(chosen: AnySelection) -> FinitePair:
+    """Kept, since each direction of each question asks for the same one."""
+    return chosen._pair()
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:

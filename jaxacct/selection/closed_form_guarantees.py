@@ -77,7 +77,9 @@ def two_point_selection(
     second = first if epsilon_2 is None else np.asarray(check("epsilon_2", epsilon_2, NON_NEGATIVE))
     left = missed if delta_2 is None else check("delta_2", delta_2, DELTA_OR_ZERO)
     missed = np.asarray(missed)
-    grown = first + np.log1p(np.where(missed > 0.0, _odds(k), 0.0) * missed * np.exp(-first))
+    with np.errstate(over="ignore"):
+        odds = np.where(missed > 0.0, (1.0 - np.asarray(k.gamma)) / np.asarray(k.gamma), 0.0)
+    grown = first + np.log1p(odds * missed * np.exp(-first))
     epsilon = (second + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP
     epsilon, delta = np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * ROUNDED_UP, 1.0))
     return Guarantee(epsilon, delta)
@@ -301,11 +303,6 @@ def _noisy(sigma: Any, candidates: Any, steps: Any, delta: Any, monotone: bool) 
         check("delta", delta, DELTA),
     )
     return tuple(np.asarray(x) for x in values)
-
-
-def _odds(k: TruncatedNegativeBinomial) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return (1.0 - np.asarray(k.gamma)) / np.asarray(k.gamma)
 
 
 def _require(k: object) -> None:

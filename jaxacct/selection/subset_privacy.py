@@ -7,6 +7,7 @@ folder, "Tuning on a random subset").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -98,12 +99,15 @@ def subset_epsilon(
         run = np.stack([np.asarray(renyi_divergence(trained, WHOLE_ORDERS, side.forward).upper) for side in BOTH_SIDES])
         value = float(epsilon_from_renyi(WHOLE_ORDERS, subset_renyi(tuning, run, q, variant=variant), target).upper)
         return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "renyi")
-    pair = _tuning(tuned, k, target)
+    upper = lambda at: bound_epsilon(tuned, k, at, bound="envelope").upper
+    at = lambda grid, name: bound_delta(tuned, k, grid, bound="envelope", relation=name).upper
+    pair = _through_points(upper, at, target)
     if variant == "all":
         both = compose(PoissonSampled(pair, q), trained)
         value = float(account.epsilon(both, target).upper)
     else:
-        value = _rest(pair, _profile_of(trained, target), q, target)
+        upper, at = lambda at: account.epsilon(trained, at).upper, lambda grid, name: upper_delta(trained, grid, name)
+        value = _rest(pair, _through_points(upper, at, target), q, target)
     return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "profile")
 
 
@@ -135,12 +139,18 @@ def subset_renyi(tuning: Any, training: Any, sampling_probability: float, *, var
     if tuning.ndim != 2 or tuning.shape != training.shape or tuning.shape[0] != 2:
         raise InputError(f"tuning {tuning.shape} and training {training.shape} must both be (2, A - 1)")
     q = _scalar("sampling_probability", check("sampling_probability", sampling_probability, PROBABILITY))
-    orders = np.arange(2, tuning.shape[1] + 2)
-    if variant == "all":
-        worst = np.max(tuning, axis=0)
-        value = np.array([_amplified(worst, q, order) for order in orders]) + np.max(training, axis=0)
-    else:
-        value = np.array([max(_removed(tuning, training, q, a), _added(tuning, training, q, a)) for a in orders])
+    value, worst = [], np.max(tuning, axis=0)
+    for a in range(2, tuning.shape[1] + 2):
+        j = np.arange(a + 1)
+        if variant == "all":
+            # Poisson sampling [Zhu, Wang 2019]: terms 0 and 1 add up to (1-q)^{a-1} (a q - q + 1), from 3 on times 3
+            found = _sum(q, _moment(worst, j) + np.log(np.where(j > 2, 3.0, 1.0)))
+        else:
+            removed = _moment(tuning[0], j) + _moment(training[0], a - j)
+            added = _moment(tuning[1], j[1:]) + _moment(training[1], a + 1 - j[1:])
+            found = max(_sum(q, removed), _sum(q, added))
+        value.append(found / (a - 1))
+    value = np.array(value) + (np.max(training, axis=0) if variant == "all" else 0.0)
     return np.maximum(value, 0.0) * ROUNDED_UP
 
 
@@ -179,53 +189,28 @@ def expected_cost(k: Law, sampling_probability: Any, dataset_size: Any, epochs: 
     return (e * n * (k.mean * q + (1.0 - q if variant == "rest" else 1.0)))[()]
 
 
-def _removed(tuning: np.ndarray, training: np.ndarray, q: float, order: int) -> float:
-    """Equation 3.6, the direction of removing; term j has j factors of the training run."""
-    j = np.arange(order + 1)
-    return _sum(order, j, q, order - j, j, _moment(tuning[0], order - j), _moment(training[0], j), order - 1)
-
-
-def _added(tuning: np.ndarray, training: np.ndarray, q: float, order: int) -> float:
-    """Equation 3.7, the direction of adding."""
-    j = np.arange(order)
-    moments = _moment(tuning[1], j + 1), _moment(training[1], order - j)
-    return _sum(order - 1, j, q, j, order - 1 - j, *moments, order - 1)
-
-
-def _amplified(values: np.ndarray, q: float, order: int) -> float:
-    """Poisson sampling at whole orders [Zhu, Wang 2019]."""
-    j = np.arange(order + 1)
-    # the terms j = 0 and 1 add up to (1-q)^{a-1} (a q - q + 1); from 3 on there is a factor 3
-    moments = _moment(values, j) + np.log(np.where(j > 2, 3.0, 1.0))
-    return _sum(order, j, q, j, order - j, moments, np.zeros(order + 1), order - 1)
-
-
 def _moment(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     """`(a - 1) R(a)` at whole orders, 0 at orders 0 and 1."""
-    known = np.concatenate([[0.0, 0.0], values * np.arange(1, values.size + 1)])
+    known: np.ndarray = np.concatenate([[0.0, 0.0], values * np.arange(1, values.size + 1)])
     return known[order]
 
 
-def _sum(n: int, j: np.ndarray, q: float, kept: Any, left: Any, first: Any, second: Any, divisor: int) -> float:
-    """`log sum_j C(n, j) q^kept (1-q)^left e^{first + second}`, over the divisor."""
+def _sum(q: float, terms: np.ndarray) -> float:
+    """`log sum_j C(n, j) q^j (1-q)^{n-j} e^{term j}`, j from 0 to n."""
+    n, j = terms.size - 1, np.arange(terms.size)
     with np.errstate(divide="ignore", invalid="ignore"):
-        powers = [np.where(x > 0, x * np.log(base), 0.0) for x, base in ((kept, q), (left, 1.0 - q))]
+        powers = [np.where(x > 0, x * np.log(base), 0.0) for x, base in ((j, q), (n - j, 1.0 - q))]
     choose = gammaln(n + 1) - gammaln(j + 1) - gammaln(n - j + 1)
-    return float(logsumexp(choose + powers[0] + powers[1] + first + second)) / divisor
+    return float(logsumexp(choose + powers[0] + powers[1] + terms))
 
 
-def _tuning(tuned: Mechanism, k: Law, target: float) -> PrivacyProfile:
-    """The selection through points of its envelope in both directions."""
-    top = float(bound_epsilon(tuned, k, max(target * 1e-4, 1e-300), bound="envelope").upper)
-    grid = np.linspace(0.0, top if np.isfinite(top) else 50.0, PROFILE_POINTS)
-    each = [bound_delta(tuned, k, grid, bound="envelope", relation=side.forward).upper for side in BOTH_SIDES]
-    return PrivacyProfile(grid, *each)
-
-
-def _profile_of(run: Mechanism, target: float) -> PrivacyProfile:
-    top = float(account.epsilon(run, max(target * 1e-4, 1e-300)).upper)
+def _through_points(
+    epsilon: Callable[[float], Any], delta: Callable[[np.ndarray, str], np.ndarray], target: float
+) -> PrivacyProfile:
+    """A mechanism through upper ends of delta in both directions, up to an eps of a small share of the target."""
+    top = float(epsilon(max(target * 1e-4, 1e-300)))
     grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, PROFILE_POINTS)
-    return PrivacyProfile(grid, *(upper_delta(run, grid, side.forward) for side in BOTH_SIDES))
+    return PrivacyProfile(grid, *(delta(grid, side.forward) for side in BOTH_SIDES))
 
 
 def _rest(tuning: PrivacyProfile, training: PrivacyProfile, q: float, target: float) -> float:

@@ -25,7 +25,7 @@ from jaxacct.engines.quick_bounds import largest_loss
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.base import register
 from jaxacct.mechanisms.parts import FinitePair
-from jaxacct.selection import profile_ends
+from jaxacct.selection import envelope, profile_ends
 from jaxacct.selection.adaptive import LEAST_DELTA, upper_ends
 from jaxacct.selection.any_selection import AnySelection, pair_of
 from jaxacct.selection.base_profile import (
@@ -37,19 +37,6 @@ from jaxacct.selection.base_profile import (
     sides,
     sum_of_atoms,
     upper_delta,
-)
-from jaxacct.selection.envelope import (
-    INFLATED,
-    LARGEST_EPS,
-    TAIL_SHARE,
-    Envelope,
-    Points,
-    Table,
-    lines,
-    points_of,
-    profile_points,
-    solved,
-    table_of,
 )
 from jaxacct.selection.law_of_k import Law, PointMass, derivative, evaluated, probability_of
 from jaxacct.selection.profile_ends import RELATIVE_ERROR
@@ -178,7 +165,7 @@ def by_envelope(quantity: str, run: Mechanism, law: Law, top: int, values: np.nd
     for side in sides(run, relation):
         level = np.min(values if quantity == "epsilon" else upper_delta(run, values, side.forward), initial=1.0)
         made, unit = _envelope(run, law, top, side, float(level))
-        found = np.maximum(found, made.leak(values) if quantity == "delta" else solved(made, values, unit))
+        found = np.maximum(found, made.leak(values) if quantity == "delta" else envelope.solved(made, values, unit))
     return found
 
 
@@ -199,7 +186,7 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
     return largest, mass
 
 
-def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[Envelope, float]:
+def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
     """The envelope of one direction, whose profiles go down to a small share of `level`, and the last of their eps."""
     parts = components(run, "add_or_remove_one", side.direction)
     # mass at infinity that is certain counts by itself; of a pair that only dominates none is certain
@@ -208,31 +195,30 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     apart = apart if apart >= LEAST_DELTA else 0.0  # less may be what a finite table of an endless law leaves out
     scale, other = derivative(law, top)
     most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
-    share = TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
-    tables = []
+    share = envelope.TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
+    one, sums = np.ones(1), []
     for k in range(1, top + 1):
         eps, high = _profile(run, parts, k, side, level * share)
-        table, knots = table_of(eps, high)
-        lost = -math.expm1(k * math.log1p(-min(apart, 1.0 - ROUNDOFF))) * (1.0 - RELATIVE_ERROR)  # 1 - (1 - p)^k
-        tables.append(Table(table.ratio, np.maximum(table.delta - lost, 0.0)))
+        table, knots = envelope.table_of(eps, high)
         if k == 1:
             u, t = knots
-    sums = [
-        Points(np.array([-2.0 * INFLATED]), np.array([probability_of(law, k) * (1.0 + INFLATED)]), tables[k - 1])
-        for k in range(1, top)
-    ]
-    if scale > 0.0:
-        best = lines(other, u, np.clip(t - apart + 4.0 * ROUNDOFF, 0.0, 1.0))
-        sums.append(points_of(*best, tables[-1], scale / math.factorial(top) * (1.0 + 2.0 * INFLATED)))
+        lost = -math.expm1(k * math.log1p(-min(apart, 1.0 - ROUNDOFF))) * (1.0 - RELATIVE_ERROR)  # 1 - (1 - p)^k
+        table = envelope.Table(table.ratio, np.maximum(table.delta - lost, 0.0))
+        if k < top:
+            sums.append(envelope.points_of(one, one, table, probability_of(law, k)))
+        elif scale > 0.0:
+            best = envelope.lines(other, u, np.clip(t - apart + 4.0 * ROUNDOFF, 0.0, 1.0))
+            weight = scale / math.factorial(top) * (1.0 + 2.0 * envelope.INFLATED)
+            sums.append(envelope.points_of(*best, table, weight))
     infinite = profile_ends.mass_on_top(law, apart)[1] if apart > 0.0 else 0.0
-    return Envelope(infinite, tuple(sums)), float(eps[-1])
+    return envelope.Envelope(infinite, tuple(sums)), float(eps[-1])
 
 
 def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: float) -> tuple[np.ndarray, np.ndarray]:
     """(eps, upper ends of delta) of so many runs."""
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
-        return profile_points(repeat(run, count), level, side.forward)
+        return envelope.profile_points(repeat(run, count), level, side.forward)
     # a finite law, multiplied out, at its losses, where its profile bends
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
@@ -242,6 +228,6 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
     at = np.unique(np.concatenate([total, [0.0]]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-9])]
     at = np.concatenate([[at[0] - 1.0], at, at[-1] + np.array([10.0 * slack, 50.0])])
-    at = np.unique(np.clip(at, -LARGEST_EPS, LARGEST_EPS))
+    at = np.unique(np.clip(at, -envelope.LARGEST_EPS, envelope.LARGEST_EPS))
     infinite = -math.expm1(count * math.log1p(-min(float(np.abs(parts.delta_infinity[0])), 1.0 - ROUNDOFF)))
     return at, sum_of_atoms(total + slack, product, infinite * (1.0 + RELATIVE_ERROR), at, 1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,21 +28,18 @@ WIDTH = 1e-4
 """Absolute width of eps, relative width of delta, above which a configuration is looked at more finely."""
 BASE_WIDTH = 1e-3
 """Widths that a base's own bracket may explain, relative to eps (to 1 where that is less), or to delta."""
-_curves_of: OrderedDict[tuple[Mechanism, bool, bool], list[dict[str, Curve]]] = OrderedDict()
-"""The curves of each base that is kept, by NumPy or not, coarse or not, in the order in which they were made."""
 
 
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
     """The curves of a base, computed once; `coarse` ones need half as many points of its profile."""
     with backend.job(1, apart=True):  # one base's profile
-        key = run, backend.on_numpy(1), coarse
-        if key not in _curves_of:
-            found = curves(run, coarse)
-            _curves_of[key] = found
-            while len(_curves_of) > 8:
-                _curves_of.popitem(last=False)
-            return found
-        return _curves_of[key]
+        return _kept_curves(run, coarse, backend.on_numpy(1))
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_curves(run: Mechanism, coarse: bool, numpy: bool) -> list[dict[str, Curve]]:
+    """Kept, since a curve takes seconds for DP-SGD, and every question about a base uses it."""
+    return curves(run, coarse)
 
 
 def bracket(
