@@ -145,11 +145,10 @@ def test_what_a_broken_device_does_not_give_is_left_out(followed_run):
     assert [record["step"] for record in told] == [1]
 
 
-@pytest.mark.parametrize("name", ["_pending", "_held", "_fetched"])
-def test_a_function_is_told_once_what_an_interrupt_left_behind(followed_run, name):
+def test_a_function_is_told_once_what_an_interrupt_left_behind(followed_run):
     """The interrupt comes when a look has been handed on, and is still where it was."""
     log, told = followed_run
-    log._epsilon.place(1, of_plan(PLAN, 1)).table.wait(60)
+    log._epsilon.point(1, of_plan(PLAN, 1)).table.wait(60)
 
     class Interrupted(deque):
         left = 1
@@ -160,7 +159,7 @@ def test_a_function_is_told_once_what_an_interrupt_left_behind(followed_run, nam
                 raise KeyboardInterrupt
             return super().popleft()
 
-    setattr(log, name, Interrupted())
+    log._looks = Interrupted()
     one = observed()
     for x in one[:1] + one[2:5]:
         x.there = True
@@ -209,10 +208,10 @@ def test_records_wait_for_the_table_and_not_for_ever(monkeypatch, at_once):
 
 def upper(found, step, stretches=()):
     """What a log tells after so many steps, its table waited for."""
-    place = found.place(step, stretches)
-    if place is not None:
-        place.table.wait(60)
-    return found.told(place)["upper"]
+    point = found.point(step, stretches)
+    if point is not None:
+        point.table.wait(60)
+    return found.told(point)["upper"]
 
 
 def test_a_run_by_itself():
@@ -229,8 +228,8 @@ def test_a_run_under_two_plans():
     longer = plan.recalibrate(10, steps=30)
     before = of_plan(plan, 10)
     found = EpsilonSoFar(longer, 10, before, None)
-    place = found.place(15, followed(before, longer, 10, 15, ""))
-    assert (place.step, place.table) == (15, found._tables[0])
+    point = found.point(15, followed(before, longer, 10, 15, ""))
+    assert (point.step, point.table) == (15, found._tables[0])
     other = Plan(**FULL, steps=30, noise_multiplier=5.0)
     found = EpsilonSoFar(other, 10, before, None)
     mu2 = 10 / plan.noise_multiplier**2 + 20 / 25
@@ -253,7 +252,7 @@ def test_a_ledger_that_holds_more(path):
                 assert exact <= told <= 1.1 * exact
         assert told == pytest.approx(gaussian_epsilon((1.4 + 0.25) ** 0.5), rel=1e-3)
         ledger.spend(ja.Gaussian(2.0), "another query")
-        assert found.place(100, ()) is None and upper(found, 100) is None
+        assert found.point(100, ()) is None and upper(found, 100) is None
         assert "more was released" in found.told(None)["why"] and found.covers == "all runs of the ledger"
 
 
@@ -265,7 +264,7 @@ def test_a_ledger_that_is_ahead_of_the_run(path):
         found = EpsilonSoFar(PLAN, 5, (), ledger)
         for step in range(5, 12):
             note(ledger, step)
-            assert found.place(step + 1, ()).step == max(step + 1, 8)
+            assert found.point(step + 1, ()).step == max(step + 1, 8)
             assert ledger.epsilon(DELTA).upper <= upper(found, step + 1)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.core.validation import COUNT, Constraint, InputError, check
 
-__all__ = ["Layout", "Source", "Stopped", "source_of_mapped"]
+__all__ = ["Source"]
 
 AHEAD = Constraint("use a number of batches from 0, such as 1", 0, 2**20, integral=True)
 """How many batches may be loaded ahead."""
@@ -123,13 +123,7 @@ class Layout:
         return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in jax.tree_util.tree_leaves(self.example)]
 
     def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
-        """Put some examples, by their numbers, into the rows of buffers.
-
-        Raises
-        ------
-        InputError : a length that has changed, an item that cannot be loaded, or that is unlike item 0.
-        Stopped : if nobody waits any more.
-        """
+        """Put examples, by their numbers, into the rows of buffers; Stopped if nobody waits any more."""
         self._check_length()
         rest = list(into)
         for column in self._columns:

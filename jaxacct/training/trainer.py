@@ -37,7 +37,7 @@ from jaxacct.training.step.models import Rest, apart, whole
 from jaxacct.training.step.modules import initialised, loss_of, refuse_state
 from jaxacct.training.step.step_function import Carried, StepRule, look_at, numbers, require_optimizer
 
-__all__ = ["State", "Trainer"]
+__all__ = ["Trainer"]
 
 
 class Trainer:

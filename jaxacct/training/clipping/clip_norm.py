@@ -13,7 +13,7 @@ import numpy as np
 from jaxacct.core.validation import Constraint, InputError, Tracer, check
 from jaxacct.training.clipping.ghost_norms import allowance
 
-__all__ = ["CLIP_NORM", "DEVIATION", "beside", "deviation", "grouped", "limit_of", "sensitivity", "wide"]
+__all__ = ["sensitivity"]
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Within these, noise in proportion to the clip norm, and squares of clip norms, are ordinary in float32."""
@@ -53,11 +53,7 @@ def sensitivity(clip_norm: Any) -> float:
 
 
 def deviation(noise_multiplier: Any, norms: Sequence[Any]) -> Any:
-    """In float32, at least the noise multiplier times the root of the sum of the squares of clip norms.
-
-    A sum of n squares, added one by one, is too small by n units of 2^-24 at most, relatively, and its root by half of
-    that; all else here, the rounding of the noise multiplier itself included, by fewer than 16 units.
-    """
+    """In float32, noise multiplier times the root of the sum of squared clip norms, raised by more than it rounds."""
     rounding = 1.0 + (16 + len(norms)) * 2.0**-24
     return jnp.float32(noise_multiplier) * jnp.sqrt(sum(jnp.float32(c) ** 2 for c in norms)) * rounding
 
@@ -79,11 +75,7 @@ def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
 
 
 def limit_of(clip_norm: Any, sizes: Sequence[int], rows: int, dtype: Any) -> Any:
-    """The clip norm, less the rounding of norms and contributions; 0 for one that no contribution can be held to.
-
-    sizes : of all parameters.  rows : the most rows of a product among them.  Both terms are derived in
-    jaxacct/training/clipping/README.md, "Clipping".
-    """
+    """The clip norm, less the rounding of norms and contributions (README.md); 0 for one that none can be held to."""
     below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
     c = jnp.asarray(clip_norm, dtype)
     held = (c >= _SMALLEST_TRACED) & (c <= _LARGEST_TRACED)

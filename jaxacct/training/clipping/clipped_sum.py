@@ -20,7 +20,7 @@ from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_cl
 from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses_of, zero_taps
 from jaxacct.training.clipping.traces import as_data, computed_once, trace, unfolded_true
 
-__all__ = ["METHODS", "Clipped", "clipped_sum", "norm_methods", "split_loss", "ways"]
+__all__ = ["Clipped", "clipped_sum", "norm_methods", "ways"]
 
 METHODS = ("auto", "vmap", "ghost")
 """How norms are found; `clipped_sum` says what each word means."""
@@ -336,12 +336,7 @@ class Bundle:
         return [0, *itertools.accumulate(map(math.prod, self.shapes))][:-1]
 
     def parted(self, total: Any, starts: Iterable[Any]) -> list[Any]:
-        """The members' parts of an array of entries; starts : the next ones are where they begin, and may be data.
-
-        >>> bundle = Bundle((0, 1), ((), (2,)), 0)
-        >>> [part.tolist() for part in bundle.parted(bundle.joined([jnp.ones(1), jnp.zeros((1, 2))])[0], [0, 1])]
-        [1.0, [0.0, 0.0]]
-        """
+        """The members' parts of an array of entries; starts : the next ones are where they begin, and may be data."""
         part = lambda start, size: jax.lax.dynamic_slice_in_dim(total, start, size, allow_negative_indices=False)
         pairs = zip(self.shapes, starts, strict=False)
         return [part(start, math.prod(shape)).reshape(shape) for shape, start in pairs]
@@ -357,12 +352,7 @@ def bundled(members: Sequence[int], shapes: Sequence[tuple[int, ...]], groups: S
 
 
 class Way(str):
-    """How a parameter's norm is found, a word; and in ``reason`` why not as "ghost", empty where it is.
-
-    >>> way = Way("vmap", "its use by mul is no product")
-    >>> way == "vmap", way.reason
-    (True, 'its use by mul is no product')
-    """
+    """How a parameter's norm is found, a word; and in ``reason`` why not as "ghost", empty where it is."""
 
     reason: str
 

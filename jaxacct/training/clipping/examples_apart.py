@@ -26,8 +26,6 @@ from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, evaluate
 
-__all__ = ["LANE_BY_LANE", "channels_last", "for_each", "one_of", "refuse_closed_over"]
-
 _ALL_BYTES = 2**28
 """Data up to this size are compared whole; of larger data, and of a Source, only some blocks of rows are."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
@@ -124,18 +122,7 @@ def one_of(batch: Any) -> Any:
 
 
 def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
-    """``jax.vmap(function)(batch)``, each example by itself: InputError if the function could see other examples.
-
-    name : of the user's function.  Operations that are not known to keep examples apart are refused, and so are
-    programs in which a row of a small batch changes with another one.
-
-    >>> for_each("loss_fn", jnp.sum, jnp.ones((2, 3))).tolist()
-    [3.0, 3.0]
-    >>> for_each("loss_fn", jax.custom_batching.sequential_vmap(jnp.sin), jnp.ones((2, 3)))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    jaxacct.InputError: loss_fn calls jax.custom_batching.custom_vmap, which ...
-    """
+    """``jax.vmap(function)(batch)``, each example by itself; InputError if the user's function could see others."""
     leaves, form = jax.tree_util.tree_flatten(batch)
     flat = lambda *example: function(jax.tree_util.tree_unflatten(form, example))
     traced, shapes = jax.make_jaxpr(flat, return_shape=True)(*one_of(leaves))
@@ -227,11 +214,7 @@ def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
 
 
 def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
-    """InputError where the trace of a user's function has an operation that can mix examples.
-
-    Refused are operations outside `LANE_BY_LANE`, random keys that are neither threefry nor ChaCha20, collectives along
-    an axis from outside the trace, and mutable arrays from outside.
-    """
+    """InputError for operations outside `LANE_BY_LANE`, and for keys, axes and arrays that examples can share."""
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
@@ -304,13 +287,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, of pytrees of arrays, with every convolution between transpositions; on CPUs only.
-
-    >>> import jax.numpy as jnp
-    >>> smooth = lambda x: jax.lax.conv_general_dilated(x, jnp.ones((1, 1, 3)) / 3, (1,), "VALID")
-    >>> channels_last(smooth)(jnp.arange(5.0).reshape(1, 1, 5)).round(5).tolist()
-    [[[1.0, 2.0, 3.0]]]
-    """
+    """The same function, of pytrees of arrays, with every convolution between transpositions; on CPUs only."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:

@@ -18,8 +18,6 @@ import numpy as np
 
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, merged
 
-__all__ = ["HIGHEST", "Rows", "Site", "allowance", "blocked_sum", "site_of", "sum_squares"]
-
 BLOCK = 64
 """Terms of a block: the longest run of additions.  Larger ones round more, smaller ones make more levels of blocks."""
 NOTHING = -(2**20)
@@ -200,11 +198,7 @@ def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
 
 
 def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
-    """(rows', E, m) of one example: its gradient is 2^E sum_t x'_t dy'_t^T, and no entry of the sum exceeds m.
-
-    m = sum_t max|x'_t| max|dy'_t|, whose largest term is in [1, 8).  Each row of x has a power of two of its own, and
-    hands it to its row of dy.
-    """
+    """(rows', E, m): a gradient is 2^E sum_t x'_t dy'_t^T, and no entry exceeds m = sum_t max|x'_t| max|dy'_t|."""
     number, beside, x, dy = rows
     peak_of = lambda a: jnp.max(jnp.abs(a), axis=1)
     tops, parts = [], []
@@ -258,11 +252,7 @@ def _size(steps: Sequence[Step]) -> int:
 
 
 def exponent(values: Any) -> Any:
-    """e with 2^e <= |value| < 2^(e+1), int32; NOTHING for zeros and subnormal numbers, ``finfo.maxexp`` beyond them.
-
-    >>> exponent(jnp.array([1.0, -3.9, 1e-45, 0.0, jnp.inf, jnp.nan])).tolist()
-    [0, 1, -1048576, -1048576, 128, 128]
-    """
+    """e with 2^e <= |value| < 2^(e+1), int32; NOTHING for zeros and subnormal numbers, ``finfo.maxexp`` beyond them."""
     info = jnp.finfo(values.dtype)
     field = (_magnitude(values) >> info.nmant).astype(np.int32)
     return jnp.where(field > 0, field - (info.maxexp - 1), NOTHING)
@@ -275,22 +265,14 @@ def normal(values: Any) -> Any:
 
 
 def power(exponents: Any, dtype: Any) -> Any:
-    """2^e; zero where that is subnormal, and the largest power of two where it overflows.
-
-    >>> power(jnp.array([-1, 10]), jnp.float32).tolist()
-    [0.5, 1024.0]
-    """
+    """2^e; zero where that is subnormal, and the largest power of two where it overflows."""
     info = jnp.finfo(dtype)
     field = jnp.clip(exponents, info.minexp - 1, info.maxexp - 1) + (info.maxexp - 1)
     return jax.lax.bitcast_convert_type(field.astype(_integer(dtype)) << info.nmant, dtype)
 
 
 def scaled(values: Any, exponents: Any) -> Any:
-    """values * 2^e, for e from twice the least to twice the largest exponent of the dtype; zero below.
-
-    >>> float(scaled(jnp.float32(2.0**100), jnp.int32(-200)) * 2.0**100)
-    1.0
-    """
+    """values * 2^e, for e from twice the least to twice the largest exponent of the dtype; zero below."""
     half = exponents >> 1
     return values * power(half, values.dtype) * power(exponents - half, values.dtype)
 
@@ -324,11 +306,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """By how much, relatively, a norm formed by ``blocked_sum`` over leaves may be too small, and a scaling too large.
-
-    Half the relative error of the sum of squares (64 units a level of blocks, one for each leaf), and 8 units for the
-    root, the quotient and the products; twice that, for devices that do not round correctly.
-    """
+    """By how much, relatively, a norm formed over leaves of these sizes may be too small, and a scaling too large."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

@@ -23,8 +23,6 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxacct.training.clipping.traces import BODIES, bind, evaluate, written_out
 
-__all__ = ["Step", "Use", "Uses", "Written", "merged", "tapped", "uses_of", "zero_taps"]
-
 Place = tuple[int, ...]
 """Of an operation in a trace, and before it of the loops and checkpoints around it."""
 Met = dict[tuple[Place, int], Any]
@@ -179,10 +177,7 @@ class Uses:
 
 
 def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
-    """The trace of a loss, and the uses of each of its first ``leaves`` inputs; the loss is the first output.
-
-    A parameter without any use has no gradient.
-    """
+    """The trace of a loss, and the uses of each of its first ``leaves`` inputs; the loss is the first output."""
     found = [Uses() for _ in range(leaves)]
     views = {var: (leaf, View.of(var.aval)) for leaf, var in enumerate(closed.jaxpr.invars[:leaves])}
     written = _follow(closed, views, closed.jaxpr.outvars[:1], (), found)
@@ -309,13 +304,7 @@ class View:
         return replace(self, loops=(*self.loops, (length, None)))
 
     def reshaped(self, sizes: Sequence[int]) -> View | None:
-        """With its entries, row by row, in other axes; None where an axis would have no constant strides.
-
-        >>> import jax
-        >>> view = View.of(jax.ShapeDtypeStruct((2, 6), float)).transposed((1, 0))
-        >>> view.reshaped((3, 2, 2)).axes, view.reshaped((4, 3))
-        ((((3, 2),), ((2, 1),), ((2, 6),)), None)
-        """
+        """With its entries, row by row, in other axes; None where an axis would have no constant strides."""
         rest = list(merged(step for axis in self.axes for step in axis))
         axes = []
         for size in sizes:
@@ -336,11 +325,7 @@ class View:
 
 
 def merged(steps: Any) -> tuple[Step, ...]:
-    """The same places in the same order, with as few steps as there can be.
-
-    >>> merged([(2, 12), (3, 4), (5, 1)])
-    ((6, 4), (5, 1))
-    """
+    """The same places in the same order, with as few steps as there can be."""
     out: list[Step] = []
     for size, stride in steps:
         if out and out[-1][1] == size * stride:

@@ -16,8 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-__all__ = ["BODIES", "as_data", "bind", "computed_once", "evaluate", "trace", "unfolded_true", "written_out"]
-
 BODIES = ("scan", "checkpoint", "remat", "remat2")
 """Operations with a body that is seen through where a parameter enters it: loops, and what is computed again."""
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
@@ -68,13 +66,7 @@ def _shape_of(value: Any) -> Any:
 
 
 def computed_once(true: Any, function: Callable[[], Any]) -> Any:
-    """``function()``, a pytree of arrays, each of them computed once: as the outcome of a branch that is always taken.
-
-    true : what `unfolded_true` returned.
-
-    >>> computed_once(unfolded_true([jnp.ones(3)]), lambda: {"a": jnp.arange(2)})["a"].tolist()
-    [0, 1]
-    """
+    """``function()``, a pytree of arrays, each computed once: the outcome of a branch on `unfolded_true`."""
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     outputs = jax.lax.cond(
         true,
@@ -85,25 +77,12 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
 
 
 def as_data(true: Any, places: Sequence[int]) -> list[Any]:
-    """Whole numbers, int32, each of them by itself, that the compiler does not know.
-
-    Where an array is cut into many parts at places that it knows, each cut is code of its own, with all that is merged
-    with it.  At places that are data, parts of equal shape have equal code, which XLA compiles once.
-
-    true : what `unfolded_true` returned.
-
-    >>> [int(place) for place in as_data(unfolded_true([jnp.ones(3)]), [3, 5])]
-    [3, 5]
-    """
+    """Whole numbers that the compiler does not know: cuts at them have equal code, which is compiled once."""
     return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
 def unfolded_true(values: Sequence[Any]) -> Any:
-    """True, found from the bits of the first entries of those arrays, so that no compiler takes it for a constant.
-
-    It does if all of them are constants of the program: give everything that the values follow from.
-    One for all under vmap: a branch that differed between its members would become a choice between both outcomes.
-    """
+    """True, found from the first bits of what the values follow from, so that no compiler takes it for a constant."""
     numbers = [
         value for value in values if jnp.size(value) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
     ]
@@ -118,4 +97,5 @@ def _true(*bits: Any) -> Any:
 
 @_true.def_vmap
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
+    """One for all: a branch that differed between the members would become a choice between both outcomes."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False

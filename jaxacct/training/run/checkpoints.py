@@ -23,8 +23,6 @@ from jaxacct.training.sharding.processes import ALONE, Processes
 from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.step_function import Carried
 
-__all__ = ["Checkpoint", "Store"]
-
 _BESIDE = 2**14
 """Most bytes that a checkpoint takes beside its numbers, for each array and for each of 16 files."""
 _KEPT = 2
@@ -50,12 +48,10 @@ class Checkpoint(NamedTuple):
 
 
 class Store:
-    """A folder of checkpoints, readable by its owner alone, whatever it was before: it holds the secret key of the run.
+    """A folder of checkpoints, readable by its owner alone: it holds the secret key of the run.
 
-    A checkpoint is parameters, optimizer state, clip norm, the step, the lineage (the key and the chain from which all
-    batches and noise follow), and the history (what was spent).  It appears whole or not at all.  They are numbered in
-    the order of writing, from 0.  Of arrays that are spread over several devices or processes, each process writes and
-    reads its own parts; the folder is then one that all of them see.
+    Checkpoints are numbered in the order of writing, from 0.  Of arrays that are spread over processes, each process
+    writes and reads its own parts; the folder is then one that all of them see.
     """
 
     def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:
@@ -105,11 +101,7 @@ class Store:
             self._manager.wait_until_finished()
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """A checkpoint with the names, shapes and dtypes of ``like``; InputError for any other.
-
-        digest_of : digest of the names and numbers of a pytree, as in `Lineage.seal`.  It decides whether a checkpoint
-            of an earlier version, which has no names, is of this model.
-        """
+        """A checkpoint with the arrays of ``like``; where it has no names, digest_of must give its `Lineage.seal`."""
         if not (self._path / str(number) / "run").exists():
             raise InputError(
                 f"checkpoint {number} does not say what was spent: an earlier version wrote it; finish its run with "

@@ -12,6 +12,7 @@ import bisect
 import contextlib
 import datetime
 import functools
+import itertools
 import json
 import math
 import os
@@ -21,7 +22,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,24 +46,12 @@ from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.step_function import Observed
 from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 
-__all__ = ["EpsilonSoFar", "Live", "Log", "RunLog", "checked_log", "run_log"]
-
-POINTS = 16
-"""Places of a table that is made for one run.  Each is a claim of its own; those of a plan are made in two calls."""
-EVEN_PLACES = 64
-"""Places of the plan's own table."""
-APART = 1.1
-"""Factor between two places early in a plan, where the plan's own table, evenly spaced, has few."""
-EARLY_RTOL = 0.01
-"""Relative width of the brackets there, of which upper ends are used."""
 Held = list[tuple[Spent, list[Run]]]
 """What counts against a plan: for each run what it has spent, and its plans; the current one comes first."""
 PAUSES = (0.2, 10.0)
 """Seconds between two updates; each waits for the step to be done, so that the rate is one of steps done."""
 _FIRST = b'{"event": "begin"'
 """How a log begins."""
-_PIECE = 2**16
-"""Bytes of a file that are read at a time, from its end, to find its last whole line."""
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
 """Where a log goes: a function of one record, the path of a file of JSON lines, or nowhere."""
 MOST_PENDING = 8
@@ -75,44 +64,35 @@ WINDOW = 32
 """Looks over which the rate is taken."""
 WAIT_SECONDS = 5.0
 """How long a record waits for the table of epsilon; later ones find it there."""
-WORDS = 200
-"""Characters of an error's message that are told."""
 
 
-class _Look(NamedTuple):
-    """Numbers of a step, on the device or on their way; place: where a table of epsilon has what was released."""
+@dataclass(slots=True)
+class _Look:
+    """Numbers of a step, on the device or on their way; filled in as they arrive, so that an interrupt repeats nothing.
+
+    point : where a table of epsilon has what was released.  when, rate : when the step was seen to be done, and steps a
+    second by then.  record : what is told.
+    """
 
     step: int
     observed: Observed
-    place: Place | None
-
-
-class _Done(NamedTuple):
-    """A look whose step is done, when that was seen, and how many steps a second were being taken."""
-
-    look: _Look
-    when: float
-    rate: float | None
+    point: TablePoint | None
+    when: float | None = None
+    rate: float | None = None
+    record: dict[str, Any] | None = None
 
 
 class RunLog:
-    """Takes the looks of one `fit`, and tells them in their order; `begin` comes first.
+    """Tells of every so manieth step of one `fit`, and of the plan's last, in their order; `begin` comes first.
 
-    Parameters
-    ----------
-    put : is given each record; None where nothing is asked for.
-    file : what `put` writes to, if it does; it is told how the `fit` begins and ends as well.
-    every : looks are at every so manieth step, and at the last one of the plan.
-    run : what the run is called.
+    put is given each record; None where nothing is asked for.  file : what it writes to, or None.
     """
 
     def __init__(self, put: Callable[[dict[str, Any]], Any] | None, file: LogFile | None, every: int, run: str) -> None:
         self._put, self._file, self._every, self._run = put, file, every, run
         self._epsilon: EpsilonSoFar | None = None
         self._last = 0
-        self._pending: deque[_Look] = deque()
-        self._held: deque[_Done] = deque()
-        self._fetched: deque[tuple[float, Place | None, dict[str, Any]]] = deque()
+        self._looks: deque[_Look] = deque()
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._begin = self._told = time.monotonic()
         self.ending: dict[str, Any] = {}
@@ -132,17 +112,14 @@ class RunLog:
             self._flush()
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
-        """So many steps have been handed to the device, the last of which has these numbers.
-
-        stretches : of what has been released until then, where no ledger holds it.
-        """
+        """So many steps have been handed to the device, the last with these numbers; stretches : without a ledger, all."""
         if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
             return
-        self._pending.append(_Look(step, observed, self._epsilon.place(step, stretches)))
-        while self._pending and (len(self._pending) > MOST_PENDING or _is_there(self._pending[0])):
-            self._hold()
+        self._looks.append(_Look(step, observed, self._epsilon.point(step, stretches)))
+        self._see_done(MOST_PENDING)
+        held = sum(look.when is not None for look in self._unread())
         now = time.monotonic()
-        if len(self._held) >= MOST_HELD or now - self._told >= PAUSE_SECONDS:
+        if held >= MOST_HELD or now - self._told >= PAUSE_SECONDS:
             self._told = now
             self._fetch()
             self._tell(self._epsilon)
@@ -162,8 +139,7 @@ class RunLog:
         if self._put is None or self._epsilon is None:
             return
         with contextlib.suppress(Exception):
-            while self._pending:
-                self._hold()
+            self._see_done(0)
         with contextlib.suppress(Exception):
             self._fetch()
         self._tell(self._epsilon, everything=True)
@@ -187,69 +163,63 @@ class RunLog:
             act()
         except Exception as error:
             self._put = None
-            words = " ".join(f"{type(error).__name__}: {error}".split())[:WORDS]
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             progress.say(f"jaxacct: log raised {words}; training goes on without it")
 
-    def _hold(self) -> None:
-        """The oldest look under way, which is waited for, is done; one that an interrupt left behind is held once."""
-        look = self._pending[0]
-        if self._held and self._held[-1].look is look:
-            self._pending.popleft()
-            return
-        if not _is_there(look):
-            jax.block_until_ready(look.observed)
-        now = time.monotonic()
-        self._recent.append((look.step, now))
-        first, since = self._recent[0]
-        self._held.append(_Done(look, now, (look.step - first) / (now - since) if now > since else None))
-        self._pending.popleft()
+    def _unread(self) -> list[_Look]:
+        """The looks, the last ones, whose numbers are not fetched."""
+        return [*itertools.takewhile(lambda look: look.record is None, reversed(self._looks))][::-1]
+
+    def _see_done(self, most: int) -> None:
+        """Mark the looks whose steps are done, in their order; the oldest of more than `most` others is waited for."""
+        waiting = [look for look in self._unread() if look.when is None]
+        for place, look in enumerate(waiting):
+            if not look.observed.members.is_ready():  # and with it all else that its program returned
+                if len(waiting) - place <= most:
+                    break
+                jax.block_until_ready(look.observed)
+            now = time.monotonic()
+            self._recent.append((look.step, now))
+            first, since = self._recent[0]
+            look.rate = (look.step - first) / (now - since) if now > since else None
+            look.when = now
 
     def _fetch(self) -> None:
-        """The numbers of all looks that are held, which are asked for together."""
-        for leaf in jax.tree_util.tree_leaves([done.look.observed for done in self._held]):
+        """The numbers of all steps that are done, which are asked for together."""
+        done = [look for look in self._unread() if look.when is not None]
+        for leaf in jax.tree_util.tree_leaves([look.observed for look in done]):
             leaf.copy_to_host_async()
-        while self._held:
-            look, when, rate = self._held[0]
-            if self._fetched and self._fetched[-1][2]["step"] == look.step:  # an interrupt left it behind
-                self._held.popleft()
-                continue
-            told = numbers_of(look.observed) | {"seconds": when - self._begin, "steps_per_second": rate}
+        for look in done:
+            assert look.when is not None
+            told = numbers_of(look.observed) | {"seconds": look.when - self._begin, "steps_per_second": look.rate}
             record = {"event": "step", "run": self._run, "step": look.step, "not_private": told}
             if look.observed.value is not None:
                 record["private"] = {"loss": np.asarray(look.observed.value).item()}
-            self._fetched.append((when, look.place, record))
-            self._held.popleft()
+            look.record = record
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
         """Hand over what is fetched, from the first on, if its epsilon is known or has been waited for."""
-        while self._fetched:
-            since, place, record = self._fetched[0]
-            if place is not None and not place.table.ready:
-                left = WAIT_SECONDS - (time.monotonic() - since)
+        while self._looks and self._looks[0].record is not None:
+            look = self._looks[0]
+            assert look.when is not None and look.record is not None
+            if look.point is not None and not look.point.table.ready:
+                left = WAIT_SECONDS - (time.monotonic() - look.when)
                 if everything:
-                    place.table.wait(max(left, 0.0))
+                    look.point.table.wait(max(left, 0.0))
                 elif left > 0.0:
                     break
-            record = record | {"epsilon": epsilon.told(place)}
+            record = look.record | {"epsilon": epsilon.told(look.point)}
             if self._file is None:  # an interrupt may follow: a function gets no record twice, and a file keeps it once
-                self._fetched.popleft()
-                self.tell(record)
-            else:
-                self.tell(record)
-                self._fetched.popleft()
+                self._looks.popleft()
+            self.tell(record)
+            if self._file is not None:
+                self._looks.popleft()
         self._flush()
 
 
 @contextlib.contextmanager
 def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
-    """The log of a `fit` that goes on from a state; however that ends, what is left is told.
-
-    Of the processes of one run only the first has a log: the others are given None.
-
-    Raises
-    ------
-    InputError : a file that cannot be written, or is no log.
-    """
+    """The log of a `fit` that goes on from a state; however that ends, what is left is told."""
     run = digest(b"run", state.lineage.root.key).hex()[:16]  # as in a ledger
     file, put = None, None
     if callable(log):
@@ -284,10 +254,7 @@ def checked_log(log: Any, ledger: Any = None) -> Log:
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
-    """The numbers of a step that are not private, waited for; None for the mean or share of nobody.
-
-    Means are over the members of the batch that contribute: all but those whose gradient is not finite.
-    """
+    """The numbers of a step that are not private, waited for, means over who contributes; None for those of nobody."""
     members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
     each = members - not_finite
     mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
@@ -302,10 +269,6 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
     return found | ({"aux": aux} if aux else {})
 
 
-def _is_there(look: _Look) -> bool:
-    return look.observed.members.is_ready()  # and with it all else that its program returned
-
-
 class _Waiting(NamedTuple):
     """Lines that the system has not been given, and the place in the file before it is."""
 
@@ -317,16 +280,7 @@ class LogFile:
     """A file of JSON lines, open for appending, and readable by its owner alone: most of it is not private.
 
     A last line that was cut off is removed.  A step that the file has already, since the run was resumed from a
-    checkpoint before it, is marked by ``"again": true``.
-
-    Parameters
-    ----------
-    path : a new file, or a log to go on with.
-    run : the run that `write` is for; a file may hold several.
-
-    Raises
-    ------
-    InputError : a file that cannot be written, or is no log.
+    checkpoint before it, is marked by ``"again": true``.  InputError : a file that cannot be written, or is no log.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str) -> None:
@@ -407,7 +361,7 @@ def _cut_after_last_line(file: Any) -> None:
     """Remove what follows the last line's end: a line that was being written when the process was killed."""
     size = end = file.seek(0, os.SEEK_END)
     while end > 0:
-        begin = max(end - _PIECE, 0)
+        begin = max(end - 2**16, 0)
         file.seek(begin)
         place = file.read(end - begin).rfind(b"\n")
         if place >= 0:
@@ -430,10 +384,8 @@ def _finite(node: Any) -> Any:
 class Live:
     """One line on standard error, with an upper bound of epsilon from the plan's table; show None: on a terminal.
 
-    The table is computed in a thread of its own, begun with the first line that is shown: training does not wait for
-    the programs to be compiled, and lines say nothing of epsilon until it is there.  (No daemon: a compilation must not
-    be cut off when the interpreter ends, which waits for it.)  A table that cannot be computed, as when the interpreter
-    is ending, is not shown.
+    A thread computes the table, begun with the first line that is shown: training does not wait for it, and lines say
+    nothing of epsilon until it is there.
     """
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
@@ -451,12 +403,13 @@ class Live:
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
+            # no daemon: a compilation must not be cut off when the interpreter ends, which waits for it
             self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
         return ""
 
     def _compute(self, step: int) -> None:
-        with contextlib.suppress(Exception):  # for the line alone: what fails here fails in the state's epsilon, too
+        with contextlib.suppress(Exception):  # what fails here fails in the state's epsilon, too, and is told there
             self._plan.live_epsilon(step)
 
     def close(self) -> None:
@@ -465,20 +418,24 @@ class Live:
 
 
 class _Table:
-    """Upper ends of epsilon along a plan, computed in a thread of its own when they are first asked for."""
+    """Upper ends of epsilon along a plan, computed in a thread of its own when they are first asked for.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    held : what was held before step `first`, and counts as well; None for the plan alone.
+    """
+
+    def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
+        self._plan, self._first, self._held = plan, first, held
+        self._before = _added(held or [])[0]
         self._uppers: tuple[list[int], list[float]] = [], []  # after which steps, in one piece for other threads
         self._thread: threading.Thread | None = None
 
-    def at(self, step: int) -> Place:
-        """The place after so many steps; the table is begun, unless it was before."""
+    def at(self, step: int) -> TablePoint:
+        """The point after so many steps; the table is begun, unless it was before."""
         if self._thread is None:
             # no daemon: a compilation must not be cut off when the interpreter ends, which waits for it
-            self._thread = threading.Thread(target=self._safely, name="epsilon of the log")
+            self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
-        return Place(self, step)
+        return TablePoint(self, step)
 
     @property
     def ready(self) -> bool:
@@ -492,33 +449,43 @@ class _Table:
 
     def planned(self, step: int) -> Counter[Release]:
         """The releases that it is of, after so many steps."""
-        return self._plan.releases_after(step)
+        return self._before + self._plan.releases_between(self._first, step)
 
     def upper(self, step: int) -> float | None:
         """The upper end after so many steps; None where it is not computed."""
         steps, uppers = self._uppers
         return uppers[bisect.bisect_left(steps, step)] if steps else None
 
-    def _safely(self) -> None:
-        try:
-            self._compute()
-        except Exception:  # for the log alone: what fails here fails in the state's epsilon, too, and is told there
-            return
-
     def _compute(self) -> None:
-        plan = self._plan
-        even = np.unique(np.ceil(np.linspace(0.0, plan.steps, min(EVEN_PLACES, plan.steps) + 1)[1:])).astype(int)
-        curve = [(step, float(plan.live_epsilon(step).upper)) for step in even.tolist()]
+        with contextlib.suppress(Exception):  # what fails here fails in the state's epsilon, too, and is told there
+            if self._held is None:
+                self._compute_curve()
+            else:
+                self._compute_claims(*self._held)
+
+    def _compute_curve(self) -> None:
+        """64 even steps in one call, and in another steps a tenth apart at the beginning, where these are too few."""
+        plan, even = self._plan, 64
+        curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, even)]
         self._put(curve)
         if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
             return
-        steps, step, apart = [], 1, plan.steps / EVEN_PLACES
-        while step * (APART - 1.0) < apart and apart > 1.0:
+        steps, step, apart = [], 1, plan.steps / even
+        while 0.1 * step < apart and apart > 1.0:
             steps.append(step)
-            step = max(step + 1, int(APART * step))
+            step = max(step + 1, int(1.1 * step))
         if steps:
-            found = epsilon_of_several(plan, [plan.releases_after(step) for step in steps], EARLY_RTOL)
+            found = epsilon_of_several(plan, [plan.releases_after(step) for step in steps], 0.01)
             self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
+
+    def _compute_claims(self, current: tuple[Spent, list[Run]], *others: tuple[Spent, list[Run]]) -> None:
+        """16 steps, since each is a claim of its own."""
+        (own, headers), uppers = current, []
+        for step in _even_steps(self._first, self._plan.steps, 16):
+            spent = replace(own, releases=own.releases + self._plan.releases_between(self._first, step))
+            runs = [(spent, [*headers, Run("", "", self._plan)]), *others]
+            uppers.append((step, float(claim(runs, self._plan.target_delta, self._plan.relation).upper)))
+        self._put(uppers)
 
     def _put(self, found: list[tuple[int, float]]) -> None:
         """The table, from upper ends after some steps, of which a later one holds as well: the least from each on."""
@@ -527,31 +494,13 @@ class _Table:
         self._uppers = [step for step, _ in found], least.tolist()
 
 
-class _TableAfter(_Table):
-    """The same of what was held before a step, and the plan's steps from there on."""
-
-    def __init__(self, plan: Plan, step: int, held: Held) -> None:
-        super().__init__(plan)
-        self._first, self._held = step, held
-        self._before = _added(held)[0]
-
-    def planned(self, step: int) -> Counter[Release]:
-        return self._before + self._plan.releases_between(self._first, step)
-
-    def _compute(self) -> None:
-        first, last = self._first, self._plan.steps
-        (own, headers), *rest = self._held
-        headers = [*headers, Run("", "", self._plan)]
-        uppers = []
-        steps = np.unique(np.ceil(np.linspace(first, last, min(POINTS, last - first) + 1)[1:])).astype(int).tolist()
-        for step in steps:
-            spent = replace(own, releases=own.releases + self._plan.releases_between(first, step))
-            found = claim([(spent, headers), *rest], self._plan.target_delta, self._plan.relation)
-            uppers.append((step, float(found.upper)))
-        self._put(uppers)
+def _even_steps(first: int, last: int, most: int) -> list[int]:
+    """So many steps at most, evenly spaced after the first, up to the last."""
+    places = np.linspace(first, last, min(most, last - first) + 1)[1:]
+    return [int(place) for place in np.unique(np.ceil(places))]
 
 
-class Place(NamedTuple):
+class TablePoint(NamedTuple):
     """After how many steps a table is of all that has been released."""
 
     table: _Table
@@ -559,14 +508,10 @@ class Place(NamedTuple):
 
 
 class EpsilonSoFar:
-    """Upper ends of epsilon after the steps of one `fit`.
+    """Upper ends of epsilon after the steps of one `fit` by a plan, which goes on after a step.
 
-    Parameters
-    ----------
-    plan : the plan that the steps follow.
-    step : steps taken before.
-    stretches : what was spent before, where there is no ledger.
-    ledger : what holds everything else; None.
+    What may be claimed covers all that the history or the ledger holds.  Before a number of a table is told, what has
+    been released by then must be among what the table is of: leaving releases out never costs more.
     """
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
@@ -578,13 +523,10 @@ class EpsilonSoFar:
         self._others = _added(held)[1]
         filters = {line.plan.filter for _, headers in held for line in headers} | {plan.filter}
         self._of_plan = len(filters) == 1 and (plan.filter is None or len(held) == 1) and not self._others
-        self._tables = [*([_Table(plan)] if self._of_plan else []), _TableAfter(plan, step, held)]
+        self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
-    def place(self, step: int, stretches: tuple[Stretch, ...]) -> Place | None:
-        """Where a table has all that has been released until now, so many steps having been taken; it is begun.
-
-        The place is after more steps where a run goes on from a checkpoint, and what it repeats is in the ledger.
-        """
+    def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
+        """Where a table has all that was released by so many steps: there, or later where steps are repeated."""
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # as a rule, and then nothing is counted
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:
@@ -599,11 +541,11 @@ class EpsilonSoFar:
                 return table.at(step + bisect.bisect_left(range(step, last), True, key=holds))
         return None
 
-    def told(self, place: Place | None) -> dict[str, Any]:
-        """Epsilon as a log has it, where `place` returned this: `upper` is None where nothing is known, and why."""
+    def told(self, point: TablePoint | None) -> dict[str, Any]:
+        """Epsilon as a log has it, where `point` returned this: `upper` is None where nothing is known, and why."""
         upper, why = None, "more was released than a table has"
-        if place is not None:
-            upper, why = place.table.upper(place.step), "the table could not be computed, or not in time"
+        if point is not None:
+            upper, why = point.table.upper(point.step), "the table could not be computed, or not in time"
         known = upper is not None and math.isfinite(upper)
         found = {"upper": upper if known else None, "delta": self.plan.target_delta, "kind": "bound"}
         return found | {"covers": self.covers} | ({} if known else {"why": f"{why}; see state.epsilon"})

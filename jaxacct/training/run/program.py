@@ -34,8 +34,6 @@ from jaxacct.training.step.models import Rest
 from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, draws, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED
 
-__all__ = ["Batch", "Prepared", "Program", "Streamed", "require_same_rows"]
-
 Item = TypeVar("Item")
 _PATIENCE = 1.0
 """Seconds of waiting for a thread to end before a line says so."""
@@ -124,12 +122,7 @@ class Program:
         return (found.history.ledger is not None) == ledger
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
-        """A step's lineage, keys and numbers, and the fingerprint of its pass or round; "" where there are none.
-
-        Fixed batches keep their cut as long as the batch size and the first step of the pass are the same.  Slots are
-        drawn anew unless program, data and plan are the same: jaxacct/training/run/README.md, "Rounds that are cut
-        short".
-        """
+        """A step's lineage, keys, numbers, and the fingerprint of its pass or round (README.md), "" without one."""
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]
@@ -324,10 +317,7 @@ def _digest(batch: Batch) -> bytes:
 
 
 def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
-    """OtherExamples where a step was released before with the same draw, and with other examples for it.
-
-    Its noise would be another one under the same draw.  Together the two tell more than two draws do.
-    """
+    """OtherExamples where a step was released before with the same draw, and with other examples for it."""
     spent = ledger.runs[ledger.run]
     if step not in spent.numbers:
         return
@@ -340,11 +330,7 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """The items of a generator, so many of them made ahead in a thread; with 0 they are made when they are asked for.
-
-    What the generator raises is raised by `take`, in its place.  `close` ends generator and thread; a generator that is
-    busy must look at ``stop`` from time to time.
-    """
+    """The items of a generator, so many made ahead in a thread that raises in `take`; with 0, made when asked for."""
 
     def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop

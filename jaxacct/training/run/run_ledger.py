@@ -26,8 +26,6 @@ from jaxacct.training.sharding.processes import Processes
 from jaxacct.training.step.key_derivation import StepKey, digest
 from jaxacct.training.step.step_mechanisms import composed
 
-__all__ = ["Noted", "find_ledger", "last_checkpoint", "open_noted", "reach", "require_same"]
-
 
 class Noted:
     """An open ledger.  `note` returns in no process before the entry is on the disk."""
@@ -87,10 +85,7 @@ class Noted:
             self._mark = self._ledger.mark()
 
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
-        """Make this run the ledger's current one, by this plan: a callback or another thread may have begun one in it.
-
-        An entry is of the run that is current, and by the batch rule of that run's plan.
-        """
+        """Make run and plan the ledger's current ones: a callback or another thread may have begun others in it."""
         ledger.run = self._mark.run
         if (ledger.plan.sampling, ledger.plan.truncation) != (plan.sampling, plan.truncation):
             ledger.replan(plan)
@@ -143,10 +138,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
 
 
 def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:
-    """The last checkpoint of a folder, or None; InputError where the state is of another run or another step.
-
-    like, digest_of : as for `Store.load`.
-    """
+    """The last checkpoint of a folder, or None; InputError where the state is of another run or another step."""
     number = store.latest()
     if number is None:
         return None
@@ -205,11 +197,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """The ledger at the run of a state, whose name comes from its secret key, with all that it has spent; and whether
-    it was opened here.
-
-    What was spent before the ledger began is noted first.  InputError for another or an older ledger than the state's.
-    """
+    """The ledger at the run of a state, with what was spent before it noted, and whether it was opened here."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False
@@ -304,12 +292,7 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
 
 
 def reach(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
-    """The step of a plan before which a run without a ledger must stop, given what it has spent already.
-
-    Raises
-    ------
-    InputError : another relation or filter than before, or no room for this plan.
-    """
+    """The step before which a run without a ledger must stop; InputError for another relation or filter, or no room."""
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)
     one_filter(plan, before)

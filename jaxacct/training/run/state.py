@@ -23,18 +23,7 @@ from jaxacct.training.plan.plan import plan_document
 from jaxacct.training.step.key_derivation import Lineage
 from jaxacct.training.step.step_mechanisms import Release
 
-__all__ = [
-    "NOTHING",
-    "History",
-    "Looks",
-    "State",
-    "Stretch",
-    "document",
-    "followed",
-    "from_document",
-    "released",
-    "shown",
-]
+__all__ = ["State"]
 
 _LONGEST_PATH = 4096
 """Characters of a ledger's path in a document, at most: what Linux allows."""

@@ -20,19 +20,11 @@ from jaxacct.core.chacha import host_bits, host_block, host_fold_in, host_split,
 from jaxacct.core.validation import PROBABILITY, InputError, check
 
 __all__ = [
-    "Selection",
-    "UserData",
     "fixed_batches",
-    "grouped",
-    "of_users",
     "over_micro_batches",
-    "permutation",
     "poisson",
     "random_allocation",
-    "slots",
-    "threshold",
     "truncated_poisson",
-    "user_data",
     "without_replacement",
 ]
 
@@ -168,10 +160,7 @@ def random_allocation(round_key: Any, dataset_size: int, number: Any, position: 
 
 
 def slots(key: Any, size: int, number: Any) -> Any:
-    """An independent slot for each of ``size`` records, uint32, uniform on 0 to number - 1, exactly.
-
-    32 random bits w give w mod number if w < 2^32 - (2^32 mod number), a multiple of number; else they are drawn again.
-    """
+    """An independent slot for each of ``size`` records, uint32, uniform on 0 to number - 1, exactly."""
     number = jnp.asarray(number, jnp.uint32)
     last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # modulo 2^32 the bracket is 2^32 - number
 
@@ -254,10 +243,7 @@ def fixed_batches(epoch_key: Any, dataset_size: int, batch_size: Any, position: 
 
 
 def permutation(key: Any, size: int) -> Any:
-    """A random permutation of range(size), int32: the order of 64-bit sort keys, drawn again if two are equal.
-
-    Given that all keys differ every order is equally likely, exactly.
-    """
+    """A random permutation of range(size), int32: the order of 64-bit sort keys, drawn again if two are equal."""
 
     def draw(key: Any) -> tuple[Any, Any, Any]:
         key, now = jax.random.split(key)
@@ -351,22 +337,7 @@ class UserData(NamedTuple):
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
-    """Examples grouped by their users.
-
-    Parameters
-    ----------
-    examples : pytree of arrays, the examples along the first axis.
-    users : integers, one for each example: whose it is, from 0 to number - 1.  A user may have none.
-    number : of users; public.
-
-    Raises
-    ------
-    InputError : users that are no integers in this range, or not one for each example.
-
-    >>> data = user_data(jnp.arange(4.0), [2, 0, 2, 2], 3)
-    >>> data.order.tolist(), data.first.tolist(), data.count.tolist()
-    ([1, 0, 2, 3], [0, 1, 1], [1, 0, 3])
-    """
+    """Examples grouped by users, integers from 0 to number - 1, one for each example; InputError for any others."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
     return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
 
@@ -393,12 +364,8 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
     """(their examples, weights) of some users, shapes (users, most, ...) and (users, most); and who has any.
 
-    before : where the data are a part of all, how many users come before them.
-
-    Of a user with more than ``most`` examples a random subset of so many is taken, for this key [Floyd's algorithm].
-    The weights of a user's examples are equal and add up to 1; what fills the other places is the user's own first
-    example, of weight 0.  So nothing of a user depends on another one.  (Subsets are uniform up to 2^-32 times the
-    number of examples; no guarantee depends on it.)
+    before : where the data are a part of all, how many users come before them.  (Subsets are uniform up to 2^-32 times
+    the number of examples; no guarantee depends on it.)
     """
     count, first = data.count[users], data.first[users]
     kept = jnp.minimum(count, most)

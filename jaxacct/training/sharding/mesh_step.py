@@ -40,26 +40,6 @@ from jaxacct.training.step.step_function import (
     sums_over,
 )
 
-__all__ = [
-    "Gathering",
-    "added_up",
-    "carried_specs",
-    "check_layout",
-    "frozen_specs",
-    "gathered",
-    "is_spec",
-    "loaded_step",
-    "over_examples",
-    "param_specs",
-    "released",
-    "sharded_loaded_step",
-    "sharded_noise",
-    "sharded_step",
-    "specs_of_sums",
-    "sum_specs",
-    "zipped",
-]
-
 MODES = ("data", "fsdp")
 """Ways to lay out parameters that have a name; any other is a pytree of PartitionSpecs."""
 _LEAST = 1024
@@ -268,10 +248,7 @@ def _units(length: int, aligned: bool) -> int:
 
 
 def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[Any]:
-    """Standard normal draws of all units of some boxes, by the leaf's place, each of shape (runs * units, 32).
-
-    Unit u of leaf l is the columns (u, l, 0), (u, l, 1) and (u, l, 2) of the keystream, as in `noise.add`.
-    """
+    """Standard normal draws of all units of some boxes, each of shape (runs * units, 32): the words of `noise.add`."""
     counters = [_counters(box) for box in boxes.values()]
     begins = np.cumsum([0, *(counter.size for counter in counters)])
     total = int(begins[-1])
@@ -308,13 +285,7 @@ def is_spec(node: Any) -> bool:
 
 
 def check_layout(mesh: Any, shard: Any) -> Mesh:
-    """The mesh, with axes that JAX shards by itself; InputError where mesh or shard is none.
-
-    >>> check_layout(jax.make_mesh((1,), ("x",)), "rows")
-    Traceback (most recent call last):
-        ...
-    jaxacct.InputError: shard = 'rows' must be 'data', 'fsdp' or a pytree of PartitionSpecs; use one of them
-    """
+    """The mesh, with axes that JAX shards by itself; InputError where mesh or shard is none."""
     if not isinstance(mesh, Mesh):
         raise InputError(f"mesh = {mesh!r:.40} must be a jax.sharding.Mesh; use jax.make_mesh((n,), ('devices',))")
     if not (isinstance(shard, str) and shard in MODES):
@@ -376,21 +347,14 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """How the sums of gradients lie when the noise is drawn.
-
-    As the parameters do; where every device has all of a parameter, its sum is cut all the same: each device adds a
-    part of the noise, and what is gathered afterwards is noisy.
-    """
+    """How the sums of gradients lie: as the parameters do, but cut where these are not: each device adds its noise."""
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
     return jax.tree.map(one, params, specs)
 
 
 def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
-    """A PartitionSpec for all that goes from step to step: what the optimizer keeps for a parameter lies as that does.
-
-    It is found by its path, which ends in the parameter's, and by its shape.  (A guess that fails costs memory alone.)
-    """
+    """PartitionSpecs of a `Carried`; arrays of the optimizer lie as the parameters whose path and shape they have."""
     params = jax.tree_util.tree_flatten_with_path(carried.params)[0]
     specs = param_specs(mesh, shard, carried.params)
     known = [

@@ -34,8 +34,6 @@ from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.models import Rest
 from jaxacct.training.step.step_function import Carried, StepRule, private_step
 
-__all__ = ["Placement"]
-
 
 class Placement:
     """All of a run on JAX's default device; or, on a mesh, records over all devices and parameters as `shard` says."""
@@ -199,11 +197,7 @@ def _spread(leaf: Any) -> bool:
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """A pytree of arrays with one row for each record: r = ceil(size / devices) rows on each device, in their order.
-
-    Of arrays on the host each process reads the rows of its own devices alone, so a memory map will do.  Zeros, which
-    are never drawn, fill the end.  Arrays that lie on several processes already are moved.
-    """
+    """Rows over the devices, in order; of arrays on the host a process reads its own alone, and zeros fill the end."""
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, over_examples(mesh))
 

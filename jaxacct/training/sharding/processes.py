@@ -12,20 +12,13 @@ import numpy as np
 
 from jaxacct.core.validation import InputError
 
-__all__ = ["ALONE", "Processes"]
-
 _FRAME = 256
 """Bytes of a message that are sent together with its length; a longer one takes a second round."""
 _DONE, _REFUSED, _FAILED = b"D", b"R", b"F"
 
 
 class Processes:
-    """How many processes take the steps of a run, and which of them this is.
-
-    >>> one = Processes(1, 0)
-    >>> one.first, one.tell(b"to all"), one.gather(b"from each")
-    (True, b'to all', [b'from each'])
-    """
+    """How many processes take the steps of a run, and which of them this is."""
 
     def __init__(self, count: int, number: int) -> None:
         self.count, self.number = count, number

@@ -13,7 +13,7 @@ from jaxacct.core.validation import OPEN_PROBABILITY, POSITIVE, Constraint, Inpu
 from jaxacct.training.clipping.clip_norm import CLIP_NORM, DEVIATION
 from jaxacct.training.step import noise
 
-__all__ = ["AdaptiveClip", "PrivateLoss", "gradient_noise"]
+__all__ = ["AdaptiveClip", "PrivateLoss"]
 
 _CLIP_RANGE = (1e-9, 1e9)
 """Where the clip norm stays, whatever the gradients do: within what a clip norm may be, with room to spare."""
@@ -189,11 +189,7 @@ class AdaptiveClip:
         return noise.rounded(words, noise.QUANTILE, 2 * Fraction(self.count_deviation(expected_batch_size)))
 
     def update(self, clip_norm: Any, unclipped: Any, examples: Any, drawn: Any, expected: Any) -> Any:
-        """The next clip norm, from counts of one drawn batch; can be called inside jit.
-
-        unclipped, examples : int32 counts of unclipped and of all examples in the batch.  drawn : from `draw`.
-        expected : batch size.
-        """
+        """The next clip norm, from int32 counts of unclipped and of all examples, and what `draw` returned."""
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))

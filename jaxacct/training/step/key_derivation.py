@@ -30,23 +30,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxacct.core.validation import InputError
 
-__all__ = [
-    "Lineage",
-    "Root",
-    "StepKey",
-    "advance",
-    "anew",
-    "begin",
-    "digest",
-    "digest_program",
-    "digest_tree",
-    "form_of",
-    "joined",
-    "loaded",
-    "machine",
-    "repeats",
-]
-
 _LIBRARIES = ("jax", "libtpu", "nvidia-", "rocm")
 """Beginnings of the names of packages whose code runs in a step."""
 _VARIABLES = re.compile(
@@ -170,11 +153,7 @@ def advance(
 
 
 def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKey]:
-    """The lineage with what a step has loaded, and the key of all that the step does after its draw.
-
-    lineage, key : as `advance` left them; the draw is by that key.  rows : a digest of the examples that were loaded.
-    The chain holds it under the root: whoever is told a digest of the chain cannot try examples out.
-    """
+    """The lineage with a digest of what a step has loaded, kept under the root, and the key of all after its draw."""
     own = hmac.digest(lineage.root.key, b"rows" + digest(lineage.chain, rows), "sha256")
     chain = digest(lineage.chain, b"loaded", own)
     secret = hmac.digest(lineage.root.key, b"loaded" + chain, "sha256")
@@ -196,10 +175,7 @@ def digest(*parts: bytes | memoryview) -> bytes:
 
 
 def digest_tree(tree: Any) -> bytes:
-    """SHA-256 of a pytree of arrays: structure, shapes, dtypes and every bit.
-
-    Functions in the structure count by their names: where they lie in memory differs between processes.
-    """
+    """SHA-256 of a pytree: structure, shapes, dtypes, every bit; of functions in the structure, their names."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     parts: list[bytes | memoryview] = [form_of(structure)]
     for leaf in leaves:
@@ -255,10 +231,7 @@ def _fingerprint(secret: bytes) -> str:
 
 
 def machine() -> str:
-    """What this machine is, as one text; equal texts mean that a program's bits come out equal.
-
-    Whatever is not known to be harmless is in it.  If a difference makes none, a replay counts again, no more.
-    """
+    """What this machine is, as one text; equal texts mean that a program's bits come out equal."""
     settings = {name: repr(value) for name, value in jax.config.values.items() if not _HARMLESS.match(name)}
     flags = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
     devices = jax.devices()

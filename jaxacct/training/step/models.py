@@ -21,21 +21,7 @@ from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.training.clipping.traces import bind, evaluate
 
-__all__ = [
-    "LoRA",
-    "Outer",
-    "Rest",
-    "adapted",
-    "apart",
-    "arrays_of",
-    "closed",
-    "is_equinox",
-    "is_nnx",
-    "lora",
-    "opened",
-    "paths",
-    "whole",
-]
+__all__ = ["LoRA", "lora"]
 
 
 @dataclass(frozen=True)
@@ -71,10 +57,7 @@ def is_equinox(value: Any, name: str = "Module") -> bool:
 
 
 def opened(model: Any) -> tuple[Any, Outer | None]:
-    """(pytree, what an nnx module is besides; None for other models).
-
-    An nnx module becomes nested dicts by the names of its attributes.  InputError for an Equinox module with state.
-    """
+    """(pytree, what an nnx module is besides; None for other models); InputError for an Equinox module with state."""
     if is_nnx(model):
         from flax import nnx
 
@@ -108,11 +91,7 @@ def closed(tree: Any, outer: Outer | None) -> Any:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """For each leaf its JAX array, or None where it is none.
-
-    Numbers of Python are arrays, except in a tree that holds an Equinox module, where they are settings such as a
-    dropout rate.
-    """
+    """For each leaf its JAX array, or None; beside an Equinox module numbers are settings, and no arrays."""
     settings = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
     kinds = (jax.Array, np.ndarray) if settings else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]

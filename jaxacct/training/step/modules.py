@@ -13,8 +13,6 @@ import jax.numpy as jnp
 from jaxacct.core.validation import InputError
 from jaxacct.training.step.models import LoRA, adapted, is_equinox, is_nnx, paths
 
-__all__ = ["initialised", "loss_of", "refuse_state", "streams"]
-
 _REMEDY = "use GroupNorm or LayerNorm, or statistics of public data, frozen (trainable=) and only read"
 
 

@@ -26,8 +26,7 @@ from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.training.clipping.clip_norm import DEVIATION, sensitivity, wide
 from jaxacct.training.clipping.traces import as_data, unfolded_true
 
-__all__ = ["EXAMPLES", "INITIALISATION", "LOSS", "MODEL", "NOISE", "QUANTILE", "SAMPLING"]
-__all__ += ["add", "noisy_mean", "normal", "rounded", "stream"]
+__all__ = ["noisy_mean"]
 
 _STD_ROUND_UP = 1.0 + 2.0**-20
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
@@ -47,14 +46,7 @@ _MOST_UNITS = 2**31
 
 
 def stream(key: Any, purpose: int, step: Any = 0) -> Any:
-    """The key for one purpose at one step; different purposes and steps have independent keys.
-
-    >>> from jaxacct.training import fresh_key
-    >>> root = fresh_key()
-    >>> batch_key, noise_key = stream(root, SAMPLING, 7), stream(root, NOISE, 7)
-    >>> bool(batch_key == noise_key)
-    False
-    """
+    """The key for one purpose at one step; different purposes and steps have independent keys."""
     return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
 
 
@@ -87,31 +79,19 @@ def add(key: Any, tree: Any, std: Any) -> Any:
 
 
 def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """Standard normal draws by Box and Muller's method from 96 bits for every pair: what `add` gives to a single leaf.
-
-    >>> from jaxacct.training import fresh_key
-    >>> abs(float(normal(fresh_key(), (10_000,)).mean())) < 0.07  # 7 standard deviations
-    True
-    """
+    """Standard normal draws by Box and Muller's method from 96 bits for every pair: `add` gives a single leaf these."""
     return _drawn(key_words(key), {0: shape}, 1, jnp.dtype(dtype))[0]
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
-    """An exact draw from N(0, std^2), rounded to a whole number, modulo 2^32; the host draws it from a step's key.
-
-    Added to a whole number it gives the rounded output of a Gaussian mechanism (README.md, "Counts and losses").
-    """
+    """An exact draw from N(0, std^2), rounded to a whole number, modulo 2^32; the host draws it from a step's key."""
     key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
     drawn = rounded_gaussian(std * std, KeyedBits(key))
     return np.int32((drawn + 2**31) % 2**32 - 2**31)
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
-    """Standard normal draws for some of so many leaves, by the leaf's place.
-
-    Unit u of leaf l is the columns (u, l, 0), (u, l, 1) and (u, l, 2) of the keystream; draw p of a leaf of U units is
-    number p // U of its unit p % U.  So what a leaf gets depends on the key, its place and its size alone.
-    """
+    """Standard normal draws for some of so many leaves, by the leaf's place (layout: README.md, "Noise")."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     units = [-(-size // _UNIT) for size in sizes]
     begins = np.cumsum([0, *units])
@@ -141,11 +121,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
 
 
 def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> tuple[Any, Any]:
-    """(unit within its leaf, place of the leaf) of each of `count` units from number `first` on, as uint32.
-
-    `begins` holds the first unit of each leaf and, last, their total; units from there on belong to the last place,
-    which is no leaf's.
-    """
+    """(unit within its leaf, place of the leaf) of `count` units from `first` on; begins : each leaf's first unit."""
     number = first + jnp.arange(count, dtype=jnp.int32)
     leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), number, side="right")
     unit = number - jnp.asarray(begins, jnp.int32)[leaf]

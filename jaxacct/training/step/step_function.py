@@ -31,27 +31,6 @@ from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, g
 from jaxacct.training.step.models import Rest, paths, whole
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED, slots_of
 
-__all__ = [
-    "Carried",
-    "Numbers",
-    "Observed",
-    "StepRule",
-    "StepSettings",
-    "Sums",
-    "add",
-    "draw",
-    "draws",
-    "keys",
-    "look_at",
-    "no_sums",
-    "numbers",
-    "private_step",
-    "release",
-    "require_optimizer",
-    "sums_over",
-    "unmoved",
-]
-
 _ROUNDING = 1e-12
 """Relative room for the rounding of rate times dataset_size, before an expected batch size is rounded down."""
 
@@ -108,10 +87,7 @@ def numbers(
     private_loss: PrivateLoss | None = None,
     words: Any = None,
 ) -> Numbers:
-    """The numbers of a step; InputError where a released count or loss leaves no room for the gradients.
-
-    words : of the step's key.  Without them no noise is drawn, and a step with a count or a loss cannot be taken.
-    """
+    """The numbers of a step, with the noise that the host draws from the words of its key; InputError for no room."""
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
         size = slots_of(segment.sampling_probability)
@@ -280,10 +256,7 @@ def release(
     now: Numbers,
     add_noise: Callable[[Any, Any, Any], Any] | None = None,
 ) -> tuple[Carried, Observed]:
-    """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own.
-
-    add_noise : as `noise.add`, for sums that lie elsewhere than on one device.
-    """
+    """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own."""
     optax = optional_package("optax", "training")
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
@@ -317,11 +290,7 @@ def sums_over(
     frozen: Rest | None = None,
     first: Any = None,
 ) -> Sums:
-    """The sums over those who were drawn, in micro-batches.
-
-    drawn : places in the data at hand.  frozen : the rest of the model.
-    first : where these are a part of the data, the number that the first of them has among all.
-    """
+    """The sums over those drawn, in micro-batches; first : where the data are a part, the number of their first."""
     most = rule.examples_per_user
 
     def rows(places: Any) -> tuple[Any, Any]:
@@ -378,11 +347,7 @@ def member_loss(
     of_users: bool,
     private_loss: PrivateLoss | None,
 ) -> Callable[[Any, tuple[Any, ...]], Any]:
-    """(trained parameters, (example,) or (example, key)) -> (loss, Seen), for `clipped_sum` with has_aux.
-
-    loss_fn : (params, example) -> loss, or (params, example, key) -> loss; of (loss, aux) with has_aux.
-    of_users : whether an example is (a user's examples, weights), and the loss is the weighted mean of theirs.
-    """
+    """`StepRule.member_loss`; of_users : an example is (a user's examples, weights)."""
     single = lambda model, *member: split_loss(jax.tree.map(jnp.asarray, loss_fn(model, *member)), has_aux)
     each = mean_over_examples(single) if of_users else single
 
@@ -414,10 +379,7 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def member_keys(key: Any, indices: Any) -> Any:
-    """A key for each member, from the key of the step and the member's number in the data.
-
-    So what a model draws for an example does not depend on the micro-batch, place or device that the example is in.
-    """
+    """A key for each member, from the step's key and the member's number in the data, wherever it is computed."""
     return jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices)
 
 
@@ -436,14 +398,7 @@ def require_optimizer(optimizer: Any) -> None:
 
 
 def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
-    """(updates, state) of an Optax optimizer for a noisy mean of gradients.
-
-    value : the private loss, for optimizers that look at the loss; None where none is released.
-
-    Raises
-    ------
-    InputError : an optimizer that asks for what is not private, or for the loss where none is released.
-    """
+    """(updates, state) for a noisy mean of gradients and the private loss, if any; InputError if more is asked."""
     optax = optional_package("optax", "training")
     more = {} if value is None else {"value": value}
     try:

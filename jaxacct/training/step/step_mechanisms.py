@@ -81,11 +81,7 @@ def single(
 
 
 def slots_of(sampling_probability: Any) -> Any:
-    """The number of slots of a round whose batches are so large a share of the data, 1 over a whole number.
-
-    >>> float(slots_of(1 / 49))
-    49.0
-    """
+    """The number of slots of a round whose batches are so large a share of the data, 1 over a whole number."""
     return np.round(1.0 / np.asarray(sampling_probability, np.float64))
 
 
