@@ -26,7 +26,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.log import Live, Log, RunLog, checked_log, run_log
 from jaxacct.training.run.program import Program, Streamed
-from jaxacct.training.run.run_ledger import Noted, find_ledger, last_checkpoint, open_noted, reach, require_same
+from jaxacct.training.run.run_ledger import Noted, last_checkpoint, open_noted, reach, require_ledger, require_same
 from jaxacct.training.run.state import NOTHING, History, Looks, State, followed, shown
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.source import Source, source_of_mapped
@@ -280,7 +280,7 @@ class Trainer:
                 state = self._state(found, rest)
                 carried = where.carried(state, found.carried.params)
             state.lineage.root.key  # noqa: B018 - refuses a state without one
-            find_ledger(where.processes, state, ledger)
+            where.processes.decide(functools.partial(require_ledger, state.history, ledger))
             of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
             if isinstance(data, Source):
                 with_ledger = any(where.processes.any(where.processes.first and ledger is not None))

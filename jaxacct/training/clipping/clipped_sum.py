@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -129,11 +126,11 @@ def _clipped_sum(
     dtype = jnp.dtype(wide(jnp.result_type(*leaves)))
     pair = loss_fn if has_aux else lambda params, example: (loss_fn(params, example), ())
     aux_form = jax.tree_util.tree_structure(jax.eval_shape(pair, params, one_of(batch))[1])
-    found = find_ways(pair, params, one_of(batch), method)
-    sites = [site for site in found.ways if isinstance(site, ghost.Site)]
-    direct = [i for i, way in enumerate(found.ways) if way == "vmap"]
-    bundles = bundled(direct, [leaf.shape for leaf in leaves], groups)
-    run = tapped(found.written, [use for site in sites for use, _ in site.uses])
+    written, found = find_ways(pair, params, one_of(batch), method)
+    sites = [site for site in found if isinstance(site, ghost.Site)]
+    direct = [i for i, way in enumerate(found) if way == "vmap"]
+    bundles = _bundled(direct, leaves, groups)
+    run = tapped(written, [use for site in sites for use, _ in site.uses])
 
     def gradients(example: Any) -> Any:
         def loss(taps: Any, chosen: Any) -> Any:
@@ -150,16 +147,18 @@ def _clipped_sum(
     true = unfolded_true([*norms, min(leaves, key=np.size), mask, *jax.tree_util.tree_leaves(batch)])
     grads, rows, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
     grads = dict(zip(direct, (g.astype(dtype) for g in grads), strict=True))
-    joined = [bundle.joined([grads[i] for i in bundle.members]) for bundle in bundles]
+    rows_of = lambda bundle: [grads[i].reshape(examples, -1) for i in bundle]
+    joined = [flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1) for flat in map(rows_of, bundles)]
 
     # each part of a gradient as 2^exponent times one with an ordinary norm; the first, of zeros, is there always
     parts = [(jnp.full((1, examples), ghost.NOTHING), jnp.zeros((1, examples), dtype), jnp.ones((1, examples), bool))]
     parts += [tuple(a[None] for a in jax.vmap(_norm_squared)(g)) for g in joined]
     parts += [site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)]
     counts = [1, *(1 for _ in bundles), *(site.groups for site in sites)]
-    sizes = [1, *(bundle.size for bundle in bundles), *(leaves[site.leaf].size // site.groups for site in sites)]
+    sizes = [1, *(g.shape[1] for g in joined), *(leaves[site.leaf].size // site.groups for site in sites)]
     begins = np.cumsum([0, *counts])
-    group_of = np.repeat([0, *(bundle.group for bundle in bundles), *(groups[site.leaf] for site in sites)], counts)
+    first_leaves = [*(bundle[0] for bundle in bundles), *(site.leaf for site in sites)]
+    group_of = np.repeat([0, *(groups[i] for i in first_leaves)], counts)
     members = [np.flatnonzero(group_of == group) for group in range(len(norms))]
     most = max((site.rows for site in sites), default=1)
     limits = [limit_of(c, np.repeat(sizes, counts).tolist(), most, dtype) for c in norms]
@@ -184,13 +183,16 @@ def _clipped_sum(
     weights, of_parts, keep, (clipped, not_finite) = computed_once(true, weights_of)
 
     # where the bundles' members are in their totals, and the sites among the parts
-    places = [*(start for bundle in bundles for start in bundle.starts), *begins[1 + len(bundles) : -1].tolist()]
+    starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
+    places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
     numbers = iter(as_data(true, places))
     totals = [jnp.zeros(leaf.shape, dtype) for leaf in leaves]
     for bundle, g in zip(bundles, joined, strict=True):
-        total = jnp.tensordot(weights[bundle.group], _kept(keep, g), 1, precision=ghost.HIGHEST)
-        for i, part in zip(bundle.members, bundle.parted(total, numbers), strict=True):
-            totals[i] = part
+        total = jnp.tensordot(weights[groups[bundle[0]]], _kept(keep, g), 1, precision=ghost.HIGHEST)
+        for i in bundle:
+            start, size = next(numbers), leaves[i].size
+            part = jax.lax.dynamic_slice_in_dim(total, start, size, allow_negative_indices=False)
+            totals[i] = part.reshape(leaves[i].shape)
     for site, each, place in zip(sites, rows, numbers, strict=True):
         own = jax.lax.dynamic_slice_in_dim(of_parts, place, site.groups, allow_negative_indices=False)
         totals[site.leaf] = site.total(each, keep, own, dtype)
@@ -280,9 +282,9 @@ def norm_methods(
     """
     choice("method", method, METHODS)
     split_loss(jax.eval_shape(loss_fn, params, example), has_aux)
-    ways = find_ways(loss_fn, params, example, method).ways
+    found = find_ways(loss_fn, params, example, method)[1]
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    return {path: Way("ghost") if isinstance(way, ghost.Site) else way for path, way in zip(paths, ways, strict=True)}
+    return {path: Way("ghost") if isinstance(way, ghost.Site) else way for path, way in zip(paths, found, strict=True)}
 
 
 ways = norm_methods
@@ -312,43 +314,12 @@ def _batch_size(batch: Any) -> int:
     return int(sizes.pop()[0])
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """Arrays that are taken as one.  members : their numbers.  shapes : theirs.  group : of all of them."""
-
-    members: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    group: int
-
-    @property
-    def size(self) -> int:
-        """Entries of all members."""
-        return sum(map(math.prod, self.shapes))
-
-    def joined(self, arrays: Sequence[Any]) -> Any:
-        """(examples, entries) from the members' values, the examples in front."""
-        flat = [array.reshape(len(array), -1) for array in arrays]
-        return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1)
-
-    @property
-    def starts(self) -> list[int]:
-        """Where each member begins."""
-        return [0, *itertools.accumulate(map(math.prod, self.shapes))][:-1]
-
-    def parted(self, total: Any, starts: Iterable[Any]) -> list[Any]:
-        """The members' parts of an array of entries; starts : the next ones are where they begin, and may be data."""
-        part = lambda start, size: jax.lax.dynamic_slice_in_dim(total, start, size, allow_negative_indices=False)
-        pairs = zip(self.shapes, starts, strict=False)
-        return [part(start, math.prod(shape)).reshape(shape) for shape, start in pairs]
-
-
-def bundled(members: Sequence[int], shapes: Sequence[tuple[int, ...]], groups: Sequence[int]) -> list[Bundle]:
-    """The members in bundles: the small ones of each group together; shapes and groups are those of all numbers."""
+def _bundled(members: Sequence[int], leaves: Sequence[Any], groups: Sequence[int]) -> list[list[int]]:
+    """Leaves that are taken as one, so that one operation serves them: the small ones of each group together."""
     together: dict[Any, list[int]] = {}
     for i in members:
-        small = math.prod(shapes[i]) <= _SMALL
-        together.setdefault((groups[i], None if small else i), []).append(i)
-    return [Bundle(tuple(each), tuple(shapes[i] for i in each), group) for (group, _), each in together.items()]
+        together.setdefault((groups[i], None if leaves[i].size <= _SMALL else i), []).append(i)
+    return list(together.values())
 
 
 class Way(str):
@@ -363,20 +334,11 @@ class Way(str):
         return way
 
 
-class Found(NamedTuple):
-    """The trace of a loss, and for each parameter a `Site`, or how its norm is found otherwise."""
-
-    written: Written
-    ways: list[Any]
-
-
-def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> Found:
-    """How each parameter's norm is found."""
+def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Written, list[Any]]:
+    """The trace of a loss, and for each parameter a `Site`, or the `Way` in which its norm is found otherwise."""
     leaves = jax.tree_util.tree_leaves(params)
     written, uses = uses_of(trace(loss_fn, params, example), len(leaves))
-    return Found(
-        written, [_way(i, leaf, each, method) for i, (leaf, each) in enumerate(zip(leaves, uses, strict=True))]
-    )
+    return written, [_way(i, leaf, each, method) for i, (leaf, each) in enumerate(zip(leaves, uses, strict=True))]
 
 
 def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, merged
+from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64
 """Terms of a block: the longest run of additions.  Larger ones round more, smaller ones make more levels of blocks."""
@@ -168,7 +168,7 @@ def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
             turned.append(True)
         else:
             return "its uses do not split it into the same rows and columns"
-    narrow = min((use.view.narrow for use in uses.known), key=lambda dtype: float(jnp.finfo(dtype).max))
+    narrow = min((use.view.narrow for use in uses.known), key=largest)
     site = Site(leaf, aval.shape, tuple(zip(uses.known, turned, strict=True)), (groups, left, right), narrow)
     longest = max(site.rows, _size(right), 0 if len(indexed) == len(forms) else _size(left))
     return site if longest <= _LONGEST else f"it meets {longest} rows or columns, too many to bound their rounding"

@@ -226,14 +226,20 @@ def _viewed(eqn: Any, view: View) -> View | None:
     """What an operation makes of a view; None where that is no view, with constant strides, of the same entries."""
     name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
     if name == "convert_element_type":
-        return view.cast(params["new_dtype"]) if jnp.issubdtype(params["new_dtype"], jnp.floating) else None
+        if not jnp.issubdtype(params["new_dtype"], jnp.floating):
+            return None
+        return replace(view, narrow=min(view.narrow, jnp.dtype(params["new_dtype"]), key=largest))
     if name == "transpose":
-        return view.transposed(params["permutation"])
+        return replace(view, axes=tuple(view.axes[i] for i in params["permutation"]))
     if (name == "reshape" and params["dimensions"] is None) or name == "squeeze":
         return view.reshaped(shape)
     if name == "broadcast_in_dim" and math.prod(shape) == math.prod(eqn.invars[0].aval.shape):
         return view.reshaped(shape)  # its axes keep their order
     return None
+
+
+def largest(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).max)
 
 
 def _inside(eqn: Any, operand: int, view: View) -> View | None:
@@ -242,8 +248,10 @@ def _inside(eqn: Any, operand: int, view: View) -> View | None:
         return view
     length, constants = eqn.params["length"], eqn.params["num_consts"]
     if operand < constants:
-        return view.repeated(length)
-    return view.sliced(length) if operand >= constants + eqn.params["num_carry"] else None
+        return replace(view, loops=(*view.loops, (length, None)))
+    if operand < constants + eqn.params["num_carry"]:
+        return None
+    return replace(view, axes=view.axes[1:], loops=(*view.loops, (length, view.axes[0])))
 
 
 def _needed(eqn: Any, body: ClosedJaxpr, live: set[Any]) -> list[Any]:
@@ -284,24 +292,8 @@ class View:
     def of(cls, aval: Any) -> View:
         """An array as it lies, row by row."""
         strides = [math.prod(aval.shape[i + 1 :]) for i in range(aval.ndim)]
-        return cls(tuple(_axis([step]) for step in zip(aval.shape, strides, strict=True)), aval.dtype)
-
-    def transposed(self, permutation: Sequence[int]) -> View:
-        """With its axes in another order."""
-        return replace(self, axes=tuple(self.axes[i] for i in permutation))
-
-    def cast(self, dtype: Any) -> View:
-        """In another dtype."""
-        narrow = min(self.narrow, jnp.dtype(dtype), key=lambda each: float(jnp.finfo(each).max))
-        return replace(self, narrow=narrow)
-
-    def sliced(self, length: int) -> View:
-        """One slice of its first axis, in a loop over them."""
-        return replace(self, axes=self.axes[1:], loops=(*self.loops, (length, self.axes[0])))
-
-    def repeated(self, length: int) -> View:
-        """The same in every run of a loop."""
-        return replace(self, loops=(*self.loops, (length, None)))
+        steps = zip(aval.shape, strides, strict=True)
+        return cls(tuple((step,) if step[0] != 1 else () for step in steps), aval.dtype)
 
     def reshaped(self, sizes: Sequence[int]) -> View | None:
         """With its entries, row by row, in other axes; None where an axis would have no constant strides."""
@@ -333,10 +325,6 @@ def merged(steps: Any) -> tuple[Step, ...]:
         elif size > 1:
             out.append((size, stride))
     return tuple(out)
-
-
-def _axis(steps: Sequence[Step]) -> tuple[Step, ...]:
-    return tuple(step for step in steps if step[0] != 1)
 
 
 def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:

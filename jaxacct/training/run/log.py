@@ -112,7 +112,7 @@ class RunLog:
             self._flush()
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
-        """So many steps have been handed to the device, the last with these numbers; stretches : without a ledger, all."""
+        """A step was handed to the device and gives these numbers; stretches : of all until then, without a ledger."""
         if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
             return
         self._looks.append(_Look(step, observed, self._epsilon.point(step, stretches)))

@@ -48,27 +48,26 @@ class Noted:
     def note(self, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
         """Put a step on record, if it is in the ledger already or the budget allows it."""
 
-        def noted() -> bytes:
+        def noted() -> bool:
             assert self._ledger is not None
             with self._ledger.lock:
                 self._own_run(self._ledger, plan)
                 allowed = _note(self._ledger, plan, step, key, partition)
                 self._mark = self._ledger.mark()
-            return json.dumps([allowed, self._mark.lines, self._mark.head]).encode()
+            return allowed
 
-        allowed, lines, head = json.loads(self._processes.decide(noted))
-        self._mark = self._mark._replace(lines=lines, head=head)
-        return bool(allowed)
+        return self._decided(noted)
 
     def seen(self, plan: Plan, step: int, looked: bool) -> None:
         """Note that outputs are about to be seen, after `step` steps."""
+        self._decided(lambda: self._write_seen(plan, step, looked))
 
-        def noted() -> bytes:
-            self._write_seen(plan, step, looked)
-            return json.dumps([self._mark.lines, self._mark.head]).encode()
-
-        lines, head = json.loads(self._processes.decide(noted))
+    def _decided(self, write: Callable[[], bool | None]) -> bool:
+        """What the first process writes, and how far its ledger is then, told to all."""
+        told = lambda: json.dumps([write(), self._mark.lines, self._mark.head]).encode()
+        answer, lines, head = json.loads(self._processes.decide(told))
         self._mark = self._mark._replace(lines=lines, head=head)
+        return bool(answer)
 
     def cut_off(self, plan: Plan, step: int) -> None:
         """Note that an error ends the run after `step` steps.  The first process writes; it waits for no other."""
@@ -94,16 +93,6 @@ class Noted:
         """Close the ledger, if it was opened here."""
         if self._ledger is not None and self._own:
             self._ledger.close()
-
-
-def find_ledger(processes: Processes, state: State, ledger: Ledger | str | os.PathLike[str] | None) -> None:
-    """InputError where what was spent is in a ledger that is not given, or not there."""
-
-    def found() -> bytes:
-        require_ledger(state.history, ledger)
-        return b""
-
-    processes.decide(found)
 
 
 def open_noted(
@@ -171,17 +160,18 @@ def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> N
     processes.agree("state, plan or options", digest(*(each.encode() for each in told)))
 
 
-def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> None:
-    """InputError where what was spent is in a ledger that is not given, or not there."""
+def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> bytes:
+    """InputError where what was spent is in a ledger that is not given, or not there; otherwise no words to tell."""
     mark = history.ledger
     if mark is None:
-        return
+        return b""
     if ledger is None:
         raise InputError(f"ledger is missing: what was spent is noted in {mark.path}; give it as ledger")
     if not isinstance(ledger, Ledger) and not Path(ledger).exists():
         raise InputError(
             f"{ledger}: is not there, but {mark.lines} lines of what was spent were noted in {mark.path}; restore it"
         )
+    return b""
 
 
 def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:

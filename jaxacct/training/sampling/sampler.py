@@ -19,14 +19,8 @@ import numpy as np
 from jaxacct.core.chacha import host_bits, host_block, host_fold_in, host_split, secret
 from jaxacct.core.validation import PROBABILITY, InputError, check
 
-__all__ = [
-    "fixed_batches",
-    "over_micro_batches",
-    "poisson",
-    "random_allocation",
-    "truncated_poisson",
-    "without_replacement",
-]
+__all__ = ["fixed_batches", "over_micro_batches", "poisson", "random_allocation", "truncated_poisson"]
+__all__ += ["without_replacement"]
 
 Carry = TypeVar("Carry")
 _HOST_PIECE = 2**20
@@ -41,11 +35,7 @@ class Selection(NamedTuple):
 
 
 def threshold(sampling_probability: float) -> np.ndarray:
-    """The integer that 64 random bits are compared with, as three words: certain, high, low.
-
-    floor(q 2^64), so that the realised rate is at most q and less than 2^-64 below it; without a cap a lower rate leaks
-    no more.
-    Every float64 q >= 2^-11 is realised exactly.
+    """The integer floor(q 2^64) that 64 random bits are compared with, as three words: certain, high, low.
 
     >>> threshold(0.5)
     array([         0, 2147483648,          0], dtype=uint32)
@@ -62,17 +52,13 @@ def poisson(key: Any, dataset_size: int, sampling_probability: Any) -> Selection
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits, such as ``fresh_key()``; who can guess it knows who takes part.
-    dataset_size : int, static.
+    key : a JAX key of at least 256 bits, such as ``fresh_key()`` (InputError for fewer); it tells the batch.
+    dataset_size : int from 1 to 2**31 - 1, static.
     sampling_probability : a number, or its ``threshold`` where it is traced.
 
     Returns
     -------
     Selection : the count is binomial(dataset_size, q), with no upper limit below dataset_size.  Indices ascend.
-
-    Raises
-    ------
-    InputError : a key of fewer bits, a size that is no positive integer, a rate outside [0, 1].
 
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
     an example.
@@ -93,18 +79,14 @@ def truncated_poisson(key: Any, dataset_size: int, sampling_probability: Any, ca
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits, such as ``fresh_key()``; who can guess it knows who takes part.
-    dataset_size : int, static.
+    key : a JAX key of at least 256 bits, such as ``fresh_key()`` (InputError for fewer); it tells the batch.
+    dataset_size : int from 1 to 2**31 - 1, static.
     sampling_probability : a number, or its ``threshold`` where it is traced.
     cap : int, static: the number of places of the selection.
 
     Returns
     -------
     Selection : of cap places.  How many were drawn before the cut is in it nowhere, and must be released nowhere.
-
-    Raises
-    ------
-    InputError : a key of fewer bits, a size or cap that is no positive integer, a rate outside [0, 1].
 
     The records are put in a random order that does not depend on the draw, and the first of those drawn are kept: given
     their number every subset is equally likely, exactly.  A step with this batch is accounted for as
@@ -133,17 +115,13 @@ def random_allocation(round_key: Any, dataset_size: int, number: Any, position: 
     Parameters
     ----------
     round_key : one JAX key of at least 256 bits for all steps of the round, and for no other round.
-    dataset_size : int, static.
+    dataset_size : int from 1 to 2**31 - 1, static.
     number : slots of the round; may be traced.
     position : which slot, from 0; may be traced.
 
     Returns
     -------
     Selection : in a round every record is in exactly one.  Indices ascend.
-
-    Raises
-    ------
-    InputError : a key of fewer bits, a size that is no positive integer.
 
     A whole round is accounted for as RandomAllocation(Gaussian(noise_multiplier), number).
 
@@ -179,17 +157,13 @@ def without_replacement(key: Any, dataset_size: int, batch_size: Any) -> Selecti
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits, such as ``fresh_key()``; who can guess it knows who takes part.
-    dataset_size : int, static.
+    key : a JAX key of at least 256 bits, such as ``fresh_key()`` (InputError for fewer); it tells the batch.
+    dataset_size : int from 1 to 2**31 - 1, static.
     batch_size : an integer; may be traced.
 
     Returns
     -------
     Selection : of batch_size examples, or of all where there are fewer.
-
-    Raises
-    ------
-    InputError : a key of fewer bits, a size that is no positive integer.
 
     A step with this batch is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size /
     dataset_size).
@@ -216,16 +190,12 @@ def fixed_batches(epoch_key: Any, dataset_size: int, batch_size: Any, position: 
     Parameters
     ----------
     epoch_key : one JAX key of at least 256 bits for all batches of the epoch.
-    dataset_size : int, static.
+    dataset_size : int from 1 to 2**31 - 1, static.
     batch_size, position : integers; may be traced.
 
     Returns
     -------
     Selection
-
-    Raises
-    ------
-    InputError : a key of fewer bits, a size that is no positive integer.
 
     References
     ----------
@@ -290,13 +260,8 @@ def over_micro_batches(
 
     Returns
     -------
-    The last carry.  Unless all places are gone through, body runs ceil(count / micro_size) times; that depends on the
-    draw, not on the program, and an
-    empty selection runs it never.
-
-    Raises
-    ------
-    InputError : micro_size is no positive integer.
+    The last carry.  Unless all places are gone through, body runs ceil(count / micro_size) times, which the draw
+    decides, and not the program.
 
     >>> total = lambda sum, indices, mask: sum + (indices * mask).sum()
     >>> int(over_micro_batches(Selection(jnp.array([4, 2, 7, 1, 0, 0]), jnp.int32(4)), 3, total, 0))
@@ -323,12 +288,7 @@ def _size(name: str, value: Any) -> int:
 
 
 class UserData(NamedTuple):
-    """Examples, and whose they are.
-
-    examples : pytree of arrays, the examples along the first axis.
-    order : int32, the places of the examples, user by user.
-    first, count : int32, one for each user: where the user's examples begin in ``order``, and how many there are.
-    """
+    """Examples along the first axis; their places, user by user; where each user's begin, and how many there are."""
 
     examples: Any
     order: Any

@@ -146,8 +146,18 @@ class StepRule:
     private_loss: PrivateLoss | None = None
 
     def member_loss(self, frozen: Rest | None) -> Callable[[Any, tuple[Any, ...]], Any]:
-        """(trained parameters, (example,) or (example, key)) -> (loss, Seen)."""
-        return member_loss(self.loss_fn, frozen, self.has_aux, self.examples_per_user is not None, self.private_loss)
+        """(trained parameters, (example,) or (example, key)) -> (loss, Seen); of a user (examples, weights)."""
+        single = lambda model, *member: split_loss(
+            jax.tree.map(jnp.asarray, self.loss_fn(model, *member)), self.has_aux
+        )
+        each = single if self.examples_per_user is None else mean_over_examples(single)
+
+        def loss(trained: Any, member: tuple[Any, ...]) -> tuple[Any, Seen]:
+            value, aux = each(whole(trained, frozen), *member)
+            bounded = jnp.int32(0) if self.private_loss is None else self.private_loss.units(value)
+            return value, Seen(value.astype(wide(value.dtype)), bounded, aux)
+
+        return loss
 
 
 class Sums(NamedTuple):
@@ -220,7 +230,8 @@ def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Rest | None = 
     dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
     nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
     key = (jax.eval_shape(lambda: jax.random.key(0, impl=CHACHA20)),) if rule.rngs else ()
-    return Sums(nothing, jnp.int32(0), nothing_seen(rule.member_loss(frozen), params, (one_of(batch), *key)))
+    seen: Seen = jax.eval_shape(rule.member_loss(frozen), params, (one_of(batch), *key))[1]
+    return Sums(nothing, jnp.int32(0), jax.tree.map(lambda a: jnp.zeros(a.shape, beside(a.dtype)), seen))
 
 
 def add(
@@ -340,25 +351,6 @@ class Seen(NamedTuple):
     aux: Any
 
 
-def member_loss(
-    loss_fn: Callable[..., Any],
-    frozen: Rest | None,
-    has_aux: bool,
-    of_users: bool,
-    private_loss: PrivateLoss | None,
-) -> Callable[[Any, tuple[Any, ...]], Any]:
-    """`StepRule.member_loss`; of_users : an example is (a user's examples, weights)."""
-    single = lambda model, *member: split_loss(jax.tree.map(jnp.asarray, loss_fn(model, *member)), has_aux)
-    each = mean_over_examples(single) if of_users else single
-
-    def loss(trained: Any, member: tuple[Any, ...]) -> tuple[Any, Seen]:
-        value, aux = each(whole(trained, frozen), *member)
-        bounded = jnp.int32(0) if private_loss is None else private_loss.units(value)
-        return value, Seen(value.astype(wide(value.dtype)), bounded, aux)
-
-    return loss
-
-
 def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """(params, (examples, weights)[, key of the user]) -> the weighted mean of what loss_fn returns for them."""
 
@@ -381,12 +373,6 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 def member_keys(key: Any, indices: Any) -> Any:
     """A key for each member, from the step's key and the member's number in the data, wherever it is computed."""
     return jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices)
-
-
-def nothing_seen(loss: Callable[..., Any], trained: Any, member: Any) -> Seen:
-    """The sums of `Seen` over no members; ``member`` holds the shapes of one."""
-    shapes: Seen = jax.eval_shape(loss, trained, member)[1]
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, beside(a.dtype)), shapes)
 
 
 def require_optimizer(optimizer: Any) -> None:
