@@ -245,7 +245,7 @@ def test_a_full_disk_ends_the_log_alone(tmp_path, monkeypatch, capsys):
     assert steps(lines(tmp_path / "log.jsonl")) == [1, 2] and "No space left" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["look", "number", "line", "system", "forgotten"])
+@pytest.mark.parametrize("place", ["look", "number", "line"])
 @pytest.mark.parametrize("at", [2, 9])
 def test_an_interrupt_within_the_log_loses_no_line(tmp_path, monkeypatch, place, at):
     """Wherever it comes: the file has each step that was taken once."""
@@ -253,8 +253,6 @@ def test_an_interrupt_within_the_log_loses_no_line(tmp_path, monkeypatch, place,
         "look": (run_log.RunLog, "_tell"),
         "number": (run_log, "numbers_of"),
         "line": (run_log.LogFile, "write"),
-        "system": (run_log.LogFile, "flush"),
-        "forgotten": (run_log.LogFile, "flush"),
     }
     monkeypatch.setattr(run_log, "PAUSE_SECONDS", 0.0)
     owner, name = where[place]
@@ -264,11 +262,6 @@ def test_an_interrupt_within_the_log_loses_no_line(tmp_path, monkeypatch, place,
         calls.append(None)
         if len(calls) != at:
             return real(*arguments, **more)
-        if place == "forgotten":  # the system has the lines, and the log does not know it
-            log = arguments[0]
-            waiting = log._waiting
-            real(log)
-            log._waiting = waiting
         if place == "line":
             real(*arguments)  # and the log does not know it
         raise KeyboardInterrupt
@@ -283,28 +276,3 @@ def test_an_interrupt_within_the_log_loses_no_line(tmp_path, monkeypatch, place,
     assert steps(records) == [*range(1, len(taken) + 2)] and len(taken) < 39
     assert records[0]["event"] == "begin" and records[-1]["event"] == "end"
     assert records[-1]["ended"] == "KeyboardInterrupt" and len(records) == len(steps(records)) + 2
-
-
-def test_a_disk_that_is_full_when_lines_are_handed_over(tmp_path, monkeypatch, capsys):
-    """The buffer's lines are lost, once; the state is returned."""
-    monkeypatch.setattr(run_log, "PAUSE_SECONDS", 0.0)
-    real, calls = run_log.LogFile.flush, []
-
-    def full(self):
-        calls.append(None)
-        if len(calls) > 3:
-            raise OSError(28, "No space left on device")
-        real(self)
-
-    monkeypatch.setattr(run_log.LogFile, "flush", full)
-    assert run(tmp_path / "log.jsonl").step == 40
-    told = lines(tmp_path / "log.jsonl")
-    assert steps(told) == [*range(1, len(told))] and "No space left" in capsys.readouterr().err
-
-
-def test_a_file_that_has_no_places():
-    """As /dev/null: what was handed over is not kept."""
-    with run_log.run_log("/dev/null", 1, start()[1]) as told:
-        told._file.write({"event": "step", "step": 1})
-        told._file.flush()
-        assert not told._file._waiting.lines

@@ -109,7 +109,6 @@ class RunLog:
         self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
         if self._file is not None:
             self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
-            self._flush()
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
         """A step was handed to the device and gives these numbers; stretches : of all until then, without a ledger."""
@@ -145,17 +144,11 @@ class RunLog:
         self._tell(self._epsilon, everything=True)
         if self._file is not None:
             self.tell({"event": "end", "run": self._run} | self.ending)
-            self._flush()
 
     def tell(self, record: dict[str, Any]) -> None:
         """Hand a record over."""
         if self._put is not None:
             self._whatever_fails(functools.partial(self._put, record))
-
-    def _flush(self) -> None:
-        """Hand what a file has been told to the system."""
-        if self._put is not None and self._file is not None:
-            self._whatever_fails(self._file.flush)
 
     def _whatever_fails(self, act: Callable[[], Any]) -> None:
         """Whoever takes a record cannot stop the run by failing, and is given nothing after that."""
@@ -214,7 +207,6 @@ class RunLog:
             self.tell(record)
             if self._file is not None:
                 self._looks.popleft()
-        self._flush()
 
 
 @contextlib.contextmanager
@@ -269,13 +261,6 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
     return found | ({"aux": aux} if aux else {})
 
 
-class _Waiting(NamedTuple):
-    """Lines that the system has not been given, and the place in the file before it is."""
-
-    after: int
-    lines: dict[tuple[str, int], bytes]
-
-
 class LogFile:
     """A file of JSON lines, open for appending, and readable by its owner alone: most of it is not private.
 
@@ -298,7 +283,7 @@ class LogFile:
             _make_private(descriptor)
             _cut_after_last_line(self._file)
             self.there = self._last_step(run)
-            self._waiting = _Waiting(self._file.seek(0, os.SEEK_END), {})
+            self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # record written, the place before it
         except OSError as error:  # such as of a pipe, of which nothing can be read again
             self._file.close()
             raise unwritable(place, error) from None
@@ -314,31 +299,19 @@ class LogFile:
         return record | again | {"time": now}
 
     def write(self, record: dict[str, Any]) -> None:
-        """One record as one line, which `flush` hands to the system; one that an interrupt had given before is one."""
+        """One record as one line; one that the system had been given when an interrupt came is not written again."""
+        key, place = (record["event"], record["step"] if "step" in record else None), self._file.tell()
+        if key == self._last[0] and place != self._last[1]:
+            return
         if record["event"] == "step" and record["step"] <= self.there:
             record = record | {"again": True}
-        line = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
-        self._settle()
-        self._waiting.lines[record["event"], record["step"] if record["event"] == "step" else 0] = line
-
-    def flush(self) -> None:
-        """Hand all lines to the system; those that it was given before an interrupt or an error are not given again."""
-        self._settle()
-        text = b"".join(self._waiting.lines.values())
+        text = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
+        self._last = key, place
         while text:
             text = text[self._file.write(text) :]
-        self._waiting = _Waiting(self._file.tell(), {})
-
-    def _settle(self) -> None:
-        """Lines that the system has been given wait no longer."""
-        place = self._file.tell()
-        if place != self._waiting.after:
-            self._waiting = _Waiting(place, {})
 
     def close(self) -> None:
-        """Flush and close the file."""
-        with contextlib.suppress(OSError):  # of a full disk, which has been told
-            self.flush()
+        """Close the file."""
         self._file.close()
 
     def _last_step(self, run: str) -> int:
