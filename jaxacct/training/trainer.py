@@ -267,13 +267,11 @@ class Trainer:
         given = data
         if not isinstance(data, Source):
             data = where.data(data, users)
-        store: Store | None = None
-        found: Checkpoint | None = None
-        if checkpoints is not None:
-            store = Store(checkpoints, where.processes)
-        noted: Noted | None = None
-        program: Program | None = None
-        try:
+        store = found = None
+        with contextlib.ExitStack() as stack:
+            if checkpoints is not None:
+                store = Store(checkpoints, where.processes)
+                stack.callback(store.close)
             trained, rest = apart(state.params, self.trainable)
             carried = where.carried(state, trained)
             if store is not None and (found := last_checkpoint(store, state, carried, where.digest)) is not None:
@@ -284,9 +282,10 @@ class Trainer:
             of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
             if isinstance(data, Source):
                 with_ledger = any(where.processes.any(where.processes.first and ledger is not None))
-                program = Streamed(where, self.rule, *of_plan, rest, users, found, with_ledger)
+                program: Program = Streamed(where, self.rule, *of_plan, rest, users, found, with_ledger)
             else:
                 program = Program(where, *of_plan, rest, self.rule.private_loss)
+            stack.callback(program.close)
             for trace in program.traces:
                 frozen = () if rest is None else rest.frozen
                 refuse_closed_over("loss_fn", trace, given, frozen, source=isinstance(given, Source))
@@ -295,15 +294,10 @@ class Trainer:
                 state = replace(state, history=state.history.whole())
             with run_log(*looks, state) as told:
                 noted = open_noted(where.processes, ledger, state, self.plan, by)
+                if noted is not None:
+                    stack.callback(noted.close)
                 told.begin(self.plan, state, noted.ledger if noted is not None else None)
                 return told.returned(self._run(state, program, noted, callbacks, store, found, every, progress, told))
-        finally:
-            if program is not None:
-                program.close()
-            if store is not None:
-                store.close()
-            if noted is not None:
-                noted.close()
 
     def _run(
         self,

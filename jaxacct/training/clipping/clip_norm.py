@@ -65,12 +65,9 @@ def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
         if not isinstance(norm, Tracer) and np.ndim(check("clip_norm", norm, CLIP_NORM)):
             raise InputError(f"clip_norm has shape {np.shape(norm)}, must be a number; use one number for each part")
     try:
-        parts = jax.tree_util.tree_leaves(
-            jax.tree.map(lambda _, part: _Part(part), clip_norm, params), is_leaf=lambda x: isinstance(x, _Part)
-        )
+        counts = jax.tree.leaves(jax.tree.map(lambda _, part: len(jax.tree.leaves(part)), clip_norm, params))
     except ValueError:
         raise InputError("clip_norm must be a number or a prefix of the parameters; give one number a part") from None
-    counts = [len(jax.tree_util.tree_leaves(part.params)) for part in parts]
     return norms, [group for group, count in enumerate(counts) for _ in range(count)]
 
 
@@ -90,10 +87,3 @@ def wide(dtype: Any) -> Any:
 def beside(dtype: Any) -> Any:
     """The dtype in which values beside the gradients are summed; int32 stays int32, so that its sums are exact."""
     return dtype if dtype == jnp.int32 else wide(dtype)
-
-
-class _Part:
-    """The parameters under one clip norm, kept together."""
-
-    def __init__(self, params: Any) -> None:
-        self.params = params

@@ -142,9 +142,9 @@ class Store:
         errors = logging.getLogger("absl")
         told = lambda record: record.levelno < logging.ERROR
         errors.addFilter(told)
+        before = os.umask(0o077)
         try:
-            with _private_files():
-                yield
+            yield
         except (OSError, ValueError, RuntimeError) as error:
             full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "RESOURCE_EXHAUSTED" in str(error)
             first = getattr(error, "strerror", None) or str(error).splitlines()[0]
@@ -153,21 +153,12 @@ class Store:
                 "that and call fit again, which resumes from the last one"
             ) from None
         finally:
+            os.umask(before)
             errors.removeFilter(told)
 
     def close(self) -> None:
         """Wait for what is being written."""
         self._manager.close()
-
-
-@contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    """Files made in here are their owner's alone, from the start."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _require_room(folder: Path, carried: Carried) -> None:

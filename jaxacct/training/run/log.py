@@ -300,7 +300,7 @@ class LogFile:
 
     def write(self, record: dict[str, Any]) -> None:
         """One record as one line; one that the system had been given when an interrupt came is not written again."""
-        key, place = (record["event"], record["step"] if "step" in record else None), self._file.tell()
+        key, place = (record["event"], record.get("step")), self._file.tell()
         if key == self._last[0] and place != self._last[1]:
             return
         if record["event"] == "step" and record["step"] <= self.there:

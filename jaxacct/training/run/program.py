@@ -31,7 +31,7 @@ from jaxacct.training.step import key_derivation, noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.models import Rest
-from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, draws, numbers
+from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED
 
 Item = TypeVar("Item")
@@ -97,7 +97,7 @@ class Program:
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """A step after a lineage, ready to be noted and run."""
         after, key, settings, partition = self.advance(line, step)
-        return Prepared(after, key, self._with_draws(settings, step, key), partition)
+        return Prepared(after, key, self._numbers(step, settings.position, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
         """One step; it is in the ledger before this is called."""
@@ -135,11 +135,6 @@ class Program:
 
     def _numbers(self, step: int, place: int, words: Any = None) -> Numbers:
         return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place, self._private_loss, words)
-
-    def _with_draws(self, settings: Numbers, step: int, key: StepKey) -> Numbers:
-        """The numbers of a step, with the noise of its count and of its loss."""
-        count, loss = draws(self._plan.at(step), self._adaptive, self._private_loss, key.words)
-        return settings._replace(count_draw=count, loss_draw=loss)
 
 
 class OtherExamples(InputError):
@@ -259,7 +254,8 @@ class Streamed(Program):
                 who = draw_on_host(self._rule, key.words, key.pass_words, self._plan.dataset_size, settings)
                 batch = self._load(pool, key.words, who)
                 line, key = key_derivation.loaded(line, key, _digest(batch))
-                yield Prepared(line, key, self._with_draws(settings, number, key), partition, batch)
+                settings = self._numbers(number, settings.position, key.words)
+                yield Prepared(line, key, settings, partition, batch)
 
     def _load(self, pool: ThreadPoolExecutor, words: Any, who: np.ndarray) -> Batch:
         """The examples of some records or users; users who have none are left out, since they add nothing."""

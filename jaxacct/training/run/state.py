@@ -79,11 +79,9 @@ class State:
 
 
 class Looks:
-    """Whether callbacks have looked at outputs.
+    """Whether callbacks have looked at outputs; now : the state with which they are being called, or None.
 
-    seen : whether they have, in this `fit` or before it.
     note : called before the first look of this `fit`; if it raises, the callback gets the error instead of outputs.
-    now : the state with which callbacks are being called, or None.
     """
 
     def __init__(self, seen: bool, note: Callable[[], Any]) -> None:
@@ -166,11 +164,7 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """The stretches with steps `step` to `end - 1` of a plan after them.
-
-    The steps join the last stretch if they go on with its plan.  In the middle of a pass over fixed batches they join
-    it only if the data are cut as before.  Otherwise a record may be in a batch of both parts of the pass.
-    """
+    """The stretches with steps of a plan after them, joined if they go on with it, and with its cut within a pass."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
@@ -190,8 +184,7 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
     """Epsilon at a plan's delta of all that a history holds, with the rest of the plan if outputs may have ended it.
 
-    ended : whether the run ended by itself, or has shown no outputs.  goes_on : whether the run continues whatever it
-    has shown; then only the steps taken count.
+    ended : the run ended by itself, or has shown no outputs.  goes_on : it continues whatever it has shown.
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)

@@ -55,12 +55,8 @@ _LARGEST = 2**32
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
     """`private_step` over the devices of a mesh, for jit: the same arguments, and the same results.
 
-    Parameters
-    ----------
-    rule : as for `private_step`.
-    mesh, shard : as `check_layout` lets through.  carried lies as `carried_specs` says.
-    size : how many records, or users, there are.  Device number d has those from d r on, r = ceil(size / devices), and
-        data are r rows for each device: those beyond the last record are never drawn.
+    size : of records, or users.  Device number d has those from d r on, r = ceil(size / devices); data are r rows for
+    each device, of which those beyond the last record are never drawn.
     """
 
     def step(

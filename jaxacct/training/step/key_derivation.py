@@ -1,13 +1,7 @@
 """The key of a step, derived from a secret root and from everything that led to the step.
 
-If a run is repeated from a checkpoint, a step must either come out the same to the last bit, or have randomness of its
-own: the same noise under two different gradients would give their difference away.  So the key of a step is derived
-from the root *and* from a chain of digests of whatever decides the outcome: the first parameters, the program, what
-runs it (`machine`), the data, and the noise, batch size and clipping rule of every step so far.  A program
-that may come out otherwise when it is run again gets a number in the chain that is drawn anew for every `fit`.  The
-ledger is told a fingerprint of that key, and so counts a replay once exactly if it is one.
-
-`machine` holds what else decides the bits of a step: versions, devices, instruction sets, flags, settings.
+The same noise under two different gradients would give their difference away.  So a step that is repeated either comes
+out the same to the last bit, or has randomness of its own: README.md of this folder, "Keys".
 """
 
 from __future__ import annotations
@@ -192,12 +186,7 @@ def form_of(structure: Any) -> bytes:
 
 
 def digest_program(traced: Any) -> bytes:
-    """SHA-256 of a traced function (`jax.jit(f).trace(...)`), every constant in it, and of what runs it.
-
-    Equal digests mean equal outputs for equal inputs, to the last bit: a program that may come out otherwise when it is
-    run again has another digest every time.  The lowered text alone would not do: JAX may lower arrays that a function
-    closes over as hidden arguments.
-    """
+    """SHA-256 of a traced function, its constants, and what runs it: equal digests mean equal outputs, bit by bit."""
     constants: list[Any] = []
     primitives: set[str] = set()
 
@@ -248,12 +237,7 @@ def machine() -> str:
 
 
 def repeats(primitives: set[str]) -> bool:
-    """Whether a program of these operations comes out the same, to the last bit, whenever it runs on this machine.
-
-    XLA's programs for CPUs and TPUs do.  Those for GPUs add in the order in which their threads arrive, unless
-    XLA_FLAGS has --xla_gpu_deterministic_ops=true; and what several GPUs have is added in an order that their library
-    chooses.  A call of the host's code may do anything.
-    """
+    """Whether a program of these operations comes out the same, to the last bit, whenever it runs on this machine."""
     if primitives & _OUTSIDE:
         return False
     if jax.devices()[0].platform in ("cpu", "tpu"):

@@ -359,27 +359,9 @@ class Rest:
 
 
 def apart(model: Any, trainable: Any = None) -> tuple[Any, Rest | None]:
-    """(the trained part, the rest) of a model; the rest is None where everything is trained.
+    """(the trained part, with None in place of all else; the rest, None if all is trained) of a model.
 
-    The trained part has the model's structure, with None in place of every other leaf.  Of an nnx module it is nested
-    dicts.
-
-    Parameters
-    ----------
-    model : a pytree, or a module of nnx or Equinox.
-    trainable : a function path -> bool; a pytree of bools, a prefix of the model; a type of nnx variables; or None:
-        all arrays of numbers, of an nnx module nnx.Param, of a `LoRA` the adapters.  (Of a `LoRA` the others select
-        from the base, beside the adapters.)
-
-    Raises
-    ------
-    InputError : nothing is trained, or a mask that is no prefix of the model.
-
-    >>> trained, rest = apart({"base": jnp.ones(2), "head": jnp.zeros(1)}, lambda path: path.startswith("head"))
-    >>> trained
-    {'base': None, 'head': Array([0.], dtype=float32)}
-    >>> whole(trained, rest)["base"].tolist()
-    [1.0, 1.0]
+    trainable is as for `Trainer`.  Of a `LoRA` it selects from the base, beside the adapters.
     """
     tree, outer = opened(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)

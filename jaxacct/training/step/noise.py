@@ -58,15 +58,8 @@ def host_stream(words: Any, purpose: int) -> np.ndarray:
 def add(key: Any, tree: Any, std: Any) -> Any:
     """Add independent N(0, std^2) to every entry of a pytree: once per step, to the sum over the whole batch.
 
-    std is noise_multiplier times the clip norm; the relation (replacing an example moves the sum by up to twice the
-    clip norm) is the accountant's affair.  Divide by the *expected* batch size afterwards, never by the drawn one.
-    The result has the dtype of the tree, at least float32.  Keys of less than 256 bits are refused.
-
-    >>> import jax.numpy as jnp
-    >>> from jaxacct.training import fresh_key
-    >>> noisy = add(fresh_key(), {"w": jnp.zeros((2, 3))}, 1.0)
-    >>> noisy["w"].shape
-    (2, 3)
+    std is noise_multiplier times the clip norm; the relation is the accountant's affair.  Divide by the *expected*
+    batch size afterwards, never by the drawn one.  The result has the dtype of the tree, at least float32.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)

@@ -36,19 +36,14 @@ _ROUNDING = 1e-12
 
 
 class StepSettings(Protocol):
-    """What a step needs of its plan; a `Segment` has it."""
+    """What a step needs of its plan, as a `Segment` has it: noise in clip norms, rate, divisor of the noisy sum."""
 
     @property
-    def noise_multiplier(self) -> float:
-        """Noise on the sum of clipped gradients, in clip norms."""
-
+    def noise_multiplier(self) -> float: ...
     @property
-    def sampling_probability(self) -> float:
-        """The rate of Poisson sampling."""
-
+    def sampling_probability(self) -> float: ...
     @property
-    def expected_batch_size(self) -> float:
-        """What the noisy sum is divided by."""
+    def expected_batch_size(self) -> float: ...
 
 
 class Carried(NamedTuple):
@@ -117,8 +112,6 @@ def draws(
 class StepRule:
     """What does not differ between the steps of a program.
 
-    Parameters
-    ----------
     loss_fn : (params, example) -> scalar loss of one example, of all parameters, trained or frozen.
     optimizer : an Optax transformation.
     sampling : one of `step_mechanisms`.
@@ -246,12 +239,8 @@ def add(
 ) -> Sums:
     """The sums with one micro-batch more.
 
-    key : of the step.
-    batch : pytree of arrays, one row for each place; of users, what `of_users` returns.
-    indices : int32, the number of each place's record (or user) in all of the data: what the model draws for it follows
-        from it and the step's key.
-    mask : False where a place holds nobody.
-    frozen : the rest of the model, from `apart`.
+    batch : one row for each place; of users, what `of_users` returns.  indices : the number of each place's record (or
+    user) in all of the data.  mask : False where a place holds nobody.
     """
     members = (batch, member_keys(key, indices)) if rule.rngs else (batch,)
     loss = rule.member_loss(frozen)
