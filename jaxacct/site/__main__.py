@@ -1,8 +1,120 @@
-"""`python -m jaxacct.site` builds the site."""
+"""`python -m jaxacct.site`: the pages of the repository and the reference, by Sphinx."""
 
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import pkgutil
+import shutil
 import sys
+import tempfile
+import time
+from pathlib import Path
 
-from jaxacct.site.build import main
+import jaxacct
+from jaxacct.core.progress import say
+from jaxacct.site import tutorials
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+"""The checkout."""
+FOLDERS = ("jaxacct", "examples", "benchmarks", "tests")
+"""What is copied beside the files at the top, so that links between pages and files hold as they stand."""
+
+
+def main() -> int:
+    """Build the site and return the exit status, not 0 where Sphinx has warned or a tutorial has raised."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxacct.site",
+        description="Build the site: reference, tutorials (which are run), proofs, glossary. Fails on a link that "
+        'leads nowhere and a tutorial that raises. Needs pip install ".[docs]".',
+    )
+    parser.add_argument("--out", default="site", help="the folder to write, which is replaced (default: site)")
+    parser.add_argument("--builder", default="html", help="of Sphinx: html (default), or linkcheck")
+    options = parser.parse_args()
+    out = Path(options.out)
+    if out.exists() and not (out / "index.html").is_file() and any(out.iterdir()):
+        print(f"{out} is there, and is no site; give another folder to --out, or remove it", file=sys.stderr)
+        return 1
+    try:
+        from sphinx.cmd.build import build_main
+    except ModuleNotFoundError as error:
+        print(f'the package {error.name} is missing; pip install ".[docs]"', file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        source, site = Path(folder) / "source", Path(folder) / "site"
+        try:
+            write(source, run=options.builder == "html")
+        except tutorials.TutorialError as error:
+            print(error, file=sys.stderr)
+            return 1
+        conf = str(source / "jaxacct" / "site")
+        words = ["-b", options.builder, "-q", "-W", "--keep-going", "-c", conf, str(source), str(site)]
+        status = build_main(words)
+        if status == 0:
+            shutil.rmtree(out, ignore_errors=True)
+            shutil.copytree(site, out)
+            print(f"open {out / 'index.html'}")
+    return int(status)
+
+
+def write(source: Path, run: bool = True) -> None:
+    """Write the sources of the site into a new folder, which is laid out as the repository is.
+
+    run : whether the tutorials are run; otherwise they stand as they are.
+    """
+    source.mkdir()
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, source)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(__file__).parent / "pages", source, dirs_exist_ok=True)
+    for page in sorted((source / "examples" / "tutorials").glob("*.md")) if run else ():
+        begin = time.monotonic()
+        say(f"tutorial: {page.name}")
+        page.write_text(tutorials.run(page, page.parent / "pictures", ROOT))
+        say(f"tutorial: {page.name} {time.monotonic() - begin:.0f} s")
+    reference = source / "reference"
+    reference.mkdir()
+    for package in packages():
+        (reference / f"{package}.rst").write_text(package_page(package))
+    (reference / "command_line.md").write_text(command_line())
+
+
+def packages() -> list[str]:
+    """`jaxacct` first, then its packages with public names; the pages of commands come from their help."""
+    found = [f"jaxacct.{m.name}" for m in pkgutil.iter_modules(jaxacct.__path__) if m.ispkg and m.name != "cli"]
+    return ["jaxacct", *(name for name in sorted(found) if getattr(importlib.import_module(name), "__all__", []))]
+
+
+def package_page(package: str) -> str:
+    """The public names of a package, as a list, and each in full; those of `jaxacct` are in full there alone."""
+    module = importlib.import_module(package)
+    names = [name for name in module.__all__ if callable(getattr(module, name))]
+    known = [name for name in names if package != "jaxacct" and getattr(module, name) is vars(jaxacct).get(name)]
+    listed = "".join(f"   {'jaxacct.' if name in known else ''}{name}\n" for name in names)
+    return (
+        f"{package}\n{'=' * len(package)}\n\n.. automodule:: {package}\n   :no-index:\n\n"
+        f".. autosummary::\n   :nosignatures:\n\n{listed}\n"
+        f".. automodule:: {package}\n   :members:\n   :exclude-members: {', '.join(known)}\n"
+    )
+
+
+def command_line() -> str:
+    """What `jaxacct --help` and `jaxacct COMMAND --help` print, 100 columns wide."""
+    from jaxacct.cli.arguments import COMMANDS, parse
+
+    os.environ |= {"COLUMNS": "100", "NO_COLOR": "1"}
+    page = "# The command line\n\nWhat `jaxacct --help` and `jaxacct COMMAND --help` print.\n"
+    for name in ("", *COMMANDS):
+        with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+            parse([name, "--help"] if name else ["--help"])
+        page += f"\n## {f'jaxacct {name}'.strip()}\n\n```text\n{text.getvalue().rstrip()}\n```\n"
+    return page
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import json
 import os
 import re
 import subprocess
@@ -19,8 +18,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-__all__ = ["TutorialError", "run", "title"]
 
 BLOCK = re.compile(r"^```(python|bash)( not run)?\n(.*?)^```$|^<!-- check: (.*?) -->\n?", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 300
@@ -33,14 +30,6 @@ class TutorialError(Exception):
     """A tutorial raised, or one of its checks is false; the message names the page and the block."""
 
 
-def title(text: str) -> str:
-    """The title of a page."""
-    heading = re.search(r"^# (.*)$", text, re.MULTILINE)
-    if heading is None:
-        raise TutorialError("a tutorial has no title; begin it with a line '# Title'")
-    return heading[1]
-
-
 def run(page: Path, pictures: Path, root: Path) -> str:
     """The page with its outputs, run in a process and an empty folder of its own.
 
@@ -49,21 +38,19 @@ def run(page: Path, pictures: Path, root: Path) -> str:
     """
     pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        work = Path(folder) / "work"
+        result, work = Path(folder) / "result.md", Path(folder) / "work"
         work.mkdir()
         path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"PYTHONPATH": path, "MPLBACKEND": "Agg", "JAXACCT_QUIET": "1"}
+        settings: dict[str, Any] = {"cwd": work, "timeout": LIMIT_SECONDS, "capture_output": True, "text": True}
+        settings["env"] = os.environ | {"PYTHONPATH": path, "MPLBACKEND": "Agg", "JAXACCT_QUIET": "1"}
         command = [sys.executable, "-m", "jaxacct.site.tutorials", str(page), str(pictures), str(result)]
         try:
-            done = subprocess.run(
-                command, cwd=work, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-            )
+            done = subprocess.run(command, check=False, **settings)
         except subprocess.TimeoutExpired:
             raise TutorialError(f"{page.name} has run for more than {LIMIT_SECONDS} seconds") from None
         if done.returncode or not result.exists():
             raise TutorialError(f"{page.name}: {done.stderr.strip() or f'exit status {done.returncode}'}")
-        return str(json.loads(result.read_text()))
+        return result.read_text()
 
 
 def filled(page: Path, pictures: Path) -> str:
@@ -87,7 +74,11 @@ def filled(page: Path, pictures: Path) -> str:
             text = python(code, names) if language == "python" else bash(code)
         except Exception as error:
             raise TutorialError(f"{where}: {type(error).__name__}: {error}\n{code}") from error
-        return "\n\n".join([shown, *output(text), *drawn(page.stem, count, pictures)])
+        lines = text.rstrip().splitlines()
+        if len(lines) > SHOWN_LINES:
+            lines = [*lines[:SHOWN_LINES], f"... {len(lines) - SHOWN_LINES} more lines"]
+        output = ["\n".join(["```{code-block} text\n:class: output\n", *lines, "```"])] if lines else []
+        return "\n\n".join([shown, *output, *drawn(page.stem, count, pictures)])
 
     return BLOCK.sub(answer, page.read_text())
 
@@ -114,14 +105,6 @@ def bash(code: str) -> str:
     return done.stdout
 
 
-def output(text: str) -> list[str]:
-    """A block's output as it is shown below it; nothing where there is none."""
-    lines = text.rstrip().splitlines()
-    if len(lines) > SHOWN_LINES:
-        lines = [*lines[:SHOWN_LINES], f"... {len(lines) - SHOWN_LINES} more lines"]
-    return ["\n".join(["```{code-block} text\n:class: output\n", *lines, "```"])] if lines else []
-
-
 def drawn(stem: str, count: int, pictures: Path) -> list[str]:
     """Links to the figures that a block has drawn: open ones of pyplot, and new files in the current folder."""
     found = []
@@ -143,6 +126,6 @@ def drawn(stem: str, count: int, pictures: Path) -> list[str]:
 if __name__ == "__main__":
     source, folder, result = map(Path, sys.argv[1:])
     try:
-        result.write_text(json.dumps(filled(source, folder)))
+        result.write_text(filled(source, folder))
     except TutorialError as error:
         sys.exit(str(error))

@@ -1,0 +1,66 @@
+"""Sphinx's settings for the site.  Nothing is loaded from the network: the theme brings its own files."""
+
+import re
+from typing import Any
+
+import jaxacct
+
+project = "jaxacct"
+author = "The jaxacct maintainers"
+copyright = "The jaxacct maintainers, Apache-2.0"
+version = release = jaxacct.__version__
+extensions = ["myst_parser", *(f"sphinx.ext.{name}" for name in ("autodoc", "autosummary", "napoleon", "viewcode"))]
+exclude_patterns = ["jaxacct/site/pages", "tests", "benchmarks"]
+suppress_warnings = ["myst.header", "misc.highlighting_failure", "ref.python"]
+smartquotes = False
+highlight_language = "text"
+pygments_style = "tango"
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+
+default_role = "py:obj"
+autodoc_mock_imports = ["opacus"]
+autodoc_typehints = "none"
+napoleon_use_rtype = False
+autosummary_generate = False
+python_maximum_signature_line_length = 80
+
+html_theme = "furo"
+html_title = "jaxacct"
+html_static_path = ["static"]
+html_css_files = ["style.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+toc_object_entries_show_parents = "hide"
+
+ROOMS = "audit|interop|mechanisms|plots|report|representations|samplers|selection|sweeps|training|tuning|verification"
+NAME = re.compile(rf"```.*?```|(?<![`\[}}])`((?:ja|jaxacct(?:\.\w+)?|{ROOMS})\.)(\w+)([^`<>|\n]*)`(?!`)", re.DOTALL)
+"""Code on a page, which is left alone, or a public name in a code span."""
+
+
+def setup(app: Any) -> None:
+    """Docstrings and pages are written to be read as they are; what Sphinx would take for a sign is escaped."""
+    app.connect("autodoc-process-docstring", _escape)
+    app.connect("source-read", _link)
+
+
+def _escape(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """`|x|` is an absolute value, `x_` no link, `*shape` no emphasis; examples stand as they are."""
+    for place, line in enumerate(lines):
+        if line.lstrip().startswith(">>>"):
+            break
+        line = re.sub(r"(?<=\w)``(?=[_\[])", r"``\\ ", line.replace("|", r"\|"))  # of ``a``_i only a is code
+        lines[place] = re.sub(r"(?<=\w)_(?![\w`])|(?<=, )\*(?=\w)", r"\\\g<0>", line)
+
+
+def _link(app: Any, page: str, source: list[str]) -> None:
+    """A public name in the code of a page leads to the reference."""
+
+    def linked(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        room = match[1].removeprefix("jaxacct.").removeprefix("ja.")
+        return f"{{py:obj}}`{match[1]}{match[2]}{match[3]} <jaxacct.{room}{match[2]}>`"
+
+    source[0] = NAME.sub(linked, source[0])
