@@ -20,8 +20,6 @@ from jaxacct.core.validation import InputError
 from jaxacct.engines import backend, programs
 from jaxacct.mechanisms import dp_sgd
 
-__all__ = ["run"]
-
 PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
 """What --for may say, and the backends that it takes.
 

@@ -29,8 +29,6 @@ from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection import Selection
 
-__all__ = ["CertifiedAccountant"]
-
 FAR_APART = 2.0
 """Warn if the upper end of epsilon exceeds the lower end by more than this factor."""
 _RELATIONS = {

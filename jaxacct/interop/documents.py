@@ -19,8 +19,6 @@ from jaxacct.core.keywords import nearest
 from jaxacct.core.validation import InputError, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
 
-__all__ = ["FORMAT", "VERSION", "classes", "from_json", "mechanism_of", "to_json", "to_whole_json"]
-
 LONGEST = 10_000
 """An expression has at most this many characters, so that a hostile one cannot take long."""
 _MAKERS = {

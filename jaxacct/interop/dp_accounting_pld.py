@@ -16,8 +16,6 @@ from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, Part
 
-__all__ = ["to_dp_accounting_pld"]
-
 LONGEST_LOSS = 2**24
 """Most intervals from 0 to the largest finite loss, so that the distribution fits in memory."""
 

@@ -40,8 +40,6 @@ from jaxacct.mechanisms import (
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial, select
 
-__all__ = ["EventError", "convert", "events_inside", "from_dp_event", "refuse", "rounded", "supports", "to_dp_event"]
-
 SIMPLEST = 10**6
 """Data set size up to which the simplest ratio is looked for that is a sampling ratio to the last bit."""
 MAX_SENSITIVITIES = 1000

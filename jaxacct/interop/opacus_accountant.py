@@ -11,8 +11,6 @@ from jaxacct.accounting.account import epsilon
 from jaxacct.core.validation import COUNT, DELTA, NON_NEGATIVE, PROBABILITY, InputError, check
 from jaxacct.mechanisms import Mechanism, PureDP, compose, dp_sgd
 
-__all__ = ["OpacusAccountant", "register_opacus"]
-
 MECHANISM = "jaxacct"
 """The name of the accountant in Opacus's registry and in saved states."""
 

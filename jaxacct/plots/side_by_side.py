@@ -19,8 +19,6 @@ from jaxacct.plots import style
 from jaxacct.plots.results import SMALLEST_DELTA
 from jaxacct.representations.mechanism_profile import Profile, profile
 
-__all__ = ["plot_profiles", "plot_tradeoffs"]
-
 MOST_CURVES = 8
 """Most curves in one picture: more could not be told apart."""
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)

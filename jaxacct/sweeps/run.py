@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,24 +174,19 @@ def sweep(
         for name, given in {"resume": resume, "overwrite": overwrite, "shard": shard is not None}.items():
             if given:
                 raise InputError(f"{name} needs out; name the result, such as out='result.csv'")
-        return _beside(_run(_Slice(work), progress, None), work)
+        return work.whole(_Slice(work).solve(progress))
     check_result(path)
     if isinstance(grid, str | os.PathLike) and path.exists() and path.samefile(grid):
         raise InputError(f"{path}: the result would overwrite the grid; give another name")
     run = _Run(work, path, resume, overwrite)
     if work.shard[1] == 1:
-        return _beside(run.whole(progress), work)
+        return work.whole(run.whole(progress))
     table = run.part(progress if work.shard[0] == 1 or not distributed else False, merged=distributed)
     if distributed and work.shard[0] == 1:
         return wait_and_merge(path, run.head)
     if distributed:
         wait_for_merge(path, work.shard)
     return table
-
-
-def _beside(table: Table, work: Work) -> Table:
-    """The whole table with what the grid had besides inputs; journals and slices hold the table without it."""
-    return table.beside(work.grid.beside, work.grid.index)
 
 
 class _Run:
@@ -207,7 +202,7 @@ class _Run:
         """All blocks: into the journal, then the result, then the journal is done with."""
 
         def finish(table: Table, journal: Journal) -> None:
-            write(_beside(table, self.work), self.out)
+            write(self.work.whole(table), self.out)
             journal.discard()
 
         return self._solve(show, self._begun({self.out: REPLACE}), finish)
@@ -223,10 +218,7 @@ class _Run:
         journal = self._begun(taken)
         part.unlink(missing_ok=True)  # an earlier one, which is not to be taken for this one
 
-        def finish(table: Table, journal: Journal) -> None:
-            journal.become(part)
-
-        return self._solve(show, journal, finish)
+        return self._solve(show, journal, lambda table, journal: journal.become(part))
 
     def _begun(self, taken: dict[Path, str]) -> Journal:
         """The journal, held, with the rows that it keeps from an interrupted run handed to the slice.
@@ -258,7 +250,7 @@ class _Run:
     def _solve(self, show: bool | None, journal: Journal, finish: Callable[[Table, Journal], None]) -> Table:
         """Solve what the journal does not hold yet, and leave the rows in their file; the journal stays until then."""
         try:
-            table = _run(self.slice, show, journal)
+            table = self.slice.solve(show, journal)
             finish(table, journal)
         except Unwritable as error:
             done, total = int(np.sum(self.slice.done)), self.slice.rows.size
@@ -288,30 +280,27 @@ class _Slice:
         fill(self.table, index, piece)
         self.done[index] = True
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """The blocks that are not solved yet."""
-        return (rows for rows in self.work.blocks if not self.done[np.searchsorted(self.rows, rows[0])])
-
-
-def _run(slice_: _Slice, show: bool | None, journal: Journal | None) -> Table:
-    work, total, done = slice_.work, slice_.rows.size, int(np.sum(slice_.done))
-    alone = len(work.grid) == 1
-    progress = Progress(total, show, done, apart=programs.seconds)
-    progress.update(done)
-    try:
-        for rows in slice_.blocks():
-            with fixed(work.settings.backend == "numpy"):
-                piece = solve(work.grid.take(rows), work.settings, work.columns, alone)
-            if journal is not None:
-                journal.append(rows, piece)
-            slice_.keep(rows, piece)
-            done += rows.size
-            progress.update(done)
-    except KeyboardInterrupt:
-        raise SweepInterrupted(done, total, None if journal is None else journal.path) from None
-    finally:
-        progress.close()
-    return slice_.table
+    def solve(self, show: bool | None, journal: Journal | None = None) -> Table:
+        """The table, once the blocks that are not solved yet are solved and in the journal."""
+        work, total, done = self.work, self.rows.size, int(np.sum(self.done))
+        progress = Progress(total, show, done, apart=programs.seconds)
+        progress.update(done)
+        try:
+            for rows in work.blocks:
+                if self.done[np.searchsorted(self.rows, rows[0])]:
+                    continue
+                with fixed(work.settings.backend == "numpy"):
+                    piece = solve(work.grid.take(rows), work.settings, work.columns, len(work.grid) == 1)
+                if journal is not None:
+                    journal.append(rows, piece)
+                self.keep(rows, piece)
+                done += rows.size
+                progress.update(done)
+        except KeyboardInterrupt:
+            raise SweepInterrupted(done, total, None if journal is None else journal.path) from None
+        finally:
+            progress.close()
+        return self.table
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,6 +322,10 @@ class Work:
     def rows(self) -> np.ndarray:
         """The rows of this slice in the order of the grid."""
         return np.sort(np.concatenate([np.zeros(0, np.int64), *self.blocks]))
+
+    def whole(self, table: Table) -> Table:
+        """The whole table with what the grid had besides inputs; journals and slices hold the table without it."""
+        return table.beside(self.grid.beside, self.grid.index)
 
 
 @dataclass(frozen=True)

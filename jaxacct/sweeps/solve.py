@@ -161,9 +161,8 @@ def _of_one_rule(
 
 
 def _columns(bounds: Bounds) -> dict[str, Any]:
-    return {name: getattr(bounds, name) for name in ANSWER} | {
-        name: _shared(np.asarray(getattr(bounds, name))) for name in WORDS
-    }
+    words = {name: _shared(np.asarray(getattr(bounds, name))) for name in WORDS}
+    return {name: getattr(bounds, name) for name in ANSWER} | words
 
 
 def _shared(words: np.ndarray) -> np.ndarray:
@@ -253,10 +252,7 @@ def _calibrated(
             pieces.append((rows[part], found, found.epsilon if found.risk is None else found.risk))
     order = np.argsort(np.concatenate([rows for rows, _, _ in pieces]))
     join = lambda take: np.concatenate([np.asarray(take(found, bounds)) for _, found, bounds in pieces])[order]
-    columns = [
-        join(lambda found, bounds, name=name: getattr(bounds, name))
-        for name in ("lower", "estimate", "upper", "kind", "status", "engine")
-    ]
+    columns = [join(lambda found, bounds, name=name: getattr(bounds, name)) for name in (*ANSWER, *WORDS)]
     return join(lambda found, bounds: found.value), join(lambda found, bounds: found.status), Bounds(*columns)
 
 
@@ -268,15 +264,9 @@ def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
     """
     from jaxacct import selection  # takes a while to import, and rows without repetitions do not need it
 
-    made: dict[str, Callable[..., Law]] = {
-        "geometric": selection.Geometric,
-        "logarithmic": selection.Logarithmic,
-        "truncated_negative_binomial": selection.TruncatedNegativeBinomial,
-        "poisson": selection.Poisson,
-        "binomial": selection.Binomial,
-        "point_mass": selection.PointMass,
-    }
-    return made[word](*(numbers[field] for field in LAWS[word]))
+    given = [numbers[field] for field in LAWS[word]]
+    law: Law = getattr(selection, word.title().replace("_", ""))(*given)  # as PointMass of "point_mass"
+    return law
 
 
 def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -315,14 +305,13 @@ def _solved(
     rule: Mapping[str, Any],
 ) -> Bounds:
     """Rows of one law; `numbers` are the columns that a run is made from."""
-    if not word:
-        given: dict[str, Any] = {name: some[name] for name in numbers}
-        return account.epsilon(dp_sgd(**given, **rule), some["delta"], relation=relation, rtol=rtol)
-    from jaxacct.selection import select
+    given: dict[str, Any] = {name: some[name][:, :1] if word else some[name] for name in numbers}
+    mechanism = dp_sgd(**given, **rule)
+    if word:
+        from jaxacct.selection import select
 
-    given = {name: some[name][:, :1] for name in numbers}
-    chosen = select(dp_sgd(**given, **rule), law_of_k(word, some))
-    return account.epsilon(chosen, some["delta"], relation=relation, rtol=rtol)
+        mechanism = select(mechanism, law_of_k(word, some))
+    return account.epsilon(mechanism, some["delta"], relation=relation, rtol=rtol)
 
 
 def _by_base(

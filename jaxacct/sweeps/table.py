@@ -67,9 +67,9 @@ class Table:
 
     def _repr_html_(self) -> str:
         """The first rows, the bracket rounded outward; solved values are in full."""
-        shown, rest = markup.cut(len(self))
+        rows, rest = markup.cut(len(self))
         title = f"Sweep, {len(self):,} {'row' if len(self) == 1 else 'rows'}"
-        head = self.take(slice(0, len(shown)))
+        head = self.take(slice(0, len(rows)))
         ends = {
             "lower": [outward(x, ".6g", up=False) for x in head["lower"]],
             "estimate": [f"{x:.6g}" for x in head["estimate"]],
