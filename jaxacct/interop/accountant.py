@@ -60,11 +60,6 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     neighboring_relation : dp_accounting.NeighboringRelation
         ADD_OR_REMOVE_ONE (default), REPLACE_ONE or REPLACE_SPECIAL.
 
-    Raises
-    ------
-    InputError
-        Another relation.
-
     >>> import dp_accounting as dpa
     >>> step = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0))
     >>> round(CertifiedAccountant().compose(step, 1000).get_epsilon(1e-5), 5)

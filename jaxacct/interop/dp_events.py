@@ -477,95 +477,81 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
 
 
 def _event(mechanism: Mechanism) -> dp_event.DpEvent:
-    match mechanism:
-        case Repeated():
-            return _of("SelfComposedDpEvent", mechanism)(_event(mechanism.mechanism), int(mechanism.steps))
-        case Composed():
-            return _of("ComposedDpEvent", mechanism)([_event(item) for item in mechanism.mechanisms])
-        case PoissonSampled(group=1):
-            rate = mechanism.sampling_probability
-            return _of("PoissonSampledDpEvent", mechanism)(rate, _event(mechanism.mechanism))
-        case SampledWithoutReplacement(group=1):
-            drawn, size = _sizes(mechanism.sampling_ratio)
-            return _of("SampledWithoutReplacementDpEvent", mechanism)(size, drawn, _event(mechanism.mechanism))
-        case SampledWithReplacement(group=1):
-            sizes = int(mechanism.dataset_size), int(mechanism.batch_size)
-            return _of("SampledWithReplacementDpEvent", mechanism)(*sizes, _event(mechanism.mechanism))
-        case TruncatedPoissonSampled():
-            size, cap = int(mechanism.dataset_size), int(mechanism.cap)
-            noise = mechanism.mechanism.noise_multiplier
-            return _of("TruncatedSubsampledGaussianDpEvent", mechanism)(
-                size, mechanism.sampling_probability, cap, noise
-            )
-        case RandomAllocation():
-            return _of("RandomAllocationDpEvent", mechanism)(
-                event=_event(mechanism.mechanism),
-                num_selected=int(mechanism.participations),
-                num_steps=int(mechanism.slots),
-            )
-        case Selection(bound="worst_case", law=Poisson() | TruncatedNegativeBinomial()):
-            return _selection_event(mechanism)
-    return _leaf(mechanism)
-
-
-def _leaf(mechanism: Mechanism) -> dp_event.DpEvent:
-    match mechanism:
-        case Gaussian():
-            return dp_event.GaussianDpEvent(mechanism.noise_multiplier)
-        case Laplace():
-            return dp_event.LaplaceDpEvent(mechanism.scale)
-        case DiscreteLaplace():
-            noise = rounded(1 / Fraction(mechanism.scale), math.inf)
-            return _of("DiscreteLaplaceDpEvent", mechanism)(noise, mechanism.sensitivity)
-        case DiscreteGaussian():
-            return _of("DiscreteGaussianDpEvent", mechanism)(
-                sigma=mechanism.sigma, sensitivity=mechanism.sensitivity, dimension=1
-            )
-        case MixtureOfGaussians():
-            shifts, chances = (np.asarray(x).tolist() for x in (mechanism.sensitivities, mechanism.probabilities))
-            return _of("MixtureOfGaussiansDpEvent", mechanism)(mechanism.noise_multiplier, shifts, chances)
-        case PureDP(epsilon=0.0):
-            return dp_event.NoOpDpEvent()
-        case PureDP():
-            return _of("EpsilonDeltaDpEvent", mechanism)(mechanism.epsilon, 0.0)
-        case ApproximateDP():
-            return _of("EpsilonDeltaDpEvent", mechanism)(mechanism.epsilon, mechanism.delta)
-        case ExponentialMechanism() | ReportNoisyMax(noise="gumbel"):
-            return _of("ExponentialMechanismDpEvent", mechanism)(mechanism.epsilon)
-        case ReportNoisyMax(noise="exponential"):
-            return _of("PermuteAndFlipDpEvent", mechanism)(mechanism.epsilon)
-        case RandomizedResponse():
-            return _response_event(mechanism)
-    raise InputError(f"{type(mechanism).__name__} has no DpEvent; account for it with jaxacct.epsilon")
-
-
-def _of(name: str, mechanism: Mechanism) -> Callable[..., Any]:
-    """The event class of a name, refused where the installed dp_accounting has none."""
-    found: Callable[..., Any] | None = getattr(dp_event, name, None)
-    if found is None:
+    """The event, refused where the installed dp_accounting has no such class."""
+    name, given = _named(mechanism)
+    kind = getattr(dp_event, name, None)
+    if kind is None:
         raise InputError(
             f"{type(mechanism).__name__} has no DpEvent: the installed dp_accounting lacks {name}; account for it with "
             "jaxacct.epsilon"
         )
-    return found
+    return kind(**given)
 
 
-def _response_event(mechanism: RandomizedResponse) -> dp_event.DpEvent:
-    k, truth = mechanism.categories, Fraction(mechanism.probability)
-    exact = (1 - truth) * Fraction(k, k - 1)
-    if exact > 1:
-        raise InputError(f"probability = {mechanism.probability!r} must be >= 1/{k} to have a DpEvent; ask ja.epsilon")
-    return _of("RandomizedResponseDpEvent", mechanism)(rounded(exact, 0.0), k)
-
-
-def _selection_event(mechanism: Selection) -> dp_event.DpEvent:
-    law = mechanism.law
-    mean, shape = float(law.mean), math.inf if isinstance(law, Poisson) else float(law.eta)
-    if mean < 1.0 or shape < 0.0:
-        raise InputError(
-            f"a law of K with mean {mean!r} and eta {shape!r} has no DpEvent; it needs mean >= 1, eta >= 0"
-        )
-    return _of("RepeatAndSelectDpEvent", mechanism)(_event(mechanism.mechanism), mean, shape)
+def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
+    """The name of the event's class, and its fields."""
+    inside = lambda: _event(mechanism.inside()[0])
+    match mechanism:
+        case Repeated():
+            return "SelfComposedDpEvent", {"event": inside(), "count": int(mechanism.steps)}
+        case Composed():
+            return "ComposedDpEvent", {"events": [_event(item) for item in mechanism.mechanisms]}
+        case PoissonSampled(group=1):
+            rate = mechanism.sampling_probability
+            return "PoissonSampledDpEvent", {"sampling_probability": rate, "event": inside()}
+        case SampledWithoutReplacement(group=1):
+            drawn, size = _sizes(mechanism.sampling_ratio)
+            sizes = {"source_dataset_size": size, "sample_size": drawn}
+            return "SampledWithoutReplacementDpEvent", sizes | {"event": inside()}
+        case SampledWithReplacement(group=1):
+            sizes = {"source_dataset_size": int(mechanism.dataset_size), "sample_size": int(mechanism.batch_size)}
+            return "SampledWithReplacementDpEvent", sizes | {"event": inside()}
+        case TruncatedPoissonSampled():
+            sizes = {"dataset_size": int(mechanism.dataset_size), "truncated_batch_size": int(mechanism.cap)}
+            noise = {"noise_multiplier": mechanism.mechanism.noise_multiplier}
+            sampled = {"sampling_probability": mechanism.sampling_probability}
+            return "TruncatedSubsampledGaussianDpEvent", sizes | sampled | noise
+        case RandomAllocation():
+            slots = {"num_selected": int(mechanism.participations), "num_steps": int(mechanism.slots)}
+            return "RandomAllocationDpEvent", slots | {"event": inside()}
+        case Selection(bound="worst_case", law=Poisson() | TruncatedNegativeBinomial()):
+            law = mechanism.law
+            mean, shape = float(law.mean), math.inf if isinstance(law, Poisson) else float(law.eta)
+            if mean < 1.0 or shape < 0.0:
+                raise InputError(
+                    f"a law of K with mean {mean!r} and eta {shape!r} has no DpEvent; it needs mean >= 1, eta >= 0"
+                )
+            return "RepeatAndSelectDpEvent", {"event": inside(), "mean": mean, "shape": shape}
+        case Gaussian():
+            return "GaussianDpEvent", {"noise_multiplier": mechanism.noise_multiplier}
+        case Laplace():
+            return "LaplaceDpEvent", {"noise_multiplier": mechanism.scale}
+        case DiscreteLaplace():
+            noise = rounded(1 / Fraction(mechanism.scale), math.inf)
+            return "DiscreteLaplaceDpEvent", {"noise_parameter": noise, "sensitivity": mechanism.sensitivity}
+        case DiscreteGaussian():
+            given = {"sigma": mechanism.sigma, "sensitivity": mechanism.sensitivity, "dimension": 1}
+            return "DiscreteGaussianDpEvent", given
+        case MixtureOfGaussians():
+            shifts, chances = (np.asarray(x).tolist() for x in (mechanism.sensitivities, mechanism.probabilities))
+            given = {"standard_deviation": mechanism.noise_multiplier, "sensitivities": shifts}
+            return "MixtureOfGaussiansDpEvent", given | {"sampling_probs": chances}
+        case PureDP(epsilon=0.0):
+            return "NoOpDpEvent", {}
+        case PureDP() | ApproximateDP():
+            return "EpsilonDeltaDpEvent", {"epsilon": mechanism.epsilon, "delta": getattr(mechanism, "delta", 0.0)}
+        case ExponentialMechanism() | ReportNoisyMax(noise="gumbel"):
+            return "ExponentialMechanismDpEvent", {"epsilon": mechanism.epsilon}
+        case ReportNoisyMax(noise="exponential"):
+            return "PermuteAndFlipDpEvent", {"epsilon": mechanism.epsilon}
+        case RandomizedResponse():
+            k, truth = mechanism.categories, Fraction(mechanism.probability)
+            exact = (1 - truth) * Fraction(k, k - 1)
+            if exact > 1:
+                words = f"probability = {mechanism.probability!r} must be >= 1/{k} to have a DpEvent; ask ja.epsilon"
+                raise InputError(words)
+            return "RandomizedResponseDpEvent", {"noise_parameter": rounded(exact, 0.0), "num_buckets": k}
+    raise InputError(f"{type(mechanism).__name__} has no DpEvent; account for it with jaxacct.epsilon")
 
 
 def _sizes(ratio: float) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from jaxacct.core.progress import Progress
 from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.plots import style
-from jaxacct.sweeps.grid import ANSWER, suggest
+from jaxacct.sweeps.grid import ANSWER, WORDS, suggest
 from jaxacct.sweeps.solve import run_of_row
 from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solved_for, varying
 
@@ -74,11 +74,6 @@ def plot(
     -------
     dict
         kind, what was drawn along the axes, what was held fixed, and the file.
-
-    Raises
-    ------
-    InputError
-        One line for whatever cannot be drawn or written.
 
     References
     ----------
@@ -261,19 +256,25 @@ def choose(
         raise InputError(
             f"the result solves for {' and '.join(quantities)}; choose one, such as --where quantity={quantities[0]}"
         )
-    quantity = quantities[0]
-    value = _value(table, quantity, value)
-    fixed = dict(where)
-    axes = _numeric_axes(table, value)
+    quantity, fixed = quantities[0], dict(where)
+    if value is None:
+        value = quantity
+    numbers = [name for name in table.columns if name not in (*TEXT, *ANSWER)]
+    choice("value", value, dict.fromkeys([quantity, measured(quantity), *numbers]))
+    inputs = [name for name in table.columns if name not in (*ANSWER, *WORDS, "relation")]
     for name in (x, by):
-        if name is not None:
-            _check_axis(table, name, value)
-    x = x or next((name for name in axes if name != by and name not in _FOLLOWS.get(by or "", ())), None)
+        if name is not None and name not in inputs:
+            raise InputError(f"{name!r} is no input of this result{suggest(name, inputs)}")
+        if name == value:
+            raise InputError(f"{name} is what is drawn; choose another input for the axis")
+    if x is None:  # the input with the most values; of equals, the earlier one in the table
+        axes = {name: len(values) for name, values in varying(table.columns).items() if name not in (value, *TEXT)}
+        free = [name for name in axes if name != by and name not in _FOLLOWS.get(by or "", ())]
+        x = max(free, key=lambda name: axes[name], default=None)
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
-    others = [name for name in _all_axes(table, value) if not _determined(table, name, x, by)]
     if by is None:
-        by = _family(table, kind, others, value)
+        by = _family(table, kind, _open_axes(table, value, x, by))
     if kind is None:
         many = by is not None and by not in TEXT and len(np.unique(table[by])) > MOST_CURVES
         kind = "heatmap" if many else "curve"
@@ -281,7 +282,7 @@ def choose(
         raise InputError("a heat map needs two inputs that are numbers and differ; name them with --x and --by")
     if x == by:
         raise InputError(f"x and by are both {x}; choose two inputs")
-    while left := [name for name in _all_axes(table, value) if not _determined(table, name, x, by)]:
+    while left := _open_axes(table, value, x, by):
         column = table[left[0]].tolist()
         most = max(dict.fromkeys(column), key=column.count)
         fixed[left[0]] = most
@@ -294,49 +295,21 @@ def choose(
     return kind, View(table, quantity, value, x, by, fixed)
 
 
-def _determined(table: Table, name: str, x: str, by: str | None) -> bool:
-    """Whether an input is along an axis, or follows from those that are."""
+def _open_axes(table: Table, value: str, x: str, by: str | None) -> list[str]:
+    """The inputs that differ, are along no axis, and do not follow from those that are."""
     used = [column for column in (x, by) if column is not None]
-    if name in used:
-        return True
-    groups = set(zip(*(table[column].tolist() for column in used), strict=True))
-    return len(groups) == len(set(zip(*(table[column].tolist() for column in (*used, name)), strict=True)))
+    cells = lambda names: len(set(zip(*(table[name].tolist() for name in names), strict=True)))
+    free = (name for name in varying(table.columns) if name not in (value, *used))
+    return [name for name in free if cells([*used, name]) != cells(used)]
 
 
-def _value(table: Table, quantity: str, value: str | None) -> str:
-    numbers = [name for name in table.columns if name not in (*TEXT, *ANSWER)]
-    return (
-        quantity if value is None else choice("value", value, dict.fromkeys([quantity, measured(quantity), *numbers]))
-    )
-
-
-def _check_axis(table: Table, name: str, value: str) -> None:
-    inputs = [column for column in table.columns if column not in (*ANSWER, "relation", "kind", "status", "engine")]
-    if name not in inputs:
-        raise InputError(f"{name!r} is no input of this result{suggest(name, inputs)}")
-    if name == value:
-        raise InputError(f"{name} is what is drawn; choose another input for the axis")
-
-
-def _all_axes(table: Table, value: str) -> list[str]:
-    return [name for name in varying(table.columns) if name != value]
-
-
-def _numeric_axes(table: Table, value: str) -> list[str]:
-    """Inputs that differ, the one with the most values first; of equals, the earlier one in the table."""
-    axes = varying(table.columns)
-    names = [name for name in _all_axes(table, value) if name not in TEXT]
-    return sorted(names, key=lambda name: -len(axes[name]))
-
-
-def _family(table: Table, kind: str | None, others: list[str], value: str) -> str | None:
+def _family(table: Table, kind: str | None, others: list[str]) -> str | None:
     """The input for families of curves, or for the vertical axis."""
     count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
-    numbers = [name for name in others if name not in TEXT]
-    largest = max(numbers, key=lambda name: count[name], default=None)
+    largest = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)
     if kind == "heatmap" or (kind is None and largest is not None and count[largest] > MOST_CURVES):
         return largest
-    return max((name for name in others if count[name] <= MOST_CURVES), key=lambda name: count[name], default=None)
+    return max((name for name in others if count[name] <= MOST_CURVES), key=count.__getitem__, default=None)
 
 
 def pick(table: Table, rows: list[int] | None) -> Table:

@@ -124,11 +124,6 @@ def plot_tradeoffs(
     -------
     matplotlib Axes
 
-    Raises
-    ------
-    InputError
-        As in `plot_profiles`.
-
     References
     ----------
     Dong, Roth and Su (2022), Gaussian Differential Privacy, Proposition 2.12.

@@ -97,7 +97,7 @@ def package_page(package: str) -> str:
     known = [name for name in names if package != "jaxacct" and getattr(module, name) is vars(jaxacct).get(name)]
     listed = "".join(f"   {'jaxacct.' if name in known else ''}{name}\n" for name in names)
     return (
-        f"{package}\n{'=' * len(package)}\n\n.. automodule:: {package}\n   :no-index:\n\n"
+        f"{package}\n{'=' * len(package)}\n\n.. currentmodule:: {package}\n\n"
         f".. autosummary::\n   :nosignatures:\n\n{listed}\n"
         f".. automodule:: {package}\n   :members:\n   :exclude-members: {', '.join(known)}\n"
     )

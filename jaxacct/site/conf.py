@@ -41,8 +41,16 @@ NAME = re.compile(rf"```.*?```|(?<![`\[}}])`((?:ja|jaxacct(?:\.\w+)?|{ROOMS})\.)
 
 def setup(app: Any) -> None:
     """Docstrings and pages are written to be read as they are; what Sphinx would take for a sign is escaped."""
+    app.connect("autodoc-process-docstring", _begin_examples, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", _escape)
     app.connect("source-read", _link)
+
+
+def _begin_examples(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """The examples at the end of a docstring have no title, and belong to no section before them."""
+    first = next((place for place, line in enumerate(lines) if line.startswith(">>>")), None)
+    if first is not None:
+        lines[first:first] = ["Examples", "--------", ""]
 
 
 def _escape(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:

@@ -78,11 +78,6 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     -------
     Grid
 
-    Raises
-    ------
-    InputError
-        A file that cannot be read or is no grid, unknown or missing fields, or values outside their limits.
-
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder, "grid.csv")

@@ -430,11 +430,6 @@ def plan(
     -------
     Plan
 
-    Raises
-    ------
-    InputError
-        Invalid values, or an unreadable grid file.
-
     >>> from jaxacct.sweeps import plan
     >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 2], "delta": 1e-5})
     >>> p.configurations, p.quantities, p.blocks, p.sample

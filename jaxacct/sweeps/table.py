@@ -162,11 +162,6 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     -------
     Table
 
-    Raises
-    ------
-    InputError
-        A file that cannot be read, or is no result of a sweep.
-
     >>> import tempfile
     >>> from jaxacct.sweeps import read_table, sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
