@@ -105,13 +105,12 @@ def package_page(package: str) -> str:
 
 def command_line() -> str:
     """What `jaxacct --help` and `jaxacct COMMAND --help` print, 100 columns wide."""
-    from jaxacct.cli.arguments import COMMANDS, parse
-
+    arguments = importlib.import_module("jaxacct.cli.arguments")
     os.environ |= {"COLUMNS": "100", "NO_COLOR": "1"}
     page = "# The command line\n\nWhat `jaxacct --help` and `jaxacct COMMAND --help` print.\n"
-    for name in ("", *COMMANDS):
+    for name in ("", *arguments.COMMANDS):
         with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
-            parse([name, "--help"] if name else ["--help"])
+            arguments.parse([name, "--help"] if name else ["--help"])
         page += f"\n## {f'jaxacct {name}'.strip()}\n\n```text\n{text.getvalue().rstrip()}\n```\n"
     return page
 
