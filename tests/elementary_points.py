@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 
 from jaxacct.kernels.elementary_check import TABLE
-from jaxacct.kernels.rounding import LARGEST_ANGLE
+from jaxacct.kernels.special import LARGEST_ANGLE
 
 EXACTLY = {
     "sqrt": mpmath.sqrt,

@@ -13,7 +13,8 @@ import jaxacct as ja
 from jaxacct.accounting.mechanism_engines import OneRound
 from jaxacct.core.validation import InputError
 from jaxacct.engines import allocation
-from jaxacct.kernels.allocation import bracket, cutoff, law, placement, theorems
+from jaxacct.kernels.contour import allocation as contour
+from jaxacct.kernels.contour import allocation_law
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 
 ROWS = np.array(
@@ -102,7 +103,7 @@ def test_both_directions_agree_at_zero():
 def test_call_and_put_of_one_threshold_differ_by_its_distance_from_the_mean(eps):
     """E(S - k)_+ - E(k - S)_+ = 1 - k, the two sides from contours on either side of 0."""
     s, t, k = np.full(2, 0.5), np.full(2, 20.0), np.exp([eps, -eps])
-    call, put = (bracket.brackets_at(sign, s, t, k, theorems.guess(sign, s, t, k)) for sign in (1.0, -1.0))
+    call, put = (contour.brackets_at(sign, s, t, k, allocation_law.guess(sign, s, t, k)) for sign in (1.0, -1.0))
     assert np.all(call[0] - put[2] <= 1 - k + 1e-15) and np.all(call[2] - put[0] >= 1 - k - 1e-15)
 
 
@@ -203,14 +204,14 @@ def test_every_placement_of_the_contour_brackets_the_same_value(sign, monkeypatc
     rng = np.random.default_rng(7)
     s, t = np.exp(rng.uniform(-2.5, 1.5, 8)), np.floor(np.exp(rng.uniform(0.7, 11.0, 8)))
     k = np.exp(sign * rng.uniform(0.1, 4.0, 8) * np.minimum(np.sqrt(np.expm1(s * s) / t), 1.0))
-    lower, upper = theorems.bounds(sign, s, t, k)
-    guess = np.clip(theorems.guess(sign, s, t, k), np.log(lower + 1e-290), np.log(upper + 1e-290))
-    monkeypatch.setattr(placement, "MOST_NODES", 600)
+    lower, upper = allocation_law.bounds(sign, s, t, k)
+    guess = np.clip(allocation_law.guess(sign, s, t, k), np.log(lower + 1e-290), np.log(upper + 1e-290))
+    monkeypatch.setattr(contour, "MOST_NODES", 600)
     for split in (False, True):
-        monkeypatch.setattr(bracket, "place", lambda *given, split=split: placement._place(*given, split))
+        monkeypatch.setattr(contour, "place", lambda *given, split=split: contour._place(*given, split))
         for shift in (-8.0, 0.0, 6.0):
             with np.errstate(all="ignore"):
-                low, _, high, _ = bracket.brackets_at(sign, s, t, k, guess + shift)
+                low, _, high, _ = contour.brackets_at(sign, s, t, k, guess + shift)
             lower, upper = np.maximum(lower, low), np.minimum(upper, high)
     assert np.all(lower <= upper)
     assert np.sum((upper - lower) / upper < 1e-5) >= 3  # 600 nodes do not suffice for all
@@ -219,13 +220,13 @@ def test_every_placement_of_the_contour_brackets_the_same_value(sign, monkeypatc
 @pytest.mark.parametrize("blur", [0.01, 0.03, 0.2])
 def test_windows_at_complex_arguments_are_below_their_bounds(blur):
     """|Phi((0 - u - i alpha)/blur)| at the edges of cells: where e^{y^2/2} and Phi(-x) both leave float64, too."""
-    windows = law.Windows(*(np.array([x]) for x in (0.0, blur, 2.0, 0.1, -3.0, 3.0)))
-    cells = law.cells_of(np.array([1.0]), np.array([100.0]), windows, 160)
-    cuts = law.cuts_of(cells, windows)
+    windows = allocation_law.Windows(*(np.array([x]) for x in (0.0, blur, 2.0, 0.1, -3.0, 3.0)))
+    cells = allocation_law.cells_of(np.array([1.0]), np.array([100.0]), windows, 160)
+    cuts = allocation_law.cuts_of(cells, windows)
     with mpmath.workdps(30):
         for share in (0.5, 0.95, 1.0):
             alpha = np.minimum(share * np.maximum(np.abs(cells.edges[0]), 0.02), 1.4)
-            bulk, jump = law.shares(cuts, np.maximum(alpha[:-1], alpha[1:])[None])
+            bulk, jump = allocation_law.shares(cuts, np.maximum(alpha[:-1], alpha[1:])[None])
             for j in range(0, 160, 3):
                 u = mpmath.mpc(cells.edges[0, j], alpha[j])
                 low, more, far = (mpmath.erfc(z / mpmath.sqrt(2)) / 2 for z in (u / blur, -u / blur, (u - 2) / 0.1))
@@ -236,10 +237,10 @@ def test_windows_at_complex_arguments_are_below_their_bounds(blur):
 def test_the_path_beside_a_window_keeps_it_near_0_or_1():
     """Away from a window its bound is 1 to float64, also over cells that are many of its widths wide."""
     s, t = np.array([2.0, 1.0]), np.array([1000.0, 100.0])
-    windows = law.Windows(*(np.array([x, x]) for x in (-np.inf, 1.0, 3.0, 0.01, -8.0, 3.1)))
-    cells = law.cells_of(s, t, windows, 160)
-    alpha = cutoff._path(cells, windows, np.array([1e6, 1e4]), np.array([True, False]))
-    near = law.shares(law.cuts_of(cells, windows), np.maximum(alpha[:, 1:], alpha[:, :-1]))[1]
+    windows = allocation_law.Windows(*(np.array([x, x]) for x in (-np.inf, 1.0, 3.0, 0.01, -8.0, 3.1)))
+    cells = allocation_law.cells_of(s, t, windows, 160)
+    alpha = contour._path(cells, windows, np.array([1e6, 1e4]), np.array([True, False]))
+    near = allocation_law.shares(allocation_law.cuts_of(cells, windows), np.maximum(alpha[:, 1:], alpha[:, :-1]))[1]
     away = cells.edges[:, 1:] < 3.0 - 13 * 0.01
     assert np.all(near[away] <= 1.0 + 1e-15) and alpha.max() > 0.3
 

@@ -9,8 +9,9 @@ import pytest
 import jaxacct as ja
 from jaxacct.core.progress import Progress
 from jaxacct.engines import allocation, backend
-from jaxacct.kernels.allocation import bracket, profile, theorems, transform
-from jaxacct.kernels.allocation.bracket import put_below
+from jaxacct.kernels.contour import allocation as contour
+from jaxacct.kernels.contour import allocation_law
+from jaxacct.kernels.contour.allocation import put_below
 
 SIGMA = np.array([0.5, 0.7, 1.0, 2.0, 4.0, 9.0, 2.0, 1.0])
 SLOTS = np.array([300, 200, 100, 20, 30, 10_000, 5, 1000])
@@ -100,7 +101,7 @@ def test_an_interrupt_cancels_what_has_not_begun(monkeypatch):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(("sigma", "slots"), [(0.55, 250), (1.0, 100), (4.0, 30)])
 def test_losses_read_together_hold_their_own_deltas(sign, sigma, slots):
-    found = profile.round_profile(1 / sigma, float(slots), sign)
+    found = contour.round_profile(1 / sigma, float(slots), sign)
     some = np.linspace(0, found.epsilon.size - 1, 12).astype(int)
     exact = allocation.delta(sigma, slots, found.epsilon[some], "remove" if sign > 0 else "add")
     assert np.all(found.lower[some] <= exact.upper * (1 + 1e-12))
@@ -112,7 +113,7 @@ def test_losses_read_together_hold_their_own_deltas(sign, sigma, slots):
 
 def test_a_deep_put_is_placed_by_its_own_scale():
     """The lognormal law takes delta of adding for e^20 times what it is here."""
-    found = profile.round_profile(2.0, 237.0, -1.0)
+    found = contour.round_profile(2.0, 237.0, -1.0)
     large = (found.upper < 1e-4) & (found.upper > 1e-12)
     assert large.sum() > 20 and np.all((found.upper - found.lower)[large] <= 1e-2 * found.upper[large])
 
@@ -121,9 +122,9 @@ def test_a_profile_whose_contours_fail_has_its_theorems(monkeypatch):
     def fails(*given):
         raise MemoryError
 
-    expected = profile.round_profile(0.5, 100.0, 1.0)
-    monkeypatch.setattr(profile, "contours_at", fails)
-    found = profile.round_profile(0.5, 100.0, 1.0)
+    expected = contour.round_profile(0.5, 100.0, 1.0)
+    monkeypatch.setattr(contour, "contours_at", fails)
+    found = contour.round_profile(0.5, 100.0, 1.0)
     assert np.all(found.lower <= expected.upper) and np.all(found.upper >= expected.lower)
     assert np.any(found.upper > 1.1 * expected.upper)
 
@@ -132,29 +133,29 @@ def test_a_profile_whose_contours_fail_has_its_theorems(monkeypatch):
 def test_little_noise_needs_no_long_lines(sigma, slots):
     """Thousands of nodes each: of the jumps' line at 143 slots, of the bulk's at 10."""
     s, t, eps = np.full(6, 1 / sigma), np.full(6, slots), np.linspace(6.0, 12.0, 6)
-    guess = theorems.guess(1.0, s, t, np.exp(eps))
-    found = bracket.contours_at(1.0, s, t, np.exp(eps), guess, 1e-9)
+    guess = allocation_law.guess(1.0, s, t, np.exp(eps))
+    found = contour.contours_at(1.0, s, t, np.exp(eps), guess, 1e-9)
     lines = [one for _, each in found for one in (each, each.bulk) if one is not None]
     assert max(one.place.line.count.max() for one in lines) < 600
 
 
 def test_rounds_together_have_the_profiles_they_have_alone(monkeypatch):
     s, t = np.array([0.5, 30.0, 1.5, 1e-5]), np.array([100.0, 10.0, 300.0, 7.0])  # of two theorems only
-    alone = [profile.round_profile(*one, -1.0) for one in zip(s, t, strict=True)]
-    together = profile.round_profiles(s, t, -1.0)
+    alone = [contour.round_profile(*one, -1.0) for one in zip(s, t, strict=True)]
+    together = contour.round_profiles(s, t, -1.0)
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one.epsilon, other.epsilon)
         np.testing.assert_allclose(one.upper, other.upper, rtol=2e-4, atol=1e-16)
         assert np.all(one.lower <= other.upper) and np.all(other.lower <= one.upper)
-    contours_at = profile.contours_at
+    contours_at = contour.contours_at
 
     def fails_for_some(sign, s, *more):
         if np.any(s == 1.5):
             raise MemoryError
         return contours_at(sign, s, *more)
 
-    monkeypatch.setattr(profile, "contours_at", fails_for_some)
-    found = profile.round_profiles(s, t, -1.0)
+    monkeypatch.setattr(contour, "contours_at", fails_for_some)
+    found = contour.round_profiles(s, t, -1.0)
     np.testing.assert_array_equal(found[0].upper, alone[0].upper)
     assert np.any(found[2].upper > 1.1 * alone[2].upper)
 
@@ -162,10 +163,10 @@ def test_rounds_together_have_the_profiles_they_have_alone(monkeypatch):
 def test_nodes_that_are_left_out_are_counted(monkeypatch):
     s, t, k = np.array([1.0, 2.0]), np.array([100.0, 300.0]), np.exp(np.array([0.6, 4.0]))
     guess = np.log([1e-5, 1e-8])
-    exact = bracket.brackets_at(1.0, s, t, k, guess)
+    exact = contour.brackets_at(1.0, s, t, k, guess)
     for share in (1e-9, 1e-6, 1e-3):
-        monkeypatch.setattr(transform, "NEGLIGIBLE", share)
-        found = bracket.brackets_at(1.0, s, t, k, guess)
+        monkeypatch.setattr(allocation_law, "NEGLIGIBLE", share)
+        found = contour.brackets_at(1.0, s, t, k, guess)
         assert np.all(found[0] <= exact[2]) and np.all(found[2] >= exact[0])
     assert np.all(found[2] - found[0] > 2.0 * (exact[2] - exact[0]))  # the share matters
 
@@ -198,5 +199,7 @@ def test_turns_are_within_the_units_that_are_counted():
     angle = np.concatenate([angle, -angle, [0.0]])
     with mpmath.workdps(40):
         exact = [mpmath.expm1(1j * mpmath.mpf(float(a))) for a in angle]
-        wrong = [float(abs(mpmath.mpc(complex(z)) - e)) for z, e in zip(transform.turned_by(angle), exact, strict=True)]
+        wrong = [
+            float(abs(mpmath.mpc(complex(z)) - e)) for z, e in zip(allocation_law.turned_by(angle), exact, strict=True)
+        ]
     assert np.all(np.array(wrong) <= 16 * 2.0**-53 * np.minimum(np.abs(angle), 2.0))

@@ -1,4 +1,4 @@
-"""NumPy's and SciPy's functions keep to the model of kernels/rounding.py on this machine, in every layout."""
+"""NumPy's and SciPy's functions keep to the model of kernels/special.py on this machine, in every layout."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from elementary_points import arguments_of, exactly
 import jaxacct as ja
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import backend
-from jaxacct.kernels import elementary_check, lattice_laws, rounding, special
+from jaxacct.kernels import elementary_check, lattice_laws, special
 from jaxacct.kernels.elementary_check import VALUES, units_of
 
 
@@ -33,12 +33,12 @@ def in_all_layouts(function, arguments):
 def assert_within_units(name, size, seed):
     arguments = arguments_of(name, size, seed)
     high, low = exactly(name, arguments)
-    normal = np.abs(high) >= rounding.SMALLEST_NORMAL
+    normal = np.abs(high) >= special.SMALLEST_NORMAL
     with np.errstate(all="ignore"):
         allowed = units_of(name, arguments, high) * ROUNDOFF * np.abs(high)
         for value in in_all_layouts(VALUES[name][0], arguments):
             wrong = np.abs((value - high) - low)
-            assert np.all(np.abs(value[~normal]) <= rounding.SMALLEST_NORMAL)
+            assert np.all(np.abs(value[~normal]) <= special.SMALLEST_NORMAL)
             worst = np.argmax(np.where(normal, wrong / allowed, 0.0))
             assert np.all((wrong <= allowed)[normal]), [float(x[worst]).hex() for x in arguments]
 
@@ -70,7 +70,7 @@ def test_angles_beyond_the_largest_are_off_by_units_of_one(angle):
     with mpmath.workprec(1400):
         for ours, exact in ((np.sin, mpmath.sin), (np.cos, mpmath.cos)):
             wrong = abs(mpmath.mpf(float(ours(angle))) - exact(mpmath.mpf(angle)))
-            assert wrong <= rounding.SIMPLE_UNITS * ROUNDOFF
+            assert wrong <= special.SIMPLE_UNITS * ROUNDOFF
 
 
 def test_log_ndtr_is_as_near_as_it_says():

@@ -7,9 +7,8 @@ import pytest
 import jaxacct as ja
 from jaxacct.calibration.starting_points import ORDER
 from jaxacct.engines import contour
-from jaxacct.kernels.split import calibration as split_calibration
-from jaxacct.kernels.split import contour as split_contour
-from jaxacct.kernels.split import placement
+from jaxacct.kernels import calibration
+from jaxacct.kernels.contour import split as split_contour
 from jaxacct.mechanisms import components
 
 SIGMA, Q, STEPS = 1.1924314883792062, 0.0006182305844248414, 34042.0
@@ -35,7 +34,7 @@ def test_the_split_solve_finds_the_noise_and_its_slope():
     with np.errstate(all="ignore"):
         for _ in range(3):
             arguments = np.ones(1), base[None], unknown[None], x, slope, np.array([target]), *log
-            found = split_calibration.solve(*arguments, points=384, count=128)
+            found = calibration.solve_split(*arguments, points=384, count=128)
             x, slope = found.x, found.slope
     np.testing.assert_allclose(np.exp(x), sigma, rtol=1e-8)
     assert abs(found.residual[0]) < 1e-8 and found.moved[0] < 1e-6 and found.off[0] < 1e-10
@@ -63,7 +62,7 @@ def test_places_made_for_other_laws_certify_nothing_false():
     certified = 0
     with np.errstate(all="ignore"):
         for made_for in ("remove", "add"):
-            there = placement.place(laws[made_for], truth[made_for].estimate, log_delta, log_tol, count=128)
+            there = split_contour.place(laws[made_for], truth[made_for].estimate, log_delta, log_tol, count=128)
             for shift in range(5):
                 placed = jax.tree.map(lambda leaf, by=shift: np.roll(leaf, by, axis=0), there)
                 for direction, law in laws.items():

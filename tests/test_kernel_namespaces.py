@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct.kernels import calibration, contour, law, nodes, rate_calibration, saddle
-from jaxacct.kernels.sensitivity import sensitivity
+from jaxacct.kernels import calibration, law
+from jaxacct.kernels.calibration import sensitivity
+from jaxacct.kernels.contour import plain
+from jaxacct.kernels.law import saddle_for_epsilon
 
 ROWS = 12
 POINTS, COUNT = 64, 32
@@ -53,8 +55,8 @@ def on_jax(kernel, *arguments):
 
 
 QUESTIONS = {
-    "epsilon": (partial(contour.epsilon, points=POINTS, count=COUNT, rounds=2), (LOG_DELTA, LOG_DELTA, LOG_TOL)),
-    "delta": (partial(contour.delta, points=POINTS, count=COUNT), (EPSILON, LOG_TOL)),
+    "epsilon": (partial(plain.epsilon, points=POINTS, count=COUNT, rounds=2), (LOG_DELTA, LOG_DELTA, LOG_TOL)),
+    "delta": (partial(plain.delta, points=POINTS, count=COUNT), (EPSILON, LOG_TOL)),
 }
 
 
@@ -93,12 +95,12 @@ def test_sensitivity_is_the_forward_mode_derivative():
     tangent = jax.tree.map(lambda x: 0.1 * x * rng.normal(0.0, 1.0, x.shape), this)._replace(sign=np.zeros(ROWS))
     found = on_numpy(partial(sensitivity, points=points, count=count), this, tangent, EPSILON, LOG_TOL)
     with np.errstate(all="ignore"):
-        point = saddle.for_epsilon(this, EPSILON, contour.axis_nodes(points))
-        c, period, *images = contour.place_with_bounds(this, point, EPSILON, LOG_TOL, contour.axis_nodes(points))
+        point = saddle_for_epsilon(this, EPSILON, plain.axis_nodes(points))
+        c, period, *images = plain.place_with_bounds(this, point, EPSILON, LOG_TOL, plain.axis_nodes(points))
 
     def log_value(this, epsilon):
-        at = nodes.nodes_at(this, c, 2.0 * np.pi / period, LOG_TOL, points, count, tuple(images))
-        return at.k0 - at.c * epsilon + jnp.log(nodes.trapezoid(at, epsilon)[0])
+        at = plain.nodes_at(this, c, 2.0 * np.pi / period, LOG_TOL, points, count, tuple(images))
+        return at.k0 - at.c * epsilon + jnp.log(plain.trapezoid(at, epsilon)[0])
 
     def forward(this, tangent, epsilon):
         along = jax.jvp(lambda x: log_value(x, epsilon), (this,), (tangent,))[1]
@@ -137,8 +139,8 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
     arguments = np.ones(ROWS), log_q, log_n, np.zeros(ROWS), np.full(ROWS, 2.0), np.log(goal), np.log(fpr)
     tolerance, static = np.full(ROWS, np.log(1e-7)), {"points": 192, "count": 64}
     with np.errstate(all="ignore"):
-        found = rate_calibration.solve(*arguments, tolerance, **static, steps=4)
-    other = on_jax(partial(rate_calibration.solve, **static, steps=4), *arguments, tolerance)
+        found = calibration.solve_rate(*arguments, tolerance, **static, steps=4)
+    other = on_jax(partial(calibration.solve_rate, **static, steps=4), *arguments, tolerance)
     for one, two in zip(found[:2], other[:2], strict=True):  # the nodes needed are rounded up to one of a few numbers
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
     eps, x, moved, off, slope, need = found
@@ -146,7 +148,7 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
     one = np.ones(ROWS)
     with np.errstate(all="ignore"):
         at = calibration.single(one, x, log_q, log_n)
-        values = [contour.delta(at, eps + shift, tolerance, **static).estimate for shift in (-1e-3, 0.0, 1e-3)]
+        values = [plain.delta(at, eps + shift, tolerance, **static).estimate for shift in (-1e-3, 0.0, 1e-3)]
     rates = [np.exp(value) + np.exp(eps + shift) * fpr for value, shift in zip(values, (-1e-3, 0.0, 1e-3), strict=True)]
     np.testing.assert_allclose(rates[1], goal, rtol=2e-3)  # the noise is solved for anew at that eps
     assert np.all(rates[1] <= np.minimum(rates[0], rates[2]) * (1.0 + 1e-5))
@@ -159,11 +161,11 @@ def test_deltas_on_one_contour_are_those_of_single_contours_in_both_namespaces()
     tolerance = np.log(1e-7) * one
 
     def kernel(*arrays):
-        return contour.delta_about(calibration.single(*arrays[:4]), *arrays[4:], **static)
+        return plain.delta_about(calibration.single(*arrays[:4]), *arrays[4:], **static)
 
     with np.errstate(all="ignore"):
         found = kernel(*arguments, one, around, tolerance)
-        single = [contour.delta(calibration.single(*arguments), eps, tolerance, **static) for eps in around.T]
+        single = [plain.delta(calibration.single(*arguments), eps, tolerance, **static) for eps in around.T]
     other = on_jax(kernel, *arguments, one, around, tolerance)
     np.testing.assert_allclose(found.estimate, other[1], rtol=1e-9)
     for column, alone in enumerate(single):

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels import certificate, characteristic_decay, contour, departures, special
+from jaxacct.kernels import special
+from jaxacct.kernels.contour import core, gaussian_errors, plain
 from jaxacct.kernels.law import LossLaw, log_mix, tilted_gaussian
 
 
@@ -50,9 +51,9 @@ def test_moments_are_within_their_certificate(sigma, q, c, t_max, sign):
     sigma, q, sign, c, t_max = map(np.float64, (sigma, q, sign, c, t_max))
     grid = tilted_gaussian(sigma, q, sign, c, points)
     h = t_max / (count - 1)
-    re, im = departures.departures(grid.weight, h * sign * grid.loss, count)
-    depth = departures.depth(points, count)
-    bound, _ = certified(certificate.gaussian_errors(sigma, q, sign, grid, t_max, depth), t_max)
+    re, im = core.departures(grid.weight, h * sign * grid.loss, count)
+    depth = core.depth(points, count)
+    bound, _ = certified(gaussian_errors.gaussian_errors(sigma, q, sign, grid, t_max, depth), t_max)
     assert float(bound) < 1e-12
     at_c = exact_moment(sigma, q, sign, mpmath.mpf(c))
     assert abs(float(grid.log_m - float(mpmath.log(at_c)))) < 1e-12 * max(1.0, abs(float(grid.log_m)))
@@ -84,7 +85,7 @@ def coarse_error(sigma, q, sign, c, turns, points):
         return scale * np.sum(grid.weight * np.exp(1j * t * grid.loss))
 
     return np.abs(moment(coarse) - moment(fine)), certified(
-        certificate.gaussian_errors(sigma, q, sign, coarse, t, 200.0), t
+        gaussian_errors.gaussian_errors(sigma, q, sign, coarse, t, 200.0), t
     )[0]
 
 
@@ -112,7 +113,7 @@ def decay_and_truth(sigma, q, sign, c, turns):
     resolved = t * np.max(fine.posterior) * fine.step / sigma < 1.0
     modulus = np.abs(np.exp(1j * t[:, None] * fine.loss) @ fine.weight)
     return (
-        characteristic_decay.gaussian_decay(*characteristic_decay.level_sets(sigma, q, grid), start),
+        gaussian_errors.gaussian_decay(*gaussian_errors.level_sets(sigma, q, grid), start),
         modulus,
         resolved,
     )
@@ -131,7 +132,7 @@ def test_sinc_envelope():
     y = np.linspace(0, 200, 400_001)
     sinc = np.abs(np.sinc(y / np.pi))
     envelope = np.maximum.accumulate(sinc[::-1])[::-1]
-    ours = np.asarray(characteristic_decay.sinc_envelope(y))
+    ours = np.asarray(gaussian_errors.sinc_envelope(y))
     assert np.all(ours >= envelope - 1e-12)
     assert np.all(np.diff(ours) <= 1e-12)
     assert np.all(ours[y < 2] - envelope[y < 2] < 2e-3)
@@ -170,7 +171,7 @@ def test_kernels_trace_and_vmap():
 
     @jax.jit
     def run(law, log_delta):
-        return jax.vmap(lambda l, d: contour.epsilon(l, d, d, np.float64(-18.0), 64, 32))(law, log_delta)
+        return jax.vmap(lambda l, d: plain.epsilon(l, d, d, np.float64(-18.0), 64, 32))(law, log_delta)
 
     out = run(law, np.full(3, np.log(1e-5)))
     assert out.estimate.shape == (3,)
@@ -218,7 +219,7 @@ def test_chernoff_bounds_hold_on_coarse_grids():
     )
     narrow = 0
     for points in (32, 48, 128):
-        bound = certificate.chernoff(law, c, nodes=points)
+        bound = gaussian_errors.chernoff(law, c, nodes=points)
         log_kappa = -np.log1p(c) - c * np.log1p(1.0 / c)
         for i in np.flatnonzero(np.isfinite(bound))[:: 8 if points < 128 else 40]:
             power = c[i] + 1.0 if sign[i] > 0 else -c[i]

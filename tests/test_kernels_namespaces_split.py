@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxacct.kernels import calibration
+from jaxacct.kernels.contour import split
+from jaxacct.kernels.contour.split import Start
 from jaxacct.kernels.law import LossLaw
-from jaxacct.kernels.split import calibration, contour, placement
-from jaxacct.kernels.split.contour import Start
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Compiled without optimisation, which takes a third of the time."""
@@ -39,17 +40,17 @@ def kernels():
     known_to = np.where(np.arange(epsilon.size) % 2 == 0, np.inf, 0.0)  # one round or two
     start = Start(epsilon, known_to)
     with np.errstate(all="ignore"):
-        placed = placement.place(law, epsilon, log_delta, log_tol, RUNG["count"])
+        placed = split.place(law, epsilon, log_delta, log_tol, RUNG["count"])
     about = epsilon[:, None] * np.array([0.9, 1.0, 1.1])
     base = np.stack([none, np.log(law.gauss_q[:, 0]), np.log(law.gauss_n[:, 0])], axis=-1)
     unknown = np.tile([1.0, 0.0, 0.0], (epsilon.size, 1))
     unsolved = (law.sign, base, unknown, np.log(law.gauss_sigma[:, 0]), 2.0 * log_delta, epsilon, log_delta, log_tol)
     return [
-        ("epsilon", functools.partial(contour.epsilon, rounds=2), (law, log_delta, log_delta, start, log_tol)),
-        ("placed", contour.epsilon_placed, (law, log_delta, log_delta, epsilon, placed)),
-        ("delta", functools.partial(contour.delta, rounds=2), (law, epsilon, Start(none, none), log_tol)),
-        ("about", functools.partial(contour.delta_about, rounds=2), (law, epsilon, about, Start(none, none), log_tol)),
-        ("solve", calibration.solve, unsolved),
+        ("epsilon", functools.partial(split.epsilon, rounds=2), (law, log_delta, log_delta, start, log_tol)),
+        ("placed", split.epsilon_placed, (law, log_delta, log_delta, epsilon, placed)),
+        ("delta", functools.partial(split.delta, rounds=2), (law, epsilon, Start(none, none), log_tol)),
+        ("about", functools.partial(split.delta_about, rounds=2), (law, epsilon, about, Start(none, none), log_tol)),
+        ("solve", calibration.solve_split, unsolved),
     ]
 
 
@@ -104,6 +105,6 @@ def test_a_value_that_is_known_takes_one_round():
     law, log_delta, epsilon = laws()
     log_tol, trusted = np.full(epsilon.size, LOG_TOL), Start(epsilon, np.full(epsilon.size, np.inf))
     arguments = (law, log_delta, log_delta, trusted, log_tol)
-    once, twice = (on_numpy(functools.partial(contour.epsilon, rounds=n), arguments) for n in (1, 2))
+    once, twice = (on_numpy(functools.partial(split.epsilon, rounds=n), arguments) for n in (1, 2))
     for one, other in zip(once, twice, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -1,4 +1,4 @@
-"""The model of rounding in kernels/rounding.py, held against mpmath on this machine; and what rests on it."""
+"""The model of rounding in kernels/special.py, held against mpmath on this machine; and what rests on it."""
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,15 @@ import pytest
 from jax import lax
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels import certificate, departures, rounding, special
+from jaxacct.kernels import special
+from jaxacct.kernels.contour import core, gaussian_errors
 from jaxacct.kernels.law import LossLaw, log_mix
 
 RNG = np.random.default_rng(0)
 WIDE = 10.0 ** RNG.uniform(-300, 20, 300) * RNG.choice([-1.0, 1.0], 300)
 NEAR = RNG.uniform(-40.0, 40.0, 300)
 POSITIVE = np.concatenate([10.0 ** RNG.uniform(-307, 308, 300), 1.0 + 10.0 ** RNG.uniform(-15, -0.5, 100)])
-SIMPLE, COMPOUND = (lambda x: rounding.SIMPLE_UNITS), (lambda x: rounding.COMPOUND_UNITS)
+SIMPLE, COMPOUND = (lambda x: special.SIMPLE_UNITS), (lambda x: special.COMPOUND_UNITS)
 FUNCTIONS = {
     "exp": (jnp.exp, mpmath.exp, np.concatenate([NEAR, RNG.uniform(-708.0, 709.0, 300)]), SIMPLE),
     "log": (jnp.log, mpmath.log, POSITIVE, SIMPLE),
@@ -28,7 +29,7 @@ FUNCTIONS = {
         np.concatenate([POSITIVE, -(10.0 ** RNG.uniform(-300, -0.01, 300))]),
         COMPOUND,
     ),
-    "erfc": (lax.erfc, mpmath.erfc, RNG.uniform(-6.0, 26.0, 400), lambda x: rounding.SIMPLE_UNITS * (4.0 + x * x)),
+    "erfc": (lax.erfc, mpmath.erfc, RNG.uniform(-6.0, 26.0, 400), lambda x: special.SIMPLE_UNITS * (4.0 + x * x)),
 }
 
 
@@ -45,8 +46,8 @@ def test_elementary_functions_keep_to_their_units(name):
     with mpmath.workdps(60):
         for x, value in zip(arguments, values, strict=True):
             exact = exactly(mpmath.mpf(float(x)))
-            if abs(exact) < rounding.SMALLEST_NORMAL:
-                assert abs(value) <= rounding.SMALLEST_NORMAL
+            if abs(exact) < special.SMALLEST_NORMAL:
+                assert abs(value) <= special.SMALLEST_NORMAL
                 continue
             assert abs(mpmath.mpf(float(value)) - exact) <= units(float(x)) * ROUNDOFF * abs(exact), (x, value)
 
@@ -58,12 +59,12 @@ def test_departures_are_within_their_depth(turn):
     weight = RNG.random(points)
     weight /= weight.sum()
     angle = turn * RNG.random(points)
-    re, im = jax.jit(lambda w, a: departures.departures(w, a, count))(weight, angle)
+    re, im = jax.jit(lambda w, a: core.departures(w, a, count))(weight, angle)
     with mpmath.workdps(40):
         for k in (1, 2, 7, 8, 37, count - 1):
             terms = [(mpmath.mpf(float(w)), mpmath.mpf(float(a)) * k) for w, a in zip(weight, angle, strict=True)]
             exact = mpmath.fsum(w * mpmath.expm1(1j * x) for w, x in terms)
-            allowed = sum(w * (min(2, x) * departures.depth(points, count) + 12 * x) for w, x in terms) * ROUNDOFF
+            allowed = sum(w * (min(2, x) * core.depth(points, count) + 12 * x) for w, x in terms) * ROUNDOFF
             assert abs(mpmath.mpc(float(re[k]), float(im[k])) - exact) <= allowed
 
 
@@ -85,7 +86,7 @@ def test_log_mix_where_the_sampling_probability_is_tiny():
 def chernoff(sigma, q, c, sign):
     none = np.zeros(0)
     law = lambda s, r, d: LossLaw(d, 0.0, s[None], r[None], np.ones(1), none, none, none[:, None], none[:, None], none)
-    return jax.vmap(lambda s, r, x, d: certificate.chernoff(law(s, r, d), x, 32))(sigma, q, c, sign)
+    return jax.vmap(lambda s, r, x, d: gaussian_errors.chernoff(law(s, r, d), x, 32))(sigma, q, c, sign)
 
 
 def test_a_chernoff_bound_is_never_below_the_least_that_it_can_be():

@@ -17,7 +17,8 @@ import pytest
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.engines import backend, programs
-from jaxacct.kernels import contour, law
+from jaxacct.kernels import law
+from jaxacct.kernels.contour import plain
 from jaxacct.training import AdaptiveClip, Plan, Trainer
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.step_function import Carried, numbers
@@ -72,7 +73,7 @@ def test_the_kernel_of_a_curve_lowers_for_cuda():
     sampled = 2.0 * one, 0.01 * one, 1e3 * one
     parts = law.LossLaw(np.ones(2), np.zeros(2), *sampled, none, none, losses, losses, none)
     with jax.enable_x64():
-        kernel = partial(contour.delta, points=64, count=32)
+        kernel = partial(plain.delta, points=64, count=32)
         text = lowered(kernel, (parts, np.ones(2), np.full(2, np.log(1e-8))), "cuda")
     assert DOUBLE.search(text)
 

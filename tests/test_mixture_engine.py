@@ -13,8 +13,7 @@ from scipy.stats import norm
 import jaxacct as ja
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.mixture import one_delta, rows_of_branches
-from jaxacct.kernels.mixture_law import BranchLaw, quadrature
-from jaxacct.kernels.mixture_nodes import largest_modulus_gap
+from jaxacct.kernels.contour.mixture import BranchLaw, largest_modulus_gap, quadrature
 from jaxacct.mechanisms.gaussian_mixtures import cells_below
 
 SIDES = ("remove_one", "add_one")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.kernels import worst_mesh, worst_score
+from jaxacct.kernels import worst_score
 from jaxacct.mechanisms import RELATIONS
 from jaxacct.selection.base_profile import curves, inner
 from jaxacct.selection.worst_case import PER_CALL, bracket
@@ -35,9 +35,9 @@ def test_what_is_to_be_won_does_not_grow_from_row_to_row(seed, ratio):
 
 
 CASES = [
-    (ja.compose(ja.Gaussian(2.0), ja.ApproximateDP(0.3, 1e-3)), selection.Geometric(0.05), 1.0, worst_mesh.GLANCE),
-    (ja.Gaussian(1.0), selection.Poisson(20.0), 3.0, worst_mesh.GLANCE),
-    (ja.Laplace(1.0), selection.PointMass(4), 1.5, worst_mesh.QUICK),
+    (ja.compose(ja.Gaussian(2.0), ja.ApproximateDP(0.3, 1e-3)), selection.Geometric(0.05), 1.0, worst_score.GLANCE),
+    (ja.Gaussian(1.0), selection.Poisson(20.0), 3.0, worst_score.GLANCE),
+    (ja.Laplace(1.0), selection.PointMass(4), 1.5, worst_score.QUICK),
 ]
 
 
@@ -48,8 +48,8 @@ def test_upper_bounds_are_convex_and_above_plain_sums(run, law, eps, effort):
     at = np.exp(np.linspace(0.05, 2.0 * eps, 41))
     sums = leak(below.q, below.p, law.generating, at)
     with np.errstate(all="ignore"):
-        seen = worst_mesh.sketch(law, above.q, above.p, np.sum(above.ratio > 1.0), effort)
-        mesh = worst_mesh.mesh(seen, np.exp(eps), effort)
+        seen = worst_score.sketch(law, above.q, above.p, np.sum(above.ratio > 1.0), effort)
+        mesh = worst_score.mesh(seen, np.exp(eps), effort)
         for served in (np.linspace(1.0, 0.4, effort.groups + 1), np.ones(effort.groups + 1)):
             known = worst_score.lines(law, above, mesh, served, effort)
             found = np.array([worst_score.bound(known, e) for e in at])
@@ -176,7 +176,7 @@ def test_the_mass_at_infinity_is_exact(law, mass):
         else:
             gamma = mpmath.mpf(1e-3)
             exact = 1 - gamma * (1 - p) / (1 - (1 - gamma) * (1 - p))
-    low, high = (float(worst_mesh.at_infinity(law, np.float64(mass), side)) for side in (-1.0, 1.0))
+    low, high = (float(worst_score.at_infinity(law, np.float64(mass), side)) for side in (-1.0, 1.0))
     assert low <= exact <= high
     assert high - low <= 1e-5 * high
     base = ja.FiniteOutput([0.6 * (1.0 - mass), 0.4 * (1.0 - mass), mass], [0.4, 0.6, 0.0])
@@ -203,15 +203,15 @@ def test_a_large_batch_is_as_narrow_as_its_status_says_and_agrees_with_single_an
         assert max(alone.lower, found.lower[i]) <= min(alone.upper, found.upper[i])
 
 
-@pytest.mark.parametrize("effort", [worst_mesh.GLANCE, worst_mesh.QUICK], ids=["glance", "quick"])
+@pytest.mark.parametrize("effort", [worst_score.GLANCE, worst_score.QUICK], ids=["glance", "quick"])
 def test_slopes_of_a_group_may_differ_by_any_factor(effort):
     """Weights of a group's steepest and flattest line make every slope between, also beside one of 1e22."""
     base = ja.FiniteOutput([1e-3, 0.02, 0.03, 0.15, 0.3, 0.499], [0.0, 0.001, 0.01, 0.139, 0.35, 0.5])
     law = selection.Poisson(10.0)
     above = curves(base)[0]["remove"].above
     with np.errstate(all="ignore"):
-        seen = worst_mesh.sketch(law, above.q, above.p, np.sum(above.ratio > 1.0), effort)
-        where = worst_mesh.mesh(seen, 2.0, effort)
+        seen = worst_score.sketch(law, above.q, above.p, np.sum(above.ratio > 1.0), effort)
+        where = worst_score.mesh(seen, 2.0, effort)
         first = np.sort(np.unique(above.ratio, return_index=True)[1])[: effort.lines]
         spanning = np.sort(np.resize(first, effort.lines))
         rows = np.concatenate([spanning, np.maximum(where.rows[effort.lines :], first[-1])])

@@ -12,7 +12,7 @@ from selection_cases import worst_order
 import jaxacct as ja
 from jaxacct import selection
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_mesh import GLANCE
+from jaxacct.kernels.worst_score import GLANCE
 from jaxacct.selection import mechanism, profile_ends, worst_case
 from jaxacct.selection.base_profile import curves, inner, meet
 from jaxacct.selection.envelope import Envelope, Points, Table

@@ -67,7 +67,7 @@ def test_fixed_k_against_mpmath(n, mu, eps):
     ("n", "mu", "order"), [(10, 0.01, 61.0), (3, 0.2681, 1.05), pytest.param(1, 2.0, 61.0, marks=pytest.mark.slow)]
 )
 def test_renyi_of_fixed_k_against_mpmath(n, mu, order):
-    from jaxacct.kernels import order_renyi
+    from jaxacct.kernels import order_statistics
 
     with mpmath.workdps(30):
         a, shift, values = mpmath.mpf(order), mpmath.mpf(mu), []
@@ -77,9 +77,9 @@ def test_renyi_of_fixed_k_against_mpmath(n, mu, order):
             total = mpmath.quad(integrand, mpmath.linspace(centre - 20, centre + 20, 21), method="gauss-legendre")
             values.append(mpmath.log(total * n / mpmath.sqrt(2 * mpmath.pi)) / (a - 1))
     law, mus = selection.PointMass(n).flattened((1,)), np.array([mu])
-    ends, count = order_renyi.panels(law, mus, 61.0)
-    rows = order_renyi.nodes(law, mus, ends, int(count[0]))
-    assert float(order_renyi.renyi(rows, np.array([order]))[0]) == pytest.approx(float(max(values)), rel=1e-9)
+    ends, count = order_statistics.panels(law, mus, 61.0)
+    rows = order_statistics.nodes(law, mus, ends, int(count[0]))
+    assert float(order_statistics.renyi(rows, np.array([order]))[0]) == pytest.approx(float(max(values)), rel=1e-9)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=repr)

@@ -13,7 +13,7 @@ from jaxacct import selection
 from jaxacct.core.validation import POSITIVE
 from jaxacct.engines import backend
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_mesh import GLANCE
+from jaxacct.kernels.worst_score import GLANCE
 from jaxacct.mechanisms.base import register
 from jaxacct.selection.base_profile import curves
 from jaxacct.selection.law_of_k import Law

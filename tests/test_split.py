@@ -12,7 +12,7 @@ from scipy.special import ndtr
 import jaxacct as ja
 from jaxacct.engines import closed_form, contour
 from jaxacct.kernels import special
-from jaxacct.kernels.split import errors, parts
+from jaxacct.kernels.contour import split_parts
 from jaxacct.mechanisms import components
 
 HARD = [
@@ -126,13 +126,13 @@ def test_a_coarse_grid_proves_nothing():
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_quadrature_is_within_its_certificate(sign):
     """A and B on a warped grid of 384 points against a fine grid, at the highest frequency the grid follows."""
-    values = list(map(np.float64, (0.8, 1e-2, sign, *((2.5, 5.0) if sign > 0 else (parts.NO_WINDOW,) * 2), 6.0)))
+    values = list(map(np.float64, (0.8, 1e-2, sign, *((2.5, 5.0) if sign > 0 else (split_parts.NO_WINDOW,) * 2), 6.0)))
     sigma, q, _, low, high, c = values
     t = 40.0
     with np.errstate(all="ignore"):
-        nodes = parts.grid(*values, 384, t)
-        tilted = parts.tilted(sign, c, nodes)
-        bound = errors.step_errors(*values, nodes, tilted, t)
+        nodes = split_parts.grid(*values, 384, t)
+        tilted = split_parts.tilted(sign, c, nodes)
+        bound = split_parts.step_errors(*values, nodes, tilted, t)
     sums = [np.sum(w * np.exp(1j * t * sign * nodes.loss)) for w in (tilted.bulk, tilted.jump)]
     logs = float(tilted.log_bulk), float(tilted.log_jump)
     # the trapezoidal rule is exact to rounding, since all derivatives vanish at the ends

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxacct.kernels.contour import split as split_contour
+from jaxacct.kernels.contour import split_remainder
 from jaxacct.kernels.law import LossLaw
-from jaxacct.kernels.split import contour as split_contour
-from jaxacct.kernels.split import remainder
 
 
 def law(sigma, q, n):
@@ -29,6 +29,6 @@ def test_many_jumps_claim_no_decay():
 
 def test_far_proves_nothing_where_its_masses_vanish():
     with jax.enable_x64():
-        masses = remainder.far_masses(law(0.05, 0.001, 1), jnp.array([41.0]))
+        masses = split_remainder.far_masses(law(0.05, 0.001, 1), jnp.array([41.0]))
         assert masses.p > 0
-        assert remainder.far(masses, 620.0)[0] == 0.0
+        assert split_remainder.far(masses, 620.0)[0] == 0.0

@@ -16,7 +16,7 @@ from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import DELTA, InputError, broadcast_shape, check, options, refuse_tracers
 from jaxacct.engines import contour
 from jaxacct.engines.backend import evaluate, job
-from jaxacct.kernels.sensitivity import sensitivity
+from jaxacct.kernels.calibration import sensitivity
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
 from jaxacct.mechanisms.loss_components import add_and_remove

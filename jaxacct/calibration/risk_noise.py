@@ -18,7 +18,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.backend import evaluate
 from jaxacct.engines.contour import no_hint
 from jaxacct.engines.protocol import MechanismQuestion
-from jaxacct.kernels import rate_calibration
+from jaxacct.kernels import calibration
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, dp_sgd
 
 __all__ = ["Solved", "Target", "by_contour", "noise_for", "noise_for_rate"]
@@ -206,12 +206,12 @@ def by_contour(
         rung = PLAIN_FOR_DELTA[step]
         part = *(column[rows] for column in arguments), np.full(rows.size, np.log(tolerance))
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
-        at, x, moved, off, slope, need = evaluate(rate_calibration.solve, part, rows.size, rung.chunk, **static)
+        at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
         good = (moved < SETTLED) & (fits | (last & (need <= CUT_SHORT * rung.nodes))) & np.isfinite(at)
         # at the end of the range of eps no step is left to be taken, and none was needed
         inside = (
-            (at < np.log(goal[rows] / fpr[rows]) + 2.0 * np.log(rate_calibration.LARGEST_SHARE))
+            (at < np.log(goal[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE))
             & (x > np.log(NOISE_RANGE[0]))
             & (x < np.log(NOISE_RANGE[1]))
         )

@@ -14,7 +14,6 @@ from jaxacct.calibration.search import AIM, Start
 from jaxacct.engines import contour
 from jaxacct.engines.backend import evaluate
 from jaxacct.kernels import calibration
-from jaxacct.kernels.split import calibration as split_calibration
 
 ORDER = ("noise_multiplier", "sampling_probability", "steps")
 TOLERANCE = 3e-7
@@ -198,20 +197,20 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
             static = {"points": rung.points, "count": rung.nodes}
             part = equation.take(todo)
             arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
-            leaves = evaluate(split_calibration.solve, arguments, todo.size, rung.chunk, **static)
-            new = jax.tree.unflatten(split_calibration.SHAPE, leaves)
+            leaves = evaluate(calibration.solve_split, arguments, todo.size, rung.chunk, **static)
+            new = jax.tree.unflatten(calibration.SHAPE, leaves)
             usable = np.isfinite(new.x) & np.isfinite(new.residual)
             fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
             slope[todo] = np.where(usable & (new.slope * sign > 0), new.slope, slope[todo])
-            close = fits & (new.off < ENOUGH) & (new.moved < split_calibration.SETTLED)
+            close = fits & (new.off < ENOUGH) & (new.moved < calibration.SETTLED)
             steep = goal.delta[asked[todo]] * new.slope if goal.on_delta else new.epsilon_slope
             found.slope[todo] = np.where(close, steep, found.slope[todo])
             found.solved[todo] = close
             _note(hint, todo, close, place, part.log_delta if goal.on_delta else part.epsilon, new)
             left[todo[close]] = False
-            stuck = usable & (found.x[todo] != new.x) & (new.moved < split_calibration.SETTLED)
-            active[todo] = ~close & usable & ~stuck & (fits | (new.moved > split_calibration.SETTLED))
+            stuck = usable & (found.x[todo] != new.x) & (new.moved < calibration.SETTLED)
+            active[todo] = ~close & usable & ~stuck & (fits | (new.moved > calibration.SETTLED))
 
 
 def _note(
@@ -220,7 +219,7 @@ def _note(
     close: np.ndarray,
     rung: int,
     near: np.ndarray,
-    found: split_calibration.Solved,
+    found: calibration.Solved,
 ) -> None:
     """Leave to the certificate what it need not find again."""
     rows = rows[close]

@@ -1,4 +1,4 @@
-"""One round of random allocation: brackets of delta and epsilon (jaxacct/kernels/allocation/README.md).
+"""One round of random allocation: brackets of delta and epsilon (jaxacct/kernels/contour/README.md).
 
 Remove is (P, Q), add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I); S = dP/dQ.
 delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+.  Epsilon is found by Newton steps; the
@@ -15,9 +15,16 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import closed_form
 from jaxacct.engines.backend import in_blocks
 from jaxacct.engines.protocol import Answer
-from jaxacct.kernels.allocation import theorems
-from jaxacct.kernels.allocation.bracket import Contour, bracket_near, brackets_at, contours_at, estimate_near, put_below
-from jaxacct.kernels.allocation.placement import TOLERANCE
+from jaxacct.kernels.contour import allocation_law
+from jaxacct.kernels.contour.allocation import (
+    TOLERANCE,
+    Contour,
+    bracket_near,
+    brackets_at,
+    contours_at,
+    estimate_near,
+    put_below,
+)
 
 __all__ = ["delta", "delta_of_both", "epsilon", "epsilon_of_both", "excess", "guess", "search"]
 
@@ -151,7 +158,7 @@ def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Bounds of delta by theorems: closed forms, and the Gaussian mechanism, which tells the slot."""
     k = np.exp(sign * eps)
-    low, high = theorems.bounds(sign, s, t, k)
+    low, high = allocation_law.bounds(sign, s, t, k)
     if sign < 0:
         low, high = low / k * (1.0 - 8.0 * ROUNDOFF), high / k * (1.0 + 8.0 * ROUNDOFF)
     gaussian = closed_form.delta(s * (1.0 + 2.0 * ROUNDOFF), eps)
@@ -200,7 +207,7 @@ def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: 
     """Delta by the contour, placed again where the guess of its size was poor."""
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
-    guess = np.clip(theorems.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
+    guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
     shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
     value: Value | None = None
     for _ in range(PLACEMENTS):
@@ -359,7 +366,7 @@ def start(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np
     low, high, goal = np.zeros_like(s), most.copy(), np.log(delta)
     for _ in range(22):
         eps = 0.5 * (low + high)
-        above = theorems.guess(sign, s, t, np.exp(sign * eps)) - min(sign, 0.0) * eps > goal
+        above = allocation_law.guess(sign, s, t, np.exp(sign * eps)) - min(sign, 0.0) * eps > goal
         low, high = np.where(above, eps, low), np.where(above, high, eps)
     return 0.5 * (low + high)
 

@@ -68,7 +68,7 @@ class _Path(NamedTuple):
     asked: bool  # whether the user asked for it
 
 
-CALLS_ERFC = "jaxacct.kernels.split.contour"
+CALLS_ERFC = "jaxacct.kernels.contour.split"
 """Module of the kernels that certify with erfc, which is checked apart since SciPy has it."""
 
 _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", default=None)

@@ -17,11 +17,10 @@ import numpy as np
 from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import evaluate
 from jaxacct.engines.protocol import Answer
-from jaxacct.kernels import contour
+from jaxacct.kernels.contour import plain
+from jaxacct.kernels.contour import split as split_contour
+from jaxacct.kernels.contour.split import Placement, Start, no_placements
 from jaxacct.kernels.law import LossLaw
-from jaxacct.kernels.split import contour as split_contour
-from jaxacct.kernels.split.contour import Start
-from jaxacct.kernels.split.placement import Placement, no_placements
 from jaxacct.mechanisms.loss_components import Components
 
 __all__ = ["delta_about", "delta_along"]
@@ -168,7 +167,7 @@ class _Question(NamedTuple):
         else:
             kernel = self.kernel
             arguments += (log_tol,)
-        if kernel in (contour.epsilon, split_contour.epsilon):
+        if kernel in (plain.epsilon, split_contour.epsilon):
             static["rounds"] = rung.rounds
         if kernel is split_contour.delta:
             static["rounds"] = DELTA_ROUNDS
@@ -246,7 +245,7 @@ def epsilon(
     question = _Question(
         parts,
         known,
-        contour.epsilon,
+        plain.epsilon,
         split_contour.epsilon,
         values,
         Start(near, np.where(near > 0, np.inf, 0.0)),
@@ -280,7 +279,7 @@ def delta(
     question = _Question(
         parts,
         known,
-        contour.delta,
+        plain.delta,
         split_contour.delta,
         (epsilon,),
         Start(near, np.where(near < 0, np.inf, 0.0)),
@@ -316,7 +315,7 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     both = np.ones(epsilon.shape, bool)
     rung, widths = np.zeros(middle.size, int), np.full(epsilon.shape, width)
-    return _climb_together(contour.delta_about, parts, middle, epsilon, floor, widths, both, tolerance, rung)
+    return _climb_together(plain.delta_about, parts, middle, epsilon, floor, widths, both, tolerance, rung)
 
 
 def delta_along(
@@ -337,7 +336,7 @@ def delta_along(
     both : (B, K), whether the lower end is wanted; else the upper end need only be near the estimate.
     rung : (B,), on which each row begins; it is changed to the last one that was used.
     """
-    return _climb_together(contour.delta_along, parts, place, epsilon, floor, width, both, tolerance, rung)
+    return _climb_together(plain.delta_along, parts, place, epsilon, floor, width, both, tolerance, rung)
 
 
 def _climb_together(
@@ -351,7 +350,7 @@ def _climb_together(
     tolerance: float,
     last: np.ndarray,
 ) -> Answer:
-    along = kernel is contour.delta_along
+    along = kernel is plain.delta_along
     rungs = PLAIN[:MOST_RUNGS] if along else LADDER
     splits = may_split(parts)
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))

@@ -17,7 +17,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.backend import Runner
 from jaxacct.kernels import lattice_laws
 from jaxacct.kernels import lattice_laws as kernel
-from jaxacct.kernels.certificate import FINITE_LOSS_ERROR
+from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 from jaxacct.kernels.lattice_laws import Cells
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.kernels.certificate import log_kappa
+from jaxacct.kernels.contour.gaussian_errors import log_kappa
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 

@@ -17,10 +17,17 @@ import numpy as np
 import scipy
 
 from jaxacct.core.floats import SMALLEST_POSITIVE
-from jaxacct.kernels.mixture_contour import delta_bracket, epsilon_bracket
-from jaxacct.kernels.mixture_law import BranchLaw
-from jaxacct.kernels.mixture_nodes import Nodes, chernoff, nodes_for_delta, nodes_for_epsilon
-from jaxacct.kernels.mixture_placement import Part, saddle
+from jaxacct.kernels.contour.mixture import (
+    BranchLaw,
+    Nodes,
+    Part,
+    chernoff,
+    delta_bracket,
+    epsilon_bracket,
+    nodes_for_delta,
+    nodes_for_epsilon,
+    saddle,
+)
 from jaxacct.kernels.special import logsumexp
 from jaxacct.mechanisms import Composed, Mechanism, Repeated, batch_shape
 from jaxacct.mechanisms.gaussian_mixtures import Branch, OfGaussianMixtures

@@ -4,14 +4,148 @@ Two stages with fixed iteration counts, neither of which enters a bound (the ans
 1. Newton on the saddle point equations in (log c, x) at once.  At the saddle the value does not change with c,
    so the system is triangular: x from the value, then c from `eps(c) = eps`.
 2. Secant steps in x on the contour integral itself, c and the period kept.
+
+The eps from which a true-positive rate is best seen, together with the noise of a Poisson sampled Gaussian.
+
+The rate at a false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps.  Where F is to be b and least,
+
+    F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
+
+Two stages with fixed iteration counts, neither of which enters a bound (the noise is certified afterwards at that eps):
+1. Newton on the saddle point equations in (log c, x), x the logarithm of the noise.  There `-d log delta/d eps = c`, so
+   that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
+2. On the contour integral, c and the period kept: a secant in x and Newton in eps, at once.  To first order x does not
+   change with eps, so that the secant sees x alone.
+
+How log delta changes along a tangent of the law, by the derivative under the contour integral.
+
+With `V = sum_k Re[w_k e^{K(z_k) - z_k eps}]` the trapezoid sum,
+
+    V' = sum_k Re[w_k K'(z_k) e^{K(z_k) - z_k eps}],    K' = sum n' log M + n M'/M,
+
+where ' is the derivative along the tangent.  The contour stays where it is: the integral does not depend on it.  Nor
+do quadrature points of a sampled Gaussian move: the integral over u does not depend on them.  Nothing here enters a
+bound.
+
+Solve delta(eps; x) = delta for x where few steps matter: secant steps on the contour integral of a split law.
+
+As kernels/calibration.py, on the windows and the contour of placement.py.  These are placed once for all steps of a
+call; the caller calls again until x stays where it is.  Nothing here enters a bound.
 """
 
-from jaxacct.kernels import contour, nodes, saddle
+from typing import NamedTuple
+
+import jax
+
 from jaxacct.kernels.arrays import Array, namespace, repeat
-from jaxacct.kernels.law import LossLaw, tilted_gaussian
-from jaxacct.kernels.sensitivity import loss_change
+from jaxacct.kernels.contour import plain, split
+from jaxacct.kernels.contour.core import departures, polar
+from jaxacct.kernels.contour.plain import axis_nodes, nodes_at, place_with_bounds
+from jaxacct.kernels.contour.split import Placement, estimate, integrand_at, needed
+from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_for_epsilon, tilted_gaussian
 from jaxacct.kernels.special import log1p
 
+SPLIT_SECANT_STEPS = 3
+"""Secant steps in a call.  Further ones leave the region that the contour was placed for, or change nothing."""
+LARGEST_SPLIT_STEP = 0.4
+"""Largest step in x, the logarithm of a parameter."""
+SETTLED = 0.15
+"""Distance in x within which windows need not be placed anew."""
+SPLIT_SLOPE_CHANGE = 50.0
+"""Factor by which the slope may change from one step to the next; a secant beyond it is taken for rounding."""
+CURVATURE = 3.0
+"""`|f''/2f'|` of log delta in x, about: a secant step leaves this times the product of the last two distances."""
+
+
+def sensitivity(
+    law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
+) -> tuple[Array, Array, Array]:
+    """(derivative of log delta along a tangent of the law, minus its derivative in eps, needs)."""
+    xp = namespace(law.sign, epsilon, tangent.mu2)
+    point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
+    c, period, *images = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
+    nodes = nodes_at(law, c, 2.0 * xp.pi / period, log_tol, points, count, (images[0], images[1]))
+    z = c[..., None] + 1j * nodes.t
+    change = tangent.mu2[..., None] * z * (z + 1.0) / 2.0
+    at, along = c[..., None], nodes.t[..., None, :]
+    if law.gauss_n.shape[-1]:
+        found = gaussian_change(law, tangent, c, nodes.h, nodes.t, points, count)
+        change = change + xp.sum(found, axis=-2)
+    if law.laplace_n.shape[-1]:
+        change = change + xp.sum(_laplace_change(law, tangent, at[..., None] + 1j * along), axis=-2)
+    if law.finite_n.shape[-1]:
+        change = change + xp.sum(_finite_change(law, tangent, at, along), axis=-2)
+    re, im = nodes.weight
+    terms = (re + 1j * im) * xp.exp(nodes.log_modulus + 1j * (nodes.angle - nodes.t * epsilon[..., None]))
+    value = xp.sum(terms.real, axis=-1)
+    moved = xp.sum(xp.where(nodes.log_modulus > -xp.inf, (change * terms).real, 0.0), axis=-1)
+    return moved / value, xp.sum((z * terms).real, axis=-1) / value, nodes.needs
+
+
+def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: Array) -> Array:
+    """The change of `log mix` at the points of a grid, (X,), where sigma and q move by so much."""
+    sigma, q = sigma[..., None], q[..., None]
+    in_sigma = t.posterior * (1.0 / sigma**2 - t.u / sigma) / sigma
+    in_q = t.posterior / q - (1.0 - t.posterior) / (1.0 - q)
+    return in_sigma * sigma_moved[..., None] + in_q * q_moved[..., None]
+
+
+def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array, points: int, count: int) -> Array:
+    """(J, count), complex: `n' log M + n M'/M` of every sampled Gaussian at z_k = c + i t_k."""
+    xp = namespace(law.sign, c, tangent.mu2)
+    sign, along = law.sign[..., None], t[..., None, :]
+    grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, sign, c[..., None], points)
+    moved = loss_change(law.gauss_sigma, law.gauss_q, grid, tangent.gauss_sigma, tangent.gauss_q)
+    angle = (h * law.sign)[..., None, None] * grid.loss
+    re, im = departures(grid.weight, angle, count)
+    weight = grid.weight * moved
+    moved_re, moved_im = departures(weight, angle, count)
+    whole = xp.sum(weight, axis=-1)[..., None]
+    power = grid.power[..., None] + 1j * sign[..., None] * along
+    rate = power * (whole + moved_re + 1j * moved_im) / (1.0 + re + 1j * im)
+    log_size, turn = polar(re, im)
+    log_m = grid.log_m[..., None] + log_size + 1j * turn
+    n, n_moved = law.gauss_n[..., None], tangent.gauss_n[..., None]
+    return xp.where(n > 0, n * rate + n_moved * log_m, n_moved * log_m)
+
+
+def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
+    """The same of Laplace parts; the argument of M is taken between -pi and pi, as departures.polar does.
+
+    `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)`.
+    """
+    xp = namespace(law.sign, z)
+    scale, a = law.laplace_scale[..., None], 1.0 + 2.0 * z
+    fallen = xp.exp(-a / scale)
+    whole = 1.0 + (1.0 + 2.0 * z * fallen) / a
+    turn = z.imag / scale + xp.angle(whole)
+    log_m = z.real / scale + xp.log(0.5 * xp.abs(whole)) + 1j * xp.arctan2(xp.sin(turn), xp.cos(turn))
+    in_scale = -z / scale**2 + 2.0 * z * fallen / scale**2 / whole
+    return law.laplace_n[..., None] * in_scale * tangent.laplace_scale[..., None] + tangent.laplace_n[..., None] * log_m
+
+
+def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
+    """`M = sum p_j e^{z l_j}`: `M' = sum (p_j' + p_j z l_j') e^{z l_j}`."""
+    xp = namespace(law.sign, c, t)
+    loss, mass = law.finite_loss, law.finite_mass
+    top, weight = finite_weights(loss, mass, c)
+    turned = weight[..., None, :] * xp.exp(1j * t[..., None] * loss[..., None, :])
+    share = xp.where(mass > 0, tangent.finite_mass / xp.where(mass > 0, mass, 1.0), 0.0)[..., None, :]
+    z = (c[..., None] + 1j * t)[..., None]
+    whole = xp.sum(turned, axis=-1)
+    rate = xp.sum(turned * (share + z * tangent.finite_loss[..., None, :]), axis=-1) / whole
+    log_m = top[..., None] + xp.log(whole)
+    return law.finite_n[..., None] * rate + tangent.finite_n[..., None] * log_m
+
+
+RATE_SADDLE_STEPS = 16
+"""Newton steps on the saddle point equations."""
+LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
+"""Largest steps there in x and in log c: small, since with the noise the loss soon changes beyond recognition."""
+LARGEST_EPSILON_STEP = 1.0
+"""Largest step in eps, times c."""
+LARGEST_SHARE = 0.999
+"""Largest share of the rate that e^eps a may take: delta must be positive."""
 SADDLE_STEPS = 12
 """Newton steps on the saddle point equations."""
 SECANT_STEPS = 4
@@ -84,7 +218,7 @@ def solve(
     """
     xp = namespace(sign, base, x0)
     one = xp.ones_like(x0)
-    axis = contour.axis_nodes(points)
+    axis = plain.axis_nodes(points)
 
     def law_at(x: Array) -> LossLaw:
         at = base + x[..., None] * unknown
@@ -104,14 +238,14 @@ def solve(
 
     def stage(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, c, *_ = carry
-        point = saddle.for_epsilon(law_at(x), epsilon, axis, c)._replace(log_delta=log_delta)
-        chosen, period = contour.place(law_at(x), point, epsilon, log_tol, axis)
+        point = saddle_for_epsilon(law_at(x), epsilon, axis, c)._replace(log_delta=log_delta)
+        chosen, period = plain.place(law_at(x), point, epsilon, log_tol, axis)
         h = 2.0 * xp.pi / period
-        need = nodes.reach(law_at(x), chosen, h, log_tol, points)
+        need = plain.reach(law_at(x), chosen, h, log_tol, points)
         slope = saddle_slopes(law_at(x), unknown, point.c, axis)[3]
 
         def residual(x: Array) -> Array:
-            return nodes.log_value(law_at(x), chosen, h, need, epsilon, points, count) - log_delta
+            return plain.log_value(law_at(x), chosen, h, need, epsilon, points, count) - log_delta
 
         def secant(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             x, r, slope = carry
@@ -129,3 +263,147 @@ def solve(
     carry: tuple[Array, ...] = (x, xp.exp(w), 0.0 * x, 0.0 * x, 0.0 * x)
     x, c, slope, r, need = stage(0, carry) if rounds == 1 else repeat(xp, rounds, stage, carry)
     return x, slope, slope / c, r, need
+
+
+def solve_rate(
+    sign: Array,
+    log_q: Array,
+    log_n: Array,
+    x0: Array,
+    c0: Array,
+    log_rate: Array,
+    log_fpr: Array,
+    log_tol: Array,
+    points: int,
+    count: int,
+    steps: int,
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """(eps, x, last step in eps times c, last step in x, d log delta/dx, nodes needed); sign: +1 remove, -1 add.
+
+    steps : on the contour integral, from a saddle point that is some hundredths off, or tenths where hits are few.
+
+    The last step in x is made at the final eps, so that x belongs to it.
+    """
+    xp = namespace(sign, log_q, x0)
+    one, axis = xp.ones_like(x0), plain.axis_nodes(points)
+    unknown = one[..., None] * xp.asarray([1.0, 0.0, 0.0])
+    most = log_rate - log_fpr
+
+    def law_at(x: Array) -> LossLaw:
+        return single(one * sign, x, log_q, log_n)
+
+    def improve(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        w, x = carry
+        c = xp.exp(w)
+        k0, k1, k2, k0_x, k1_x = saddle_slopes(law_at(x), unknown, c, axis)
+        epsilon = most + w - log1p(c)
+        curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
+        value = k0 - c * epsilon - w - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
+        dx = -xp.clip((value - (log_rate - log1p(c))) / k0_x, -LARGEST_X_STEP, LARGEST_X_STEP)
+        gap = k1 + k1_x * dx - 1.0 / c - 1.0 / (1.0 + c) - epsilon
+        dw = -gap / (c * curvature - 1.0 / (1.0 + c))
+        return w + xp.clip(dw, -LARGEST_C_STEP, LARGEST_C_STEP), x + dx
+
+    w, x = repeat(xp, RATE_SADDLE_STEPS, improve, (xp.log(c0), x0))
+    c = xp.exp(w)
+    epsilon, log_delta = most + w - log1p(c), log_rate - log1p(c)
+    slope = saddle_slopes(law_at(x), unknown, c, axis)[3]
+    point = Saddle(c, 0.0 * c, 0.0 * c, epsilon, log_delta)
+    chosen, period = plain.place(law_at(x), point, epsilon, log_tol, axis)
+    h = 2.0 * xp.pi / period
+    need = plain.reach(law_at(x), chosen, h, log_tol, points)
+
+    def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
+        """log delta over its target, and the first two derivatives of log F in eps times F over delta."""
+        value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
+        # relative to delta: F_eps = e^eps a - delta fall, F_eps,eps = e^eps a + delta bend
+        share = xp.exp(epsilon + log_fpr - value)
+        target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), LARGEST_SHARE))
+        return value - target, share - fall, xp.maximum(bend + share, 1e-3 * fall**2)
+
+    def step(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        x, epsilon, slope, last, dx, _ = carry
+        off, first, second = at(x, epsilon)
+        slope = steeper(off, last, dx, slope)
+        move = xp.clip(-first / second, -LARGEST_EPSILON_STEP / c, LARGEST_EPSILON_STEP / c)
+        dx = xp.clip(-off / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
+        return x + dx, xp.minimum(epsilon + move, most - 1e-3), slope, off, dx, xp.abs(move) * c
+
+    def steeper(off: Array, last: Array, dx: Array, slope: Array) -> Array:
+        """The slope of the secant, where that is not rounding."""
+        fresh = (off - last) / xp.where(dx == 0, 1.0, dx)
+        trusted = (xp.abs(dx) > LEAST_SECANT) & (fresh / slope > 1.0 / SLOPE_CHANGE) & (fresh / slope < SLOPE_CHANGE)
+        return xp.where(trusted, fresh, slope)
+
+    nothing = 0.0 * x
+    x, epsilon, slope, last, dx, moved = repeat(xp, steps, step, (x, epsilon, slope, nothing, nothing, nothing))
+    epsilon = xp.maximum(epsilon, 0.0)
+    off, _, _ = at(x, epsilon)
+    slope = steeper(off, last, dx, slope)
+    dx = xp.clip(-off / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
+    return epsilon, x + dx, moved, dx, slope, need
+
+
+class Solved(NamedTuple):
+    """What a call found; slopes are derivatives in x."""
+
+    x: Array
+    slope: Array  # of log delta
+    epsilon_slope: Array
+    residual: Array  # of log delta before the last step
+    off: Array  # what the last step leaves, as secants converge
+    moved: Array  # distance between x0 and x
+    needs: Array  # (points, nodes)
+    placed: Placement  # for x0
+
+
+SHAPE = jax.tree.structure(Solved(0, 1, 2, 3, 4, 5, 6, split.no_placements(1, 1)))
+"""The tree structure of what a call returns: compiled programs return its leaves alone."""
+
+
+def solve_split(
+    sign: Array,
+    base: Array,
+    unknown: Array,
+    x0: Array,
+    slope0: Array,
+    epsilon: Array,
+    log_delta: Array,
+    log_tol: Array,
+    points: int,
+    count: int,
+) -> Solved:
+    """Arguments as for calibration.solve; slope0 is a first guess of d log delta / dx."""
+    xp = namespace(x0, base)
+
+    def law(x: Array) -> LossLaw:
+        return single(sign * xp.ones_like(x0), *xp.moveaxis(base + x[..., None] * unknown, -1, 0))
+
+    placed = split.place(law(x0), epsilon, log_delta, log_tol, count)
+
+    def evaluate(x: Array) -> tuple[Array, Array, Array]:
+        integrand, made_from = integrand_at(law(x), placed.contour, points, count)
+        value, rate = estimate(integrand, epsilon)
+        return value - log_delta, rate, needed(law(x), placed.contour, made_from.grids)
+
+    def secant(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        x, slope, last_x, last_r, *_ = carry
+        residual, rate, needs = evaluate(x)
+        fresh = (residual - last_r) / xp.where(x == last_x, 1.0, x - last_x)
+        trusted = (
+            (xp.abs(x - last_x) > LEAST_SECANT)
+            & (fresh / slope > 1.0 / SPLIT_SLOPE_CHANGE)
+            & (fresh / slope < SPLIT_SLOPE_CHANGE)
+        )
+        slope = xp.where(trusted, fresh, slope)
+        step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
+        off = xp.abs(step) * xp.where(x == x0, 1.0, CURVATURE * xp.abs(x - last_x))
+        # too far from x0 the windows and the period no longer serve
+        serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))
+        following = (x + step, slope, x, residual, rate, off)
+        kept = (xp.where(serves, new, old) for old, new in zip(carry, following, strict=False))
+        return *kept, xp.where(serves[..., None], needs, carry[-1])
+
+    carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, 0.0 * x0, xp.zeros((*x0.shape, 2)))
+    x, slope, _, residual, rate, off, needs = repeat(xp, SPLIT_SECANT_STEPS, secant, carry)
+    return Solved(x, slope, slope / rate, residual, off, xp.abs(x - x0), needs, placed)

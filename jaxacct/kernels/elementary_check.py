@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import erfc
 from jaxacct.kernels.lattice_laws import FFT_CONSTANT
-from jaxacct.kernels.rounding import COMPOUND_UNITS, SIMPLE_UNITS
+from jaxacct.kernels.special import COMPOUND_UNITS, SIMPLE_UNITS
 
 __all__ = ["TABLE", "VALUES", "failure", "units_of"]
 

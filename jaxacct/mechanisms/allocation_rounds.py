@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.validation import InputError
-from jaxacct.kernels.allocation.profile import LARGEST_LOSS, RoundProfile, round_profiles
+from jaxacct.kernels.contour.allocation import LARGEST_LOSS, RoundProfile, round_profiles
 from jaxacct.mechanisms.additive_noise import profile_of_gaussian
 from jaxacct.mechanisms.base import DIRECTIONS
 from jaxacct.mechanisms.finite import ApproximateDP, FiniteMechanism, FiniteOutput, PureDP, RandomizedResponse

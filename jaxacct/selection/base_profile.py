@@ -18,7 +18,7 @@ from jaxacct.accounting.account import delta, epsilon
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import backend, contour
 from jaxacct.engines.contour import delta_about
-from jaxacct.kernels.worst_mesh import CELLS, Inner, Outer
+from jaxacct.kernels.worst_score import CELLS, Inner, Outer
 from jaxacct.mechanisms import (
     DIRECTIONS,
     Components,

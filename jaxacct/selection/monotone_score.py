@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadcast_shape, check, choice
-from jaxacct.kernels import order_renyi, order_statistics
+from jaxacct.kernels import order_statistics
 from jaxacct.kernels.order_statistics import REACHES
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
@@ -139,11 +139,11 @@ def _by_orders(mu: np.ndarray, law: Law, shape: tuple[int, ...]) -> np.ndarray:
     """Rényi divergences (O, *shape)."""
     laws, mu = law.flattened(shape), np.broadcast_to(mu, shape).reshape(-1)
     values = np.empty((RENYI_ORDERS.size, mu.size))
-    ends, count = order_renyi.panels(laws, mu, RENYI_ORDERS[-1])
+    ends, count = order_statistics.panels(laws, mu, RENYI_ORDERS[-1])
     size = np.asarray(np.searchsorted(PANELS[:-1], count))
     for index in _chunks(size, CHUNK):
-        rows = order_renyi.nodes(laws.taken(index), mu[index], ends[index], PANELS[size[index[0]]])
-        values[:, index] = [order_renyi.renyi(rows, np.full(index.size, order)) for order in RENYI_ORDERS]
+        rows = order_statistics.nodes(laws.taken(index), mu[index], ends[index], PANELS[size[index[0]]])
+        values[:, index] = [order_statistics.renyi(rows, np.full(index.size, order)) for order in RENYI_ORDERS]
     return values.reshape(RENYI_ORDERS.shape + shape)
 
 

@@ -21,7 +21,7 @@ from scipy.special import expit
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.quick_bounds import largest_loss
-from jaxacct.kernels.worst_mesh import Outer
+from jaxacct.kernels.worst_score import Outer
 from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, repeat
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.selection.base_profile import (

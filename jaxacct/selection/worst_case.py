@@ -15,7 +15,7 @@ from jaxacct.engines import backend, programs
 from jaxacct.engines.devices import double_precision
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.arrays import namespace
-from jaxacct.kernels.worst_mesh import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Resolution
+from jaxacct.kernels.worst_score import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Resolution
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, sides
 from jaxacct.selection.law_of_k import Law

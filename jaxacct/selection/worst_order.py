@@ -12,7 +12,7 @@ from jaxacct.core.validation import DELTA, PROBABILITY, InputError, check, choic
 from jaxacct.engines import backend
 from jaxacct.engines.devices import double_precision
 from jaxacct.kernels import worst_score
-from jaxacct.kernels.worst_mesh import FINE, Inner
+from jaxacct.kernels.worst_score import FINE, Inner
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import sides, under
 from jaxacct.selection.law_of_k import Law, evaluated

@@ -1,20 +1,6 @@
 """What the split contour does not integrate: compositions with a far step, and those of bulk steps alone.
 
-The first have a closed form and a bounded excess; the second are bounded.
-
-*Far.*  Let W be the event that no step is far (in the sense of the smooth window w2).  With a far step the loss
-almost surely exceeds eps, so that its payoff `(1 - e^{eps-S})_+` is `1 - e^{eps-S}`, whose expectation is
-
-    far(eps) = (1 - prod m^n) - e^eps (1 - prod m'^n),    m = E_P[w2],  m' = E_Q[w2].
-
-The true contribution is at least that and at least 0, at most `1 - prod m^n`, and at most far + excess, where
-`(e^x - 1)_+ <= kappa(theta - 1) e^{theta x}` gives
-
-    excess = sum n E_P[(1 - w2) e^{-theta L}] prod M(-theta)^n e^{theta eps} kappa(theta - 1)    for every theta > 1,
-
-with `M_remove(-theta) = M_add(theta - 1)`.
-
-*Bulk.*  For keep_bulk = 0 the compositions of bulk steps alone are bounded by Chernoff.
+The first have a closed form and a bounded excess; the second are bounded by Chernoff (kernels/README.md, section 6).
 """
 
 import math
@@ -23,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels import certificate
 from jaxacct.kernels.arrays import Array, erfc, namespace, pick
+from jaxacct.kernels.contour import gaussian_errors
+from jaxacct.kernels.contour.split_parts import NO_WINDOW, Grid, Windows, composed, grid, high_blur, low_blur, place_of
 from jaxacct.kernels.law import LossLaw, log_mix
 from jaxacct.kernels.special import log1p
-from jaxacct.kernels.split.parts import NO_WINDOW, Grid, Windows, composed, grid, high_blur, low_blur, place_of
 
 LOW_WINDOWS = 14
 """Places of the low window that are tried; no bound depends on how many."""
@@ -157,7 +143,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
 
     c = _TRIED_ABSCISSAE / scale
     at = c[..., None, :, None]
-    plain = law.mu2[..., None] * c * (c + 1.0) / 2.0 + certificate.log_kappa(c)
+    plain = law.mu2[..., None] * c * (c + 1.0) / 2.0 + gaussian_errors.log_kappa(c)
 
     # the lowest split above which the loss exceeds eps whatever the other steps do
     losses = xp.maximum(epsilon, 0.0)[..., None] + scale * _FAR_LOSSES
@@ -240,7 +226,7 @@ def bounds(
     each = _far_moment(sigma, q, windows.high, at[..., None], points)
     most = xp.where(n > 0, n * xp.minimum(each, LARGEST_MOMENT), 0.0)
     useless = xp.any((n > 0) & ~(each < LARGEST_MOMENT), axis=-1)
-    excess = xp.log(xp.sum(most, axis=-1) + 1e-300) + certificate.chernoff(law._replace(sign=-law.sign), at, points)
+    excess = xp.log(xp.sum(most, axis=-1) + 1e-300) + gaussian_errors.chernoff(law._replace(sign=-law.sign), at, points)
     excess = xp.where(useless | xp.isnan(excess), xp.inf, excess)
 
     stop = choice.low + BULK_END * low_blur(sigma)
@@ -264,7 +250,7 @@ def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> A
     loss, posterior = log_mix(sigma[..., None], q[..., None], left)
     edge = 2.0 / sigma**2 + 4.0 * (xp.abs(start) + xp.abs(end)) / sigma - 3.0 * xp.log(q)
     in_y = 4.0 * xp.abs(left) / sigma[..., None] + edge[..., None]
-    rounding = ROUNDOFF * (2.0 * certificate.LOG_MIX_UNITS * xp.abs(loss) + posterior * in_y)
+    rounding = ROUNDOFF * (2.0 * gaussian_errors.LOG_MIX_UNITS * xp.abs(loss) + posterior * in_y)
     cells = xp.exp((window - 0.5 * nearest**2) - c[..., None] * (loss - rounding))
     below = xp.exp(-312.0 - c * log1p(-q))  # w2 there, and mix >= 1 - q
     last = xp.exp(-c * log_mix(sigma, q, end)[0] - 0.5 * xp.maximum(end, 0.0) ** 2)

@@ -5,8 +5,7 @@ section 4, bounds the rounding of the rotations and of the sums.
 """
 
 from jaxacct.kernels.arrays import Array, keep_apart, namespace, powers
-from jaxacct.kernels.rounding import blocks, sum_depth
-from jaxacct.kernels.special import log1p
+from jaxacct.kernels.special import blocks, log1p, sum_depth
 
 __all__ = ["departures", "depth", "polar"]
 

@@ -1,11 +1,11 @@
-"""delta(eps) where few steps matter: the contour integral of a split law, and its remainder in closed form.
+"""The split contour: delta(eps) where few steps matter (kernels/README.md, section 6, with a figure and a glossary).
 
 The far outcomes are cut off, since under the tilt their losses would outweigh all that delta can see.  Compositions of
 bulk steps alone are taken out where they form a near-atom (many steps without a hit), since its characteristic function
-does not decay.  See remainder.py and README.md of this folder.
-
-The certificate bounds every error of the integrand, the rounding of its two parts included (kernels/README.md, sections
-4 and 6).
+does not decay.  delta is the contour integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the share of the
+compositions with a far step, plus, for keep_bulk = 0, that of the compositions of bulk steps alone
+(split_remainder.py).  No bound depends on windows, abscissa, period and number of nodes; a bad choice makes the bracket
+wide.
 """
 
 from collections.abc import Callable
@@ -15,32 +15,272 @@ import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels import certificate, saddle
-from jaxacct.kernels.arrays import Array, iterate, logistic, namespace, repeat, stack
-from jaxacct.kernels.contour import Bracketed
-from jaxacct.kernels.departures import depth
-from jaxacct.kernels.law import LossLaw
-from jaxacct.kernels.nodes import trapezoid
-from jaxacct.kernels.rounding import sum_depth
-from jaxacct.kernels.special import log1p
-from jaxacct.kernels.split import cutoff, errors, remainder
-from jaxacct.kernels.split.errors import USELESS
-from jaxacct.kernels.split.integrand import Integrand, Quadrature, estimate, integrand_at, logs_of, needed
-from jaxacct.kernels.split.parts import (
+from jaxacct.kernels.arrays import Array, iterate, logistic, namespace, pick, repeat, stack
+from jaxacct.kernels.contour import gaussian_errors, split_parts, split_remainder
+from jaxacct.kernels.contour.core import departures, depth, polar
+from jaxacct.kernels.contour.plain import ABSCISSA_MULTIPLES, Bracketed, period_for, trapezoid, weight_at
+from jaxacct.kernels.contour.split_parts import (
+    LARGEST_TURN_SHARE,
     NO_WINDOW,
+    USELESS,
     Grid,
     TiltedParts,
     Windows,
     composed,
     cumulants,
+    grid,
     high_blur,
+    log_size,
     low_blur,
     rise_and_norm,
     shares,
     tilted,
 )
-from jaxacct.kernels.split.placement import PLACEMENT_POINTS, Placement, grids_of, place
-from jaxacct.kernels.split.remainder import Remainder
+from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
+from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta_of, saddle_near
+from jaxacct.kernels.special import log1p, sum_depth
+
+FEWEST_NODES, MOST_NODES = 8.0, 4096.0
+"""Ends of the range in which numbers of contour nodes are tried for the cut-off in t."""
+NODE_COUNTS = 19
+"""How many are tried, in geometric steps: two to an octave."""
+LARGEST_CANCELLATION = 9.0
+"""Nats by which moving the abscissa away from the saddle point may enlarge the integrand, where it is small there."""
+SURE_CANCELLATION = 1.5
+"""Nats that this may cost in any case: less would leave hardly any choice of abscissa."""
+AFFORDED_CANCELLATION = 16.0
+"""Nats that may be lost to cancellation in all.  Rounding is some e^-30, which leaves a relative accuracy of e^-14."""
+FREE_CANCELLATION = 12.0
+"""Nats lost to cancellation that do not count against a choice of windows."""
+SPARE_NATS = 2.0
+"""Nats beyond the tolerance by which the cut-off terms must have decayed: the decay is estimated on a coarse grid."""
+PLACEMENT_POINTS = 128
+"""Quadrature points for placing the contour."""
+SCAN_FROM, SCAN_TO, SCAN_STEPS = 0.04, 6.0, 7
+"""Where the search for the saddle point may begin: so many abscissae between these multiples.
+
+They are multiples of log(1/delta) over the scale of losses.
+"""
+_SCAN = np.geomspace(SCAN_FROM, SCAN_TO, SCAN_STEPS)
+"""These multiples."""
+_CUTS = np.ceil(np.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
+"""Numbers of contour nodes that are tried for the cut-off."""
+
+
+class Contour(NamedTuple):
+    """Where to integrate: windows, abscissa and period, and how many nodes the cut-off asks for."""
+
+    windows: Windows
+    c: Array  # abscissa
+    period: Array  # 2 pi over the spacing of the nodes in t
+    images_at: Array  # abscissa for the Chernoff bound of the images
+    nodes_needed: Array
+    nodes_kept: Array  # those that are needed, or as many of them as the program has
+    cancellation: Array  # nats by which the integrand exceeds delta
+
+
+class Placement(NamedTuple):
+    """A contour and how its windows were chosen: all that a certificate needs to know of where to integrate."""
+
+    contour: Contour
+    choice: split_remainder.WindowChoice
+
+
+def no_placements(size: int, parts: int) -> Placement:
+    """Placements to be filled in: NumPy arrays for `size` configurations of `parts` sampled Gaussians."""
+    one, each = np.zeros(size), np.zeros((size, parts))
+    contour = Contour(Windows(each, each, one), one, one, one, one, one, one)
+    choice = split_remainder.WindowChoice(each, each, one, one, one.astype(bool))
+    return jax.tree.map(np.copy, Placement(contour, choice))
+
+
+def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
+    """Grids for the J sampled Gaussians, even or following a frequency."""
+    at, turns = c[..., None], None if frequency is None else frequency[..., None]
+    return grid(law.gauss_sigma, law.gauss_q, law.sign[..., None], windows.low, windows.high, at, points, turns)
+
+
+def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
+    """The best contours for two choices of windows, an axis in front: with the compositions of bulk steps, without."""
+    xp = namespace(law.gauss_n, windows.low, epsilon)
+    start = xp.maximum(-log_delta, 1.0) / split_remainder.scale_of(law, epsilon)
+    start = xp.broadcast_to(start, windows.low.shape[:-1])
+    grids = grids_of(law, windows, start, PLACEMENT_POINTS)
+    both = shares(grids)
+
+    def k(c: Array) -> tuple[Array, Array, Array]:
+        return cumulants(law, windows.keep_bulk, both, c)
+
+    def size(c: Array) -> Array:
+        return log_size(law, windows.keep_bulk, both, c) + gaussian_errors.log_kappa(c)
+
+    _, mean, variance = k(1e-3 * start)
+    gap = epsilon - mean
+    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where many steps make it normal
+    scan = xp.stack([f * start for f in _SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
+    first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
+    point = saddle_near(k, epsilon, first, REFINEMENT_STEPS)
+    at = xp.stack([f * point.c for f in ABSCISSA_MULTIPLES])
+    sizes = size(at)
+    # lost to cancellation even at the saddle point
+    least = xp.min(sizes - at * epsilon, axis=0) - log_delta
+    allowed = xp.clip(AFFORDED_CANCELLATION - least, SURE_CANCELLATION, LARGEST_CANCELLATION)
+    tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
+    c, period = period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
+    right = xp.where(at > c, sizes - at * epsilon - (at - c) * period, xp.inf)
+    images_at = _pick_in_front(at, xp.argmin(right, axis=0))
+    parts = tilted(law.sign[..., None], c[..., None], grids)
+    cuts = _CUTS.reshape(-1, *[1] * c.ndim)
+    t = 2.0 * xp.pi / period * cuts
+    decay = split_parts.decay_of_both(law, windows, grids, parts, c, t) + xp.log(xp.pi * (t - 0.5 * t / cuts))
+    lost = log_size(law, windows.keep_bulk, both, c) - c * epsilon - log_delta
+    enough = decay >= lost - log_tol + SPARE_NATS
+    cuts = xp.asarray(_CUTS)
+    needed = xp.where(xp.any(enough, axis=0), cuts[xp.argmax(enough, axis=0)], 2.0 * cuts[-1])
+    kept = xp.sum(cuts <= xp.minimum(needed, float(count))[..., None], axis=-1)
+    needed = xp.where(xp.isfinite(period), needed, 2.0 * cuts[-1])
+    return Contour(windows, c, period, images_at, needed, cuts[xp.maximum(kept, 1) - 1], lost)
+
+
+def _pick_in_front(x: Array, index: Array) -> Array:
+    """The entry of x at a place along its first axis."""
+    xp = namespace(x)
+    return pick(xp, xp.moveaxis(x, 0, -1), index)
+
+
+def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
+    """Windows and contour: with the compositions of bulk steps or without, whichever needs fewer nodes."""
+    xp = namespace(law.gauss_n, epsilon)
+    choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
+    low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
+    windows = Windows(
+        xp.stack([xp.full_like(low, NO_WINDOW), low]), xp.stack([high, high]), xp.stack([one, xp.zeros_like(one)])
+    )
+    options = _contours(law, windows, epsilon, log_delta, log_tol, count)
+    cost = xp.log(options.nodes_needed) + xp.maximum(options.cancellation - FREE_CANCELLATION, 0.0)
+    cost = xp.where(xp.isfinite(cost), cost, xp.inf)
+    without = choice.separable & (cost[1] < cost[0])
+
+    def chosen(x: Array) -> Array:
+        return xp.where(xp.reshape(without, without.shape + (1,) * (x.ndim - 1 - without.ndim)), x[1], x[0])
+
+    return Placement(jax.tree.map(chosen, options), choice)
+
+
+class Integrand(NamedTuple):
+    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}; values without error bounds."""
+
+    c: Array  # abscissa
+    k0: Array  # K(c)
+    h: Array  # spacing of t
+    t: Array  # (count,)
+    weight: tuple[Array, Array]  # as in Nodes
+    log_modulus: Array  # (count,)
+    angle: Array  # (count,)
+    far: FarMasses
+
+
+class Quadrature(NamedTuple):
+    """What an integrand was made from: the grids, their parts under the tilt, and both parts at every node.
+
+    (A(z_k)/A(c) - 1) and (B(z_k)/B(c) - 1) are pairs of real and imaginary parts, each (J, count).
+    """
+
+    grids: Grid
+    parts: TiltedParts
+    bulk: tuple[Array, Array]
+    jump: tuple[Array, Array]
+
+
+def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quadrature:
+    """The grid that follows t up to the last node kept, and both parts' departures from one at every node."""
+    xp = namespace(law.gauss_n, contour.period)
+    h = 2.0 * xp.pi / contour.period
+    grids = grids_of(law, contour.windows, contour.c, points, h * contour.nodes_kept)
+    parts = tilted(law.sign[..., None], contour.c[..., None], grids)
+    turn = (h * law.sign)[..., None, None] * grids.loss
+    re, im = departures(xp.stack([parts.bulk, parts.jump]), turn, count)
+    return Quadrature(grids, parts, (re[0], im[0]), (re[1], im[1]))
+
+
+def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) -> tuple[Array, Array]:
+    """`(B/A)(z)` from the departures."""
+    xp = namespace(odds, bulk[0])
+    whole = 1.0 + bulk[0], 1.0 + jump[0]
+    scale = xp.exp(odds)[..., None] / xp.maximum(whole[0] ** 2 + bulk[1] ** 2, 1e-300)
+    re = scale * (whole[1] * whole[0] + jump[1] * bulk[1])
+    return re, scale * (jump[1] * whole[0] - whole[1] * bulk[1])
+
+
+class Logs(NamedTuple):
+    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` along the contour, moduli and angles."""
+
+    plain: Array
+    plain_turn: Array
+    rise: Array
+    rise_turn: Array
+    turned: Array  # the angles' terms, which may cancel, in magnitude
+
+
+def logs_of(
+    law: LossLaw, contour: Contour, parts: TiltedParts, bulk: tuple[Array, Array], jump: tuple[Array, Array], t: Array
+) -> Logs:
+    """Both logarithms at every node, from the departures."""
+    xp = namespace(law.gauss_n, t)
+    log_size, turned = polar(*bulk)
+    added, added_turn = polar(*_ratio(parts.log_jump - parts.log_bulk, bulk, jump))
+    n, mu2 = law.gauss_n, law.mu2[..., None]
+    plain = composed(n, log_size) - mu2 * t**2 / 2.0
+    pure = mu2 * t * (contour.c + 0.5)[..., None]
+    sizes = xp.abs(pure) + composed(n, xp.abs(turned) + xp.abs(added_turn))
+    return Logs(plain, composed(n, turned) + pure, composed(n, added), composed(n, added_turn), sizes)
+
+
+def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tuple[Integrand, Quadrature]:
+    """Evaluate the integrand, on grids of `points` points at `count` nodes."""
+    xp = namespace(law.gauss_n, contour.c)
+    h, index = 2.0 * xp.pi / contour.period, xp.arange(count)
+    t = h[..., None] * index
+    made_from = _quadrature(law, contour, points, count)
+    parts = made_from.parts
+    logs = logs_of(law, contour, parts, made_from.bulk, made_from.jump, t)
+    keep_bulk = contour.windows.keep_bulk
+    rise, log_norm = rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
+    # e^R - (1 - keep_bulk), relative to e^{max(r, 0)}
+    r, top = logs.rise, xp.maximum(logs.rise, 0.0)
+    half = 2.0 * xp.sin(0.5 * logs.rise_turn) ** 2
+    less = xp.expm1(-xp.abs(r))
+    re = xp.where(r > 0, -less - half, less * (1.0 - half) - half) + keep_bulk[..., None] * xp.exp(-top)
+    im = xp.exp(r - top) * xp.sin(logs.rise_turn)
+    base = rise + log_norm
+    log_modulus = logs.plain + top - base[..., None] + xp.log(xp.maximum(xp.hypot(re, im), 1e-300))
+    log_modulus = xp.where(index < contour.nodes_kept[..., None], log_modulus, -xp.inf)
+    bulk = xp.sum(law.gauss_n * parts.log_bulk, axis=-1)
+    k0 = law.mu2 * contour.c * (contour.c + 1.0) / 2.0 + bulk + base
+    far = split_remainder.far_masses(law, contour.windows.high)
+    angle = logs.plain_turn + xp.arctan2(im, re)
+    return Integrand(contour.c, k0, h, t, weight_at(contour.c, h, t), log_modulus, angle, far), made_from
+
+
+def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
+    """(points, nodes) on which the contour could be followed to the end."""
+    xp = namespace(law.gauss_n, grids.u)
+    rise = xp.max(grids.loss[..., -1] - grids.loss[..., 0], axis=-1)
+    turns = contour.nodes_needed * rise / contour.period
+    reach = xp.max((grids.u[..., -1] - grids.u[..., 0]) / (1.1 * high_blur(law.gauss_sigma)), axis=-1)
+    points = xp.maximum(1.05 * (turns + reach), 1.02 * turns / LARGEST_TURN_SHARE)
+    return stack(xp, [points, contour.nodes_needed])
+
+
+def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
+    """(log delta, minus its derivative in eps)."""
+    xp = namespace(integrand.k0, epsilon)
+    value, slope = trapezoid(integrand, epsilon)
+    z = xp.exp(integrand.k0 - integrand.c * epsilon)
+    far, far_slope = split_remainder.far(integrand.far, epsilon)
+    total = xp.maximum(z * value + far, 1e-300)
+    return xp.log(total), xp.maximum(z * slope - far_slope, 0.0) / total
+
 
 LARGEST_DOUBT = 0.1
 """Error of the logarithm of a weight from which on the first order says nothing, and nothing is certified."""
@@ -133,9 +373,9 @@ def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
     """The saddle point approximation of eps when far outcomes are cut off by their mass alone."""
     xp = namespace(law.gauss_n, log_delta)
     one = xp.ones_like(law.sign)
-    high = xp.where(law.sign[..., None] > 0, remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
+    high = xp.where(law.sign[..., None] > 0, split_remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
     both = shares(grids_of(law, Windows(xp.full_like(high, NO_WINDOW), high, one), one, PLACEMENT_POINTS))
-    return saddle.for_delta_of(lambda c: cumulants(law, one, both, c), log_delta).epsilon
+    return saddle_for_delta_of(lambda c: cumulants(law, one, both, c), log_delta).epsilon
 
 
 def _together(law: LossLaw, *values: Array) -> list[Array]:
@@ -298,18 +538,18 @@ def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed
     windows = contour.windows
-    bulk, bulk_at = remainder.bulk_grids(law, choice, points)
+    bulk, bulk_at = split_remainder.bulk_grids(law, choice, points)
     even = grids_of(law, windows, contour.c, points)
     grids = jax.tree.map(lambda *x: xp.stack(x)[:, None], even, bulk)
     low = xp.stack([windows.low, choice.low])[:, None]
     at = xp.stack([xp.stack([contour.c, contour.images_at]), bulk_at])
     sides, c = (law.gauss_sigma, law.gauss_q), at[..., None]
     parts = tilted(law.sign[..., None], c, grids)
-    found = errors.axis_errors(*sides, law.sign[..., None], low, windows.high, c, grids, parts)
+    found = split_parts.axis_errors(*sides, law.sign[..., None], low, windows.high, c, grids, parts)
     found = found + weight_errors(*sides, c, grids, parts, low, windows.high)
     own, image, leaps = (jax.tree.map(lambda x, i=i: x[i], parts) for i in ((0, 0), (0, 1), 1))
-    images = cutoff.chernoff(law, windows.keep_bulk, image, found[0, 1], contour.images_at)
-    bulk_log = cutoff.bulk_chernoff(law, leaps, found[1], bulk_at)
+    images = split_parts.chernoff(law, windows.keep_bulk, image, found[0, 1], contour.images_at)
+    bulk_log = split_parts.bulk_chernoff(law, leaps, found[1], bulk_at)
     return _OnAxis(even, own, found[0, 0], images, bulk_at, bulk_log)
 
 
@@ -324,9 +564,9 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     axis = _on_the_axis(law, placed, points)
     sides, place = (law.gauss_sigma, law.gauss_q), (windows.low, windows.high)
     at, furthest = c[..., None], t_max[..., None]
-    steps = errors.step_errors(*sides, law.sign[..., None], *place, at, grids, parts, furthest)
+    steps = split_parts.step_errors(*sides, law.sign[..., None], *place, at, grids, parts, furthest)
     # error of a quotient whose numerator and denominator may both be off by this
-    steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), errors.USELESS)
+    steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(*sides, at, grids, parts, furthest, depth(points, count), *place)
     for part, (rate, most, own) in enumerate(off):
@@ -356,9 +596,9 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     ratio_error = xp.where(keep_bulk > 0, xp.sum(n * (share * at_c[1]), axis=-1), (1.0 + rise) * jump_error)
     size = xp.abs(integrand.k0) + xp.sum(n * xp.abs(parts.log_bulk), axis=-1) + law.mu2 * c * (c + 1.0) + rise + 30.0
     common = FIRST_ORDER * (xp.sum(n * at_c[0], axis=-1) + ratio_error) + units * size
-    left_out = remainder.bounds(law, windows, choice, integrand.far, axis.bulk_at, axis.bulk_log, points)
+    left_out = split_remainder.bounds(law, windows, choice, integrand.far, axis.bulk_at, axis.bulk_log, points)
     # the decay by which the contour was placed comes from a coarse grid without a bound of its error
-    beyond = cutoff.decay_beyond(law, windows, axis.even, axis.parts, axis.errors, c, integrand.k0, t_max)
+    beyond = split_parts.decay_beyond(law, windows, axis.even, axis.parts, axis.errors, c, integrand.k0, t_max)
     beyond = beyond + xp.log(xp.pi * (t_max - 0.5 * integrand.h))
     needs = needed(law, contour, grids)
     return Certificate(common, slack, xp.exp(-beyond), contour.images_at, axis.images_log, left_out, needs)
@@ -384,15 +624,17 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
     xp = namespace(integrand.k0, epsilon)
     value, _ = trapezoid(integrand, epsilon)
     both, images = _errors(integrand, certificate, epsilon)
-    far, _ = remainder.far(integrand.far, epsilon)
+    far, _ = split_remainder.far(integrand.far, epsilon)
     log_z = integrand.k0 - integrand.c * epsilon
     both = both + 8.0 * ROUNDOFF * xp.abs(value)
     z = xp.exp(xp.maximum(log_z, LEAST_LOG_SCALE))
     up, down = xp.exp(certificate.common), xp.exp(-certificate.common)
-    beyond = remainder.far_above(certificate.remainder, epsilon) + remainder.bulk(certificate.remainder, epsilon)
+    beyond = split_remainder.far_above(certificate.remainder, epsilon) + split_remainder.bulk(
+        certificate.remainder, epsilon
+    )
     high = z * (value + both) * up + beyond
     least = xp.where(log_z < LEAST_LOG_SCALE, xp.minimum(0.0, value - both), value - both)
-    low = z * least * xp.where(least > 0, down, up) - remainder.OUTWARD * images * up + far
+    low = z * least * xp.where(least > 0, down, up) - split_remainder.OUTWARD * images * up + far
     log_low, log_high = (xp.log(xp.maximum(x, 1e-300)) for x in (low, high))
     margin = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(integrand.c * epsilon) + 8.0)
     # what the contour integrates is at least 0: else the bounds contradict each other
@@ -419,7 +661,7 @@ class _Units(NamedTuple):
 def _units(
     sigma: Array, q: Array, c: Array, nodes: Grid, parts: TiltedParts, low: Array, high: Array
 ) -> tuple[_Units, _Units]:
-    """Of bulk and jumps: as in certificate.py, with the nodes' own errors and the windows'."""
+    """Of bulk and jumps: as in gaussian_errors.py, with the nodes' own errors and the windows'."""
     xp = namespace(nodes.u, c)
     z, size, place = xp.abs(c)[..., None] + 1.0, xp.abs(nodes.loss), xp.abs(nodes.u)
     sigma, q, low, high = (x[..., None] for x in (sigma, q, low, high))
@@ -428,12 +670,12 @@ def _units(
     in_y = 4.0 * (place / sigma + 0.5 / sigma**2)
     through_y = nodes.posterior * (in_y - 3.0 * xp.log(q))
     # of a node's place, and of its gap by the posterior
-    warped = nodes.warp[..., None] * ((certificate.LOG_MIX_UNITS + 6.0) * size + through_y)
+    warped = nodes.warp[..., None] * ((gaussian_errors.LOG_MIX_UNITS + 6.0) * size + through_y)
     node = nodes.slack / ROUNDOFF + (4.0 * edge + warped) * nodes.gap / nodes.step[..., None]
     far, far_slope = _window_rounding(high - nodes.u, high_blur(sigma))
-    common = 32.0 + (certificate.LOG_MIX_UNITS + 2.0) * z * size + 2.0 * nodes.u**2 + z * through_y + in_y + far
+    common = 32.0 + (gaussian_errors.LOG_MIX_UNITS + 2.0) * z * size + 2.0 * nodes.u**2 + z * through_y + in_y + far
     steep = place + z * slope + far_slope + 1.0 / sigma
-    turned = (certificate.LOG_MIX_UNITS + 12.0) * size + through_y + node * slope
+    turned = (gaussian_errors.LOG_MIX_UNITS + 12.0) * size + through_y + node * slope
 
     def of(weight: Array, log_part: Array, distance: Array) -> _Units:
         near, near_slope = _window_rounding(distance, low_blur(sigma))
@@ -473,7 +715,7 @@ def rounding_errors(
     low: Array,
     high: Array,
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    """(rate, ceiling, weight) as in certificate.py, of bulk and of jumps."""
+    """(rate, ceiling, weight) as in gaussian_errors.py, of bulk and of jumps."""
     xp = namespace(nodes.u, c, t_max)
     size = xp.abs(nodes.loss)
 

@@ -1,0 +1,988 @@
+"""The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
+
+Windows, abscissa, period and number of nodes enter no bound.  Contours of a profile are placed at some of its losses
+and read at their neighbours, which costs little; where such a bracket is wide a contour of its own is placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.contour import allocation_law
+from jaxacct.kernels.contour.allocation_law import (
+    ROOM,
+    Cells,
+    Cuts,
+    Line,
+    Powers,
+    Windows,
+    cells_of,
+    cuts_of,
+    jump_below,
+    log_path,
+    log_real,
+    panels_of,
+    powers_on,
+    shares,
+    tail,
+    turned_by,
+)
+from jaxacct.kernels.special import log_ndtr
+
+__all__ = [
+    "LARGEST_LOSS",
+    "TOLERANCE",
+    "Contour",
+    "RoundProfile",
+    "bracket_near",
+    "brackets_at",
+    "contours_at",
+    "estimate_near",
+    "put_below",
+    "round_profile",
+    "round_profiles",
+    "rows_of",
+]
+
+STEEPEST = 9.0
+"""Largest shift of the path at a window, in widths of the window."""
+CLEAR = 80.0
+"""x^2 less the squared shift at a distance x, in widths of a window: Phi is then within e^-40 of 0 or 1."""
+MOST_NODES = 6_000
+"""Most nodes on the line."""
+PROBES = 12
+"""Most indices that are tried for the last node."""
+PAST_THE_GOAL = 0.02
+"""By how much, in the logarithm, the secant aims past the goal, so that what it finds is mostly enough."""
+STRIDE = 0.8
+"""Step of the logarithm of the index where the bound says nothing about the way to go."""
+NEAR_ENOUGH = 0.2
+"""Distance, in the logarithm, of an index that is not too small from one that is, or from where the secant sees it."""
+Some = TypeVar("Some")
+COARSE = 160
+"""Cells of the grids on which choices are made, and the images bounded."""
+TOLERANCE = 1e-10
+"""Size of what is cut off, relative to the value, where nothing else is asked for."""
+MANY = 250
+"""Nodes above which another way is tried."""
+ILL = 6.0
+"""log of the scale over the value above which another way is tried: digits are lost."""
+ONE_SLOT = 15.0
+"""Deviations of S that a threshold lies above the mean, from which on one large slot decides: jumps are split off."""
+FAR_BLUR = 0.03
+"""Width of the window beyond which slots are far, in log X."""
+LOW_BLUR = 0.08
+"""Width of the window between bulk and jumps, in log X."""
+LOW_SHARE = 0.5
+"""Where the bulk of the call ends, as a share of the threshold's distance from the mean.
+
+Jumps larger than half of it leave the others less than half; the scales of both contours are then near their values.
+"""
+POOR = 2.0
+"""log of the scale of a put over its value, roughly, where the guess is of no use."""
+BULK_END = 9.0
+"""Widths of the window behind which the law of the bulk ends."""
+
+
+class Place(NamedTuple):
+    """Where a bracket integrates, and the bounds that belong to it."""
+
+    line: Line
+    windows: Windows
+    cells: Cells
+    far: Array
+    """(B, R) abscissas beyond c at which Chernoff bounds may be taken."""
+    log_far: Array
+    """(B, R) log of upper bounds of the integrand there, without e^{-sign z k}/z^2."""
+    log_bulk: Array
+    """(B, R) log of upper bounds of A^t there; -inf where there is no bulk."""
+    digits: Array
+    """(B,) log of the scale over the value."""
+    log_beyond: Array
+    """(B,) log of a bound of what lies beyond the last node, without e^{-sign c k}."""
+
+
+def _grid(low: Array, high: Array, size: int) -> Array:
+    """(B, size) geometrically from low to high."""
+    return low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, size)
+
+
+def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
+    """Windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
+
+    guess : log of about how large the value is.
+    tolerance : size of what is cut off, relative to the guess.
+    """
+    tolerance = np.broadcast_to(tolerance, s.shape)
+    with np.errstate(all="ignore"):
+        alone = (sign > 0) & (k - 1.0 > ONE_SLOT * _deviation(s, t))
+        if alone.all() or not alone.any():
+            return _better_place(sign, s, t, k, guess, tolerance, bool(alone.all()))
+        whole, split = (
+            (rows, _better_place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], first))
+            for rows, first in ((np.flatnonzero(~alone), False), (np.flatnonzero(alone), True))
+        )
+        order = np.argsort(np.concatenate([whole[0], split[0]]))
+        return jax.tree.map(lambda a, b: np.concatenate([a, b])[order], whole[1], split[1])
+
+
+def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
+    """With or without a split, as told, and the other way where that is better."""
+    found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
+    rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
+    if rows.size == 0:
+        return found
+    share = 0.0 if split else LOW_SHARE
+    other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], share)
+    first = jax.tree.map(lambda a: a[rows], found)
+    better = _badness(other) < _badness(first)
+    return replaced(found, rows[better], jax.tree.map(lambda a: a[better], other))
+
+
+def replaced(found: Place, rows: Array, other: Place) -> Place:
+    """`found` with other placements in some rows."""
+
+    def merged(kept: Array, new: Array) -> Array:
+        kept = kept.copy()
+        kept[rows] = new
+        return kept
+
+    return jax.tree.map(merged, found, other)
+
+
+def place_split(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, share: float) -> Place:
+    """`place` of the call with a bulk that ends at `share` of the threshold's distance from the mean."""
+    with np.errstate(all="ignore"):
+        return _place(1.0, s, t, k, guess, tolerance, share)
+
+
+def _badness(found: Place) -> Array:
+    lost = np.maximum(found.digits - ILL, 0.0)
+    worse = found.line.count * (1.0 + lost * lost) + np.where(found.line.count >= MOST_NODES, 1e9, 0.0)
+    return np.where(np.isfinite(worse), worse, np.inf)
+
+
+def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, share: float) -> Place:
+    split = share > 0.0
+    if sign > 0:
+        return _of_call(s, t, k, guess, tolerance, _windows_of_call(s, t, k, guess + np.log(tolerance), share), split)
+    windows, cells = _windows_of_put(s, t, k, split)
+    cuts = cuts_of(cells, windows)
+    seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
+    exponents = logs + seen * k[:, None] - np.log(seen)
+    at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
+    # the scale bounds the value but for a factor of the abscissa, so that a guess above it is a poor one
+    log_value = np.where(split, guess, np.where(guess < at, at, at - POOR))
+    goal = log_value + np.log(tolerance)
+    needed, _ = _right(c, seen, exponents - 1.0, goal)
+    period = np.maximum((np.log(k + 40.0 / c) - goal) / c, np.minimum(needed, k))
+    reach = 46.0 + np.maximum(-logs[np.arange(len(k)), np.argmin(np.abs(seen - c[:, None]), axis=1)] / t, 0.0)
+    end = np.minimum((np.log(reach / c) + np.log(t)) / s + 0.5 * s, REACH)
+    start = np.minimum(tilted_mode(s, t, c) - REACH, end - 4.0)
+    if split:
+        end = np.maximum(end, windows.low + 9.0 * windows.low_blur)
+    windows = windows._replace(start=start, end=end)
+    cells = cells_of(s, t, windows, COARSE)
+    far = _grid(1.1 * c, 40.0 * c, 20)
+    return _ended(sign, s, t, k, guess, goal, windows, cells, cuts_of(cells, windows), (c, period), (seen, logs), far)
+
+
+def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
+    """Where A^t of the call is integrated by itself, A the transform of the bulk of another placement."""
+    low, blur = beside.windows.low, beside.windows.low_blur
+    none = np.full_like(s, -np.inf)
+    windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
+    with np.errstate(all="ignore"):
+        return _of_call(s, t, k, guess, np.broadcast_to(tolerance, s.shape), windows, True)
+
+
+def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
+    """The placement for given windows.  known : whether the guess is taken as it is; else the scale may raise it."""
+    cells = cells_of(s, t, windows, COARSE)
+    cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
+    light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
+    top = np.minimum(8.0 * light, 250.0 / cells.x[:, -1])
+    bottom = np.clip(0.5 / (k - 1.0 + deviation), 1e-3 * top, 0.5 * top)
+    seen, logs, best = _saddle(cells, cuts, t, k, 1.0, 1.0, bottom, top)
+    exponents = logs - seen * k[:, None] - np.log(seen)
+    log_value = guess if known else np.maximum(guess, np.min(exponents, axis=1) - 4.0)
+    goal = log_value + np.log(tolerance)
+    c, period = _abscissa(best, seen, exponents - 1.0, goal)
+    far = np.minimum(_grid(1.1 * c, 40.0 * c, 14), np.maximum(400.0 / cells.x[:, -1], 1.1 * c)[:, None])
+    sharpest = _right(c, seen, exponents - 1.0, goal)[1]
+    far = np.concatenate([sharpest[:, None] * np.array([0.95, 1.0, 1.05]), far], axis=1)
+    return _ended(1.0, s, t, k, guess, goal, windows, cells, cuts, (c, period), (seen, logs), far)
+
+
+def _ended(
+    sign: float,
+    s: Array,
+    t: Array,
+    k: Array,
+    guess: Array,
+    goal: Array,
+    windows: Windows,
+    cells: Cells,
+    cuts: Cuts,
+    line: tuple[Array, Array],
+    saddle: tuple[Array, Array],
+    far: Array,
+) -> Place:
+    """The placement with its last node, and Chernoff bounds at the abscissas `far`."""
+    c, period = line
+    step = 2.0 * np.pi / period
+    scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, *saddle, strict=True)])
+    last, beyond = last_node(cells, cuts, t, c, step, scale, goal + sign * c * k, _deviation(s, t), sign)
+    digits = scale - sign * c * k - 2.0 * np.log(c) - guess
+    log_far, log_bulk = log_power(cells, cuts, t, far, sign)
+    return Place(Line(c, step, last), windows, cells, far, log_far, log_bulk, digits, beyond)
+
+
+def _deviation(s: Array, t: Array) -> Array:
+    """The standard deviation of S."""
+    return np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
+
+
+def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
+    order = np.argsort(a)
+    return a[order], b[order]
+
+
+def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) -> Windows:
+    edge = _far_from(s, t, k, goal)
+    blur = np.minimum(FAR_BLUR / s, 0.3)
+    high = edge + ROOM * blur
+    low, low_blur = np.full_like(s, -np.inf), np.ones_like(s)
+    if share > 0.0:
+        low, low_blur = np.log(np.maximum(share * t * (k - 1.0), 1.0)) / s + 0.5 * s, LOW_BLUR / s
+        low = np.minimum(low, high - 0.9 / s)
+    return Windows(low, low_blur, high, blur, np.full_like(s, -REACH), high + 7.0 * blur)
+
+
+def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
+    """The least u at which a slot may be far: that it is, and S < k all the same, is negligible.
+
+    A slot beyond x leaves k - x to the others, m of their deviations below their mean, which has chance e^{-m^2/2}.
+    """
+    spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
+    m = np.linspace(0.0, 8.0, 17)
+    most = 1.001 * k[:, None]  # a little room for thresholds near k
+    x = np.minimum(k[:, None] - 1.0 + (m + 0.1) * spread, most)
+    u = (np.log(t)[:, None] + np.log(x)) / s[:, None] + 0.5 * s[:, None]
+    chance = (np.log(t) + np.log(k))[:, None] - 0.5 * np.maximum(u, 0.0) ** 2 - 0.5 * m * m
+    fine = (chance < goal[:, None]) | (x >= most)
+    least = np.min(np.where(fine, u, np.inf), axis=1)
+    whole = (np.log(t) + np.log(most[:, 0])) / s + 0.5 * s
+    negligible = np.sqrt(2.0 * np.maximum(np.log(t * k) - goal, 1.0))
+    return np.minimum(np.minimum(least, whole), negligible)
+
+
+def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows, Cells]:
+    none = np.full_like(s, -np.inf)
+    start = tilted_mode(s, t, 20.0 / k) - REACH
+    windows = Windows(none, np.ones_like(s), -none, np.ones_like(s), start, np.full_like(s, REACH))
+    if split:
+        blur = LOW_BLUR / s
+        low = np.log(k) / s + 0.5 * s - 7.0 * blur
+        windows = windows._replace(low=low, low_blur=blur)
+    return windows, cells_of(s, t, windows, COARSE)
+
+
+def _saddle(
+    cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
+) -> tuple[Array, Array, Array]:
+    """Abscissas, the logarithms of the integrand there, and the abscissa of the least exponent."""
+    seen, logs = [], []
+    rows = np.arange(len(k))
+    for size in (24, 9):
+        grid = _grid(low, high, size)
+        log = log_power(cells, cuts, t, grid, sign)[0]
+        seen.append(grid)
+        logs.append(log)
+        exponent = log - sign * grid * k[:, None] - power * np.log(grid)
+        exponent = np.where(np.isfinite(exponent), exponent, np.inf)
+        best = np.argmin(exponent, axis=1)
+        low, high = grid[rows, np.maximum(best - 1, 0)], grid[rows, np.minimum(best + 1, size - 1)]
+    return np.concatenate(seen, axis=1), np.concatenate(logs, axis=1), grid[rows, best]
+
+
+def tilted_mode(s: Array, t: Array, c: Array) -> Array:
+    """The u <= 0 with u + s c X(u)/t = 0: the mode of N(u) e^{-c X/t}."""
+    u = np.zeros_like(s)
+    for _ in range(60):
+        pull = s * c * np.exp(s * u - 0.5 * s * s - np.log(t))
+        u = u - (u + pull) / (1.0 + s * pull)
+    return np.minimum(np.where(np.isfinite(u), u, 0.0), 0.0)
+
+
+def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
+    """The period for which Chernoff bounds make the images negligible, and the abscissa of the bound that does."""
+    gap = seen - c[:, None]
+    needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
+    needed = np.where(np.isnan(needed), np.inf, needed)
+    least = np.argmin(needed, axis=1)[:, None]
+    return np.take_along_axis(needed, least, axis=1)[:, 0], np.take_along_axis(seen, least, axis=1)[:, 0]
+
+
+def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
+    """An abscissa below the saddle point and the period for which images are negligible on both sides."""
+    chosen, period = 0.5 * best, np.full_like(best, np.inf)
+    for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.88):
+        c = share * best
+        left = (np.log1p(np.maximum(-goal / c, 0.0)) - goal) / c
+        both = np.maximum(left, _right(c, seen, exponents, goal)[0])
+        better = both < period
+        chosen, period = np.where(better, c, chosen), np.where(better, both, period)
+    return chosen, period
+
+
+def last_node(
+    cells: Cells,
+    cuts: Cuts,
+    t: Array,
+    c: Array,
+    step: Array,
+    scale: Array,
+    goal: Array,
+    deviation: Array,
+    sign: float,
+) -> tuple[Array, Array]:
+    """The index of the last node, where the bound of what lies beyond falls to the goal, and that bound.
+
+    The fall below the scale grows about as a power of the index, as its square where the law is nearly normal: a
+    secant in the logarithms of both, kept between an index that is too small and one that is not.  Which path serves is
+    settled at an index where they do not both suffice: far out either may be the smaller by a hair.
+    """
+    most = np.log(MOST_NODES)
+    low, high = np.zeros_like(c), np.full_like(c, most)
+    wanted = np.log(np.maximum(scale - goal, 1.0)) + PAST_THE_GOAL
+    at = np.clip(0.5 * (np.log(2.0) + wanted) - np.log(deviation * step), 0.0, most)
+    at = np.where(np.isnan(at), 0.5 * most, at)
+    power, before, seen = np.full_like(c, 2.0), np.full_like(c, np.nan), np.full_like(c, np.nan)
+    local, open_ = np.zeros(len(c), bool), np.ones(len(c), bool)
+    beyond = np.full_like(c, np.inf)
+    rows = np.arange(len(c))
+    for _ in range(PROBES):
+        some = _taken((cells, cuts, t, c), rows)
+        y = np.ceil(np.exp(at[rows])) * step[rows]
+        bound = np.empty(rows.size)
+        both, one = np.flatnonzero(open_[rows]), np.flatnonzero(~open_[rows])
+        if both.size:
+            near, far = (
+                log_beyond_on(*_taken(some, both), y[both], sign, np.full(both.size, x)) for x in (True, False)
+            )
+            bound[both], local[rows[both]] = np.fmin(near, far), ~(far < near)
+            open_[rows[both]] = np.maximum(near, far) < goal[rows[both]]
+        if one.size:
+            bound[one] = log_beyond_on(*_taken(some, one), y[one], sign, local[rows[one]])
+        here, less = at[rows], low[rows]
+        fine = bound < goal[rows]
+        low[rows] = less = np.where(fine, less, np.maximum(less, here))
+        high[rows] = more = np.where(fine, np.minimum(high[rows], here), high[rows])
+        beyond[rows] = np.where(fine, bound, beyond[rows])
+        fall = np.log(np.maximum(scale[rows] - bound, 1e-2))
+        fresh = (fall - seen[rows]) / (here - before[rows])
+        power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
+        before[rows], seen[rows] = here, fall
+        # far out the bound may be poor, and one that is above the scale says nothing about the way
+        stride = np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -STRIDE, STRIDE))
+        new = here + stride
+        middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * STRIDE)))
+        at[rows] = np.where((new > less) & (new < more), new, middle)
+        spare = fine & (fall - wanted[rows] < NEAR_ENOUGH * steep)  # hardly more than is asked
+        rows = rows[~spare & ~(more - less < NEAR_ENOUGH)]
+        if rows.size == 0:
+            break
+    last = np.ceil(np.exp(high))
+    if np.any(high == most):  # no index tried is enough
+        beyond = np.where(high == most, log_beyond_on(cells, cuts, t, c, last * step, sign, local), beyond)
+    return last, beyond
+
+
+def _taken(some: Some, rows: Array) -> Some:
+    """Some rows of arrays that all have one for each of them."""
+    return jax.tree.map(lambda x: x[rows], some) if rows.size < len(jax.tree.leaves(some)[0]) else some
+
+
+def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
+    """Im u at the edges of the cells, (B, J + 1): 0 at both ends, and small near a narrow window.
+
+    local : (B,) whether it follows X(u), and not the mean of X.
+    """
+    u, s = cells.edges, cells.s
+    # s y X alpha - alpha^2/2 is largest at alpha = s y X
+    size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _one_over_t(cells)))
+    for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
+        there = np.abs(place[:, None]) < np.inf
+        at = np.where(there[:, 0], place, 0.0)[:, None]
+        here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
+        most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
+        away = np.abs(u - at) / blur[:, None]
+        near = away.copy()  # the least of the cells on both sides, whose bounds take it with the largest shift
+        near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
+        far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
+        shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)
+        size = np.where(there, np.minimum(size, shift * blur[:, None]), size)
+    size = np.minimum(size, np.minimum(u - u[:, :1], u[:, -1:] - u))
+    return np.maximum(np.minimum(size, 1.5 / s), 0.0)
+
+
+def _one_over_t(cells: Cells) -> Array:
+    """1/t."""
+    return cells.x[:, :1] * np.exp(0.5 * cells.s**2 - cells.s * cells.edges[:, :1])
+
+
+def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
+    """log of upper bounds of the integrand (A + B)^t - A^t at real r, (B, R), and of A^t, -inf without a bulk.
+
+    (A + B)^t - A^t <= t B (A + B)^{t-1}.
+    """
+    whole: Array = np.isneginf(cuts.windows.low)
+    bulk, jump = shares(cuts, np.zeros((len(t), 1)))
+    log_jump, t = log_real(cells, jump, jump_below(cells, cuts.windows), r, sign), t[:, None]
+    if whole.all():
+        return t * log_jump, np.full_like(log_jump, -np.inf)
+    log_bulk = log_real(cells, bulk, np.ones(len(t)), r, sign)
+    both = np.logaddexp(log_bulk, log_jump)
+    power = np.where(whole[:, None], t * log_jump, np.log(t) + log_jump + (t - 1.0) * both)
+    return power, np.where(whole[:, None], -np.inf, t * log_bulk)
+
+
+def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
+    """log of a bound of (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y, by the one path or the other, (B,)."""
+    whole: Array = np.isneginf(cuts.windows.low)
+    bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
+    both = np.where(whole, jump, np.logaddexp(bulk, jump))
+    power = np.where(whole, t * both, np.log(t) + jump + (t - 1.0) * both)
+    return np.where(np.isnan(power), np.inf, power) - np.log(np.pi * y)
+
+
+def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
+    """log of a bound of sum_{j >= 1} e^{jcp} V(k + sign j p), V the value integrated, (B,); the least of all far > c.
+
+    V(y) <= F(c') e^{-sign c' y}/(e c'), F the transform of what is integrated, since (x)_+ <= e^{c'x}/(e c').
+    """
+    gap = (far - c[:, None]) * period[:, None]
+    ratio = np.where(gap < 30.0, np.log(np.expm1(np.minimum(gap, 30.0))), gap)
+    each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) - ratio + 1e-12 * (np.abs(gap) + far * k[:, None])
+    each = np.where((gap > 0.0) & ~np.isnan(each), each, np.inf)
+    least = np.min(each, axis=1)
+    return np.where(period >= k, -np.inf, least) if sign < 0 else least
+
+
+READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
+"""Losses that are read from one contour, and how far they may lie apart; what is too wide is asked again, turn by turn.
+
+The distance is that of log(e^eps - 1 + NEAR deviations): where one slot decides, what is left out of a contour depends
+on how large that slot is, and for a loss near 0 it hardly matters."""
+NEAR = 3.0
+"""Deviations of one round's loss within which losses are near 0."""
+CUT_OFF = 5e-3, 1e-3
+"""What a contour leaves out, as a share of the width wanted: where it is read first, and where it is asked again."""
+WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
+"""(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
+
+The largest deltas decide for many rounds.  There chords between losses are off by a few 1e-4 of delta, and where the
+smaller ones are, by a few hundredths."""
+ALONE_FROM = -42.0
+"""log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower."""
+LONG = 1000
+"""Nodes of a line from which on what it leaves wide is not asked again: longer lines gain little, and cost seconds."""
+KNOWN = 0.3
+"""Relative width of a bracket from which on its estimate takes the place of the guess."""
+LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
+"""1/sigma between which, and slots up to which, contours are placed."""
+LAST_LOG_DELTA = -69.0
+"""log of the delta at which the losses end; what is left there is mass at infinity."""
+FAR_LOG_DELTA = -31.0
+"""log of the delta from which the losses lie further apart."""
+LARGEST_LOSS = 600.0
+"""e^eps and products with it stay within float64 up to here."""
+BULK_POINTS = 110
+"""Losses within a few deviations of the loss of one round; they decide the width for many rounds."""
+BULK_SPREAD = 2.0
+"""How far they spread, in deviations: the best density is the cube root of the law's, which is sqrt(3) as wide."""
+NATS, FAR_NATS = 0.4, 1.5
+"""By how much log delta falls from one loss to the next, beyond the bulk: they decide the width for few rounds."""
+MOST_GAP = 0.06
+"""Largest distance of two losses above the far ones: where one slot decides, losses spread over several units."""
+DENSE = 4.0
+"""How many times as many losses there are beyond the bulk where they lie densely, down to the last."""
+LEAST_GAP = 1e-7
+"""Least distance of two losses."""
+LEAST_DEVIATION = 1e-300
+"""Of one round's loss, whose variance may underflow."""
+SCAN = 600
+"""Losses at which the guess of the profile is looked at."""
+CELLS = 48
+"""Cells of the grid."""
+ABSCISSAS = 12
+"""Abscissas that are tried."""
+REACH = 8.6
+"""Deviations of the standard normal law that the cells cover; the rest is bounded by its mass."""
+TERMS_TOGETHER = 6000
+"""Nodes of lines that are evaluated together, over all rows: what they need stays near the processor."""
+LONG_BULK = 100
+"""Nodes of the bulk's line above which a bulk that ends lower is tried."""
+LOWER_SHARES = (0.25, 0.15)
+"""Where that bulk ends, as a share of the threshold's distance from the mean: more jumps, and no chance of the bulk."""
+
+
+class Contour(NamedTuple):
+    """A contour that has been evaluated, for thresholds near the one it was placed for."""
+
+    sign: float
+    s: Array
+    t: Array
+    place: Place
+    powers: Powers
+    bulk: Contour | None
+    """The contour of A^t by itself; None where there is no bulk, or Chernoff's bound of it suffices."""
+
+
+def contours_at(
+    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
+) -> list[tuple[Array, Contour]]:
+    """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all (B,).
+
+    Rows whose lines are about as long come together, with their numbers, and short ones are not padded to long ones.
+    """
+    tolerance = np.broadcast_to(tolerance, s.shape)
+    where = place(sign, s, t, k, guess, tolerance)
+    goal = guess + np.log(tolerance)
+    rows = np.flatnonzero(_bulk_chance(where, k) > goal) if sign > 0 else np.zeros(0, int)
+    if rows.size == 0:
+        return _evaluated(sign, s, t, where)
+    below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], _rows_of(where, rows))
+    for share in LOWER_SHARES:
+        long = np.flatnonzero(below.line.count > LONG_BULK)
+        if long.size == 0:
+            break
+        some = rows[long]
+        other = place_split(s[some], t[some], k[some], guess[some], tolerance[some], share)
+        shorter = other.line.count < where.line.count[some] + below.line.count[long]
+        alone = np.flatnonzero((_bulk_chance(other, k[some]) <= goal[some]) & shorter)
+        where = replaced(where, some[alone], _rows_of(other, alone))
+        kept = np.setdiff1d(np.arange(rows.size), long[alone])
+        rows, below = rows[kept], _rows_of(below, kept)
+    rest = np.setdiff1d(np.arange(s.size), rows)
+    found = [(rest[at], one) for at, one in _evaluated(sign, s[rest], t[rest], _rows_of(where, rest))]
+    above = _evaluated(sign, s[rows], t[rows], _rows_of(where, rows), below)
+    return found + [(rows[at], one) for at, one in above]
+
+
+def _rows_of(where: Place, rows: Array) -> Place:
+    return jax.tree.map(lambda x: x[rows], where)
+
+
+def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None = None) -> list[tuple[Array, Contour]]:
+    """Contours placed at `where`, and beside each the one of its bulk, in groups of lines that are about as long."""
+    longest = where.line.count if bulk is None else np.maximum(where.line.count, bulk.line.count)
+    length = np.ceil(np.log2(longest + 1.0))
+    found = []
+    with np.errstate(all="ignore"):
+        for one in np.unique(length):
+            alike = np.flatnonzero(length == one)
+            size = max(int(TERMS_TOGETHER / 2.0**one), 1)
+            for rows in (alike[first : first + size] for first in range(0, alike.size, size)):
+                below = None if bulk is None else _contour(sign, s[rows], t[rows], _rows_of(bulk, rows), None)
+                found.append((rows, _contour(sign, s[rows], t[rows], _rows_of(where, rows), below)))
+    return found
+
+
+def _contour(sign: float, s: Array, t: Array, where: Place, bulk: Contour | None) -> Contour:
+    line, windows = where.line, where.windows
+    ends = panels_of(s, t, windows, np.hypot(line.c, line.count * line.step))
+    return Contour(sign, s, t, where, powers_on(line, s, t, windows, ends, sign), bulk)
+
+
+def rows_of(found: Contour, rows: Array) -> Contour:
+    """Some rows of a contour, in any order and as often as wanted."""
+    place_of, powers = jax.tree.map(lambda x: x[rows], (found.place, found.powers))
+    bulk = None if found.bulk is None else rows_of(found.bulk, rows)
+    return Contour(found.sign, found.s[rows], found.t[rows], place_of, powers, bulk)
+
+
+def brackets_at(
+    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
+) -> tuple[Array, Array, Array, Array]:
+    """(lower, estimate, upper, slope) at the thresholds that contours are placed for, as from `bracket_near`."""
+    ends = np.empty((4, len(s)))
+    for rows, contour in contours_at(sign, s, t, k, guess, tolerance):
+        ends[:, rows] = bracket_near(contour, k[rows])
+    return ends[0], ends[1], ends[2], ends[3]
+
+
+def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
+    """(lower, estimate, upper) of the value at k, and estimates of Q(S > k) or Q(S < k), its derivative's size; (B,).
+
+    The bracket holds for every threshold within 8 units of k.
+    """
+    with np.errstate(all="ignore"):
+        return _bracket(found, k)
+
+
+def estimate_near(found: Contour, k: Array) -> tuple[Array, Array]:
+    """(estimate, slope) as `bracket_near` has them, for a fraction of its work."""
+    with np.errstate(all="ignore"):
+        mid, slope = _outside(found, k)[:2]
+        for one in (found,) if found.bulk is None else (found, found.bulk):
+            plain, slope_here = _sums(one, _turned(one, k))
+            scale = _scale(one, k)
+            mid, slope = mid + scale * plain, slope + scale * slope_here
+    return mid, slope
+
+
+def _bracket(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
+    low, mid, high, slope = _beside(found, k)
+    for one in (found,) if found.bulk is None else (found, found.bulk):
+        ends = _integrated(one, k)
+        low, mid, high, slope = low + ends[0], mid + ends[1], high + ends[2], slope + ends[3]
+    low, high = low - 8.0 * ROUNDOFF * np.abs(low), high + 8.0 * ROUNDOFF * np.abs(high)
+    good = low <= high
+    low, high = np.where(good, low, -np.inf), np.where(good, high, np.inf)
+    return low, np.clip(np.where(good, mid, 0.0), low, high), high, slope
+
+
+def _scale(found: Contour, k: Array) -> Array:
+    return np.exp(found.powers.log_scale - found.sign * found.place.line.c * k)
+
+
+def _turned(found: Contour, k: Array) -> Array:
+    """The integrand at the nodes without 1/z^2, relative to its scale, (B, N)."""
+    turned = found.powers.value * (1.0 + turned_by(-found.sign * found.powers.turn * k[:, None]))
+    turned[:, 0] *= 0.5
+    return turned
+
+
+def _sums(found: Contour, turned: Array) -> tuple[Array, Array]:
+    """The integrals of turned/z^2 and turned/z, relative to the scale."""
+    line = found.place.line
+    over = turned / (line.c[:, None] + 1j * found.powers.turn)
+    plain = np.sum((over / (line.c[:, None] + 1j * found.powers.turn)).real, axis=1)
+    return plain * line.step / np.pi, np.sum(over.real, axis=1) * line.step / np.pi
+
+
+def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
+    """(lower, estimate, upper, slope) of the integral on one line."""
+    sign, where, powers = found.sign, found.place, found.powers
+    c, step, period = where.line.c, where.line.step, 2.0 * np.pi / where.line.step
+    scale, turned = _scale(found, k), _turned(found, k)
+    plain, slope = _sums(found, turned)
+    half = np.ones(powers.turn.shape[1])
+    half[0] = 0.5
+    size = c[:, None] ** 2 + powers.turn**2
+    phase = powers.turn * k[:, None]
+    wrong = powers.error * half + np.abs(turned) * ROUNDOFF * (40.0 + turned.shape[1] + 12.0 * phase)
+    wrong = np.sum(wrong / size, axis=1) * step / np.pi * (1.0 + 1e-9)
+    wrong = wrong + (np.abs(plain) + wrong) * ROUNDOFF * (60.0 + 6.0 * (np.abs(powers.log_scale) + 4.0 * c * k))
+    cut = np.exp(where.log_beyond - sign * c * k) * (1.0 + 8.0 * ROUNDOFF * (16.0 + np.abs(where.log_beyond) + c * k))
+    ratio = np.exp(-c * period)
+    if sign > 0:
+        near_images = ratio * (1.0 + period) / (1.0 - ratio) ** 2
+    else:
+        near_images = ratio * (k + period) / (1.0 - ratio) ** 2
+    right = log_images(k, c, period, where.far, where.log_far, sign)
+    images = near_images * (1.0 + 1e-9 + 8.0 * ROUNDOFF * c * period) + np.exp(right + 1e-9)
+    return scale * (plain - wrong) - cut - images, scale * plain, scale * (plain + wrong) + cut, scale * slope
+
+
+def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
+    """(value, slope, bound of its rounding) of the closed forms of what is not integrated."""
+    sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
+    whole: Array = np.isneginf(windows.low)
+    if sign > 0:
+        root = np.sqrt(1.0 + windows.high_blur**2)
+        far, far_x = tail(windows.high / root), tail((windows.high - s) / root)
+        gone, gone_x = t * np.log1p(-far), np.log1p(-far_x) + (t - 1.0) * np.log1p(-far)
+        first, second = -np.expm1(gone_x), -np.expm1(gone)
+        units = (80.0 + 8.0 * (windows.high + s) ** 2) * ROUNDOFF
+        return first - k * second, second, units * (first + k * second)
+    if whole.all():
+        return np.zeros_like(k), np.zeros_like(k), np.zeros_like(k)
+    m, mx, shrunk, units = _all_bulk(windows, s, t, whole)
+    value, doubt = shrunk * (k * m - mx), units * shrunk * (k * m + mx)
+    return np.where(whole, 0.0, value), np.where(whole, 0.0, shrunk * m), np.where(whole, 0.0, doubt)
+
+
+def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array, Array, Array, Array]:
+    """E w1, E[X w1], (E w1)^{t-1}, and the relative rounding of what they make up."""
+    root, at = np.sqrt(1.0 + windows.low_blur**2), np.where(whole, 0.0, windows.low)
+    log_m, log_mx = log_ndtr(at / root), log_ndtr((at - s) / root)
+    units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
+    return np.exp(log_m), np.exp(log_mx), np.exp((t - 1.0) * log_m), units
+
+
+def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
+    """(lower, estimate, upper, slope) of what is not integrated: slots beyond the far window, and bulk alone."""
+    sign, s, t, where = found.sign, found.s, found.t, found.place
+    windows = where.windows
+    whole: Array = np.isneginf(windows.low)
+    value, slope, doubt = _outside(found, k)
+    low, high = value - doubt, value + doubt
+    if sign > 0:
+        far = tail(windows.high / np.sqrt(1.0 + windows.high_blur**2))
+        lost = tail((windows.end - windows.high) / windows.high_blur) * (tail(windows.end - s) + t * tail(windows.end))
+        high = high + _far_but_small(windows, s, t, k, far) + lost
+        if found.bulk is not None:
+            differs = _bulk_differs(windows, np.minimum(found.bulk.place.windows.end, windows.end), s, t)
+            low, high = low - differs, high + differs
+        elif not whole.all():
+            high = high + np.exp(_bulk_chance(where, k))
+    elif not whole.all():
+        m, mx, shrunk, _ = _all_bulk(windows, s, t, whole)
+        at = np.where(whole, 0.0, windows.low)
+        edge = np.log(k) / s + 0.5 * s  # S > k needs a slot above k
+        # beyond the edge w1 <= Phi(-d) e^{-d (u - edge)/blur}
+        d = (edge - at) / windows.low_blur
+        pull = d / windows.low_blur
+        leak_x = log_ndtr(-d) + pull * edge - 0.5 * s * s + 0.5 * (s - pull) ** 2 + log_ndtr(s - pull - edge)
+        leak = log_ndtr(-d) + pull * edge + 0.5 * pull**2 + log_ndtr(-pull - edge)
+        over = shrunk * (np.exp(leak_x) + t * np.exp(leak) * mx / m) * (1.0 + 1e-6)
+        high = high + np.where(whole, 0.0, np.where(d > 0.0, over, np.inf))
+    return low, 0.5 * (low + high), high, slope
+
+
+def _bulk_chance(where: Place, k: Array) -> Array:
+    """log of Chernoff's bound of the call on the bulk alone, (B,); -inf where there is no bulk."""
+    each = where.log_bulk - where.far * k[:, None] - 1.0 - np.log(where.far)
+    return np.where(np.isneginf(where.windows.low), -np.inf, np.min(np.where(np.isnan(each), np.inf, each), axis=1))
+
+
+def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
+    """A bound of |E(S - k)_+| over the law w1 w2 less that over the law w1 up to `end`, all slots of either, (B,).
+
+    (S - k)_+ <= S, and slots are exchanged one by one: t (m + m_x), m and m_x the mass and the mean of X/t where the
+    laws differ.  Beyond `end` w1 <= Phi(-(end - low)/blur_1); w1 (1 - w2) <= e^{-d^2/2(blur_1^2 + blur_2^2)} above low,
+    d = high - low, and <= Phi(-d/blur_2) below.
+    """
+    low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
+    beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
+    both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
+    differs = (beyond + both + tail(gap / windows.high_blur) * (t + 1.0)) * (1.0 + 1e-9)
+    return np.where(gap > 0.0, differs, np.inf)
+
+
+def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
+    """A bound of E[(k - S)_+; some slot is far], far the mass beyond the window; (B,).
+
+    Below u_0 = high - ROOM blur a slot is far with at most Phi((u - high)/blur) <= Phi(-ROOM) e^{-ROOM (u_0 - u)/blur}.
+    Beyond, (k - S)_+ <= (k - x_0 - R)_+ with R the sum of the other slots, of mean 1 - 1/t each, and
+    E(y - R)_+ <= y and <= e^{cy}/(ec) (1 - c/t + c^2 e^{s^2}/(2 t^2))^{t-1} for every c > 0.
+    """
+    d, blur = ROOM, windows.high_blur
+    edge = windows.high - d * blur
+    log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
+    below = np.fmin(np.exp(log_below + 1e-6), far) * k
+    left = k - np.exp(s * edge - 0.5 * s * s - np.log(t)) * (1.0 - 1e-12)
+    spread = np.exp(s * s) / t
+    c = np.maximum(1.0 - 1.0 / t - left, 1e-3) / spread
+    log_put = (
+        (t - 1.0) * np.log1p(np.minimum(-c / t + 0.5 * c * c * spread / t, 0.0) + 1e-16) + c * left - 1.0 - np.log(c)
+    )
+    log_put = np.where(-c / t + 0.5 * c * c * spread / t > 0.0, np.inf, log_put)
+    put = np.where(left <= 0.0, 0.0, np.fmin(np.exp(log_put + 1e-8), left))
+    return t * (below + far * put) * (1.0 + 1e-9)
+
+
+def put_below(s: Array, t: Array, k: Array) -> Array:
+    """log of an upper bound of E(k - S)_+, (B,): the least over some c of log(e^{ck} E e^{-cS}/(e c))."""
+    with np.errstate(all="ignore"):
+        deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
+        near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point of a normal law
+        grid = near[:, None] * np.geomspace(0.5, 60.0, ABSCISSAS) ** np.minimum(s, 1.0)[:, None]
+        none, one = np.full_like(s, -np.inf), np.ones_like(s)
+        start = tilted_mode(s, t, grid[:, -1]) - REACH
+        windows = Windows(none, one, -none, one, start, np.full_like(s, REACH))
+        cells = cells_of(s, t, windows, CELLS)
+        log = log_power(cells, cuts_of(cells, windows), t, grid, -1.0)[0]
+        each = log + grid * k[:, None] - 1.0 - np.log(grid) + 1e-12 * grid * k[:, None] + 1e-9
+        return np.min(np.where(np.isnan(each), np.inf, each), axis=1)
+
+
+class RoundProfile(NamedTuple):
+    """Losses, ascending from 0, and the ends of delta there; all of shape (K,)."""
+
+    epsilon: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
+    """Losses eps at which the profile should be known: dense where one round's loss lies, and along its tail."""
+    far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (FAR_LOG_DELTA, 1.0)
+    deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
+    reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
+    scan = np.concatenate([np.linspace(0.0, 1.0, SCAN) * min(12.0 * deviation, reach), np.linspace(0.0, reach, SCAN)])
+    scan = np.unique(scan)
+    log_delta = _guess(sign, np.full(scan.size, s), np.full(scan.size, t), scan)
+    log_delta = np.minimum.accumulate(np.where(np.isnan(log_delta), LAST_LOG_DELTA, log_delta))
+    last = int(np.argmax(log_delta <= LAST_LOG_DELTA)) if log_delta[-1] <= LAST_LOG_DELTA else scan.size - 1
+    scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
+    middle = 0.5 * (scan[1:] + scan[:-1])
+    bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
+    weight = BULK_POINTS * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
+    weight += -np.diff(log_delta) / np.where(log_delta[1:] > far_from, NATS / times, FAR_NATS)
+    weight += np.where(log_delta[1:] > far_from, np.diff(scan) / MOST_GAP, 0.0)
+    count = np.concatenate([[0.0], np.cumsum(weight)])
+    eps = np.interp(np.arange(np.ceil(count[-1]) + 1.0) * count[-1] / np.ceil(count[-1]), count, scan)
+    return eps[np.concatenate([[True], np.diff(eps) > LEAST_GAP * max(deviation, 1e-3)])]
+
+
+def round_profile(s: float, t: float, sign: float, dense: bool = False) -> RoundProfile:
+    """delta_remove(eps) (sign = 1) or delta_add(eps) (sign = -1) of one round, at the losses of `losses_for`.
+
+    delta_remove(eps) = E(S - e^eps)_+, delta_add(eps) = e^eps E(e^-eps - S)_+, s = 1/sigma.
+    """
+    return round_profiles(np.array([s]), np.array([t]), sign, dense)[0]
+
+
+def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = False) -> list[RoundProfile]:
+    """`round_profile` of each of several rounds, s and t of shape (M,): their contours are evaluated together."""
+    each = [losses_for(float(one), float(slots), sign, dense) for one, slots in zip(s, t, strict=True)]
+    sizes = [eps.size for eps in each]
+    asked = _Asked(
+        sign, np.repeat(s, sizes), np.repeat(t, sizes), np.concatenate(each), np.repeat(range(s.size), sizes)
+    )
+    with np.errstate(all="ignore"):
+        k = np.exp(sign * asked.eps)
+        low, high = allocation_law.bounds(sign, asked.s, asked.t, k)
+        if sign < 0:
+            low, high = low / k, high / k
+        low, high = _narrowed(asked, *_outward(low, high))
+        low, high = np.fmax(low, 0.0), np.fmin(np.where(np.isnan(high), 1.0, high), 1.0)
+        low = np.where(low <= high, low, 0.0)
+        ends = np.cumsum(sizes)[:-1]
+        found = zip(each, np.split(low, ends), np.split(high, ends), strict=True)
+        return [_falling(*one) for one in found]
+
+
+class _Asked(NamedTuple):
+    """Losses of several rounds, one round after the other; all of shape (K,) but the sign."""
+
+    sign: float
+    s: np.ndarray
+    t: np.ndarray
+    eps: np.ndarray
+    owner: np.ndarray
+    """Number of the round."""
+
+
+def _falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
+    # e^eps is off by a few units of eps and 1: as much as delta falls in that distance, and it is convex in e^eps
+    off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
+    wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])
+    low = np.maximum(low - wrong, 0.0)
+    high = np.minimum(high + wrong, 1.0)
+    # delta falls
+    return RoundProfile(eps, np.maximum.accumulate(low[::-1])[::-1], np.minimum.accumulate(high))
+
+
+def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ends by theorems, narrowed by contours where these can be placed; rounds that fail leave the others."""
+    rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
+    if rows.size == 0:
+        return low, high
+    try:
+        some = _Asked(asked.sign, *(x[rows] for x in asked[1:]))
+        least, most = _by_contours(some, low[rows], high[rows])
+    except (ArithmeticError, ValueError, IndexError, MemoryError):
+        rounds = np.unique(asked.owner[rows])
+        if rounds.size > 1:
+            for one in rounds:
+                at = asked.owner == one
+                low[at], high[at] = _narrowed(_Asked(asked.sign, *(x[at] for x in asked[1:])), low[at], high[at])
+        return low, high  # theorems answer
+    low[rows], high[rows] = least, most
+    return low, high
+
+
+def _guess(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
+    """log of about delta; nothing certified depends on it."""
+    with np.errstate(all="ignore"):
+        found = allocation_law.guess(sign, s, t, np.exp(sign * eps))
+    return found - min(sign, 0.0) * eps
+
+
+def _outward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return low * (1.0 - 8.0 * ROUNDOFF), high * (1.0 + 8.0 * ROUNDOFF)
+
+
+def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ends by theorems, narrowed by contours; what contradicts them is not used."""
+    sign, s, t, eps, owner = asked
+    least, most = low.copy(), high.copy()
+    logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
+    last = np.searchsorted(owner, owner, side="right") - 1
+    hopeless = np.zeros(eps.size, bool)
+    wide, apart = (
+        np.arange(eps.size),
+        np.log(np.expm1(eps) + NEAR * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION)),
+    )
+    for turn, (together, distance) in enumerate(READ_TOGETHER):
+        groups = list(_in_groups(wide, owner, together, apart, distance))
+        placed = np.array([_place_for(rows, sign, int(last[rows[0]])) for rows in groups])
+        for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)]):
+            at = np.concatenate([groups[one] for one in some])
+            each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
+            hopeless[at] = contour.place.line.count[each] > LONG
+            lower, estimate, upper = _read(contour, each, eps[at])
+            good = (lower <= upper) & (lower <= most[at]) & (upper >= least[at])
+            low[at] = np.where(good, np.fmax(low[at], lower), low[at])
+            high[at] = np.where(good, np.fmin(high[at], upper), high[at])
+            known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
+            logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
+        wide = ~(high - low <= _wanted(logs) * high)
+        wide = np.flatnonzero(wide & (logs > ALONE_FROM) & ~hopeless)
+        if wide.size == 0:
+            break
+    return low, high
+
+
+def _in_groups(
+    rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
+) -> Iterator[np.ndarray]:
+    """Rows of one round each, at most so many together and so far apart."""
+    for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
+        first = 0
+        while first < some.size:
+            near = int(np.searchsorted(apart[some], apart[some[first]] + distance, side="right"))
+            end = max(min(first + together, near), first + 1)
+            yield some[first:end]
+            first = end
+
+
+def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Of the loss of one round, were it normal."""
+    return np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
+
+
+def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
+    """The loss for which a contour is placed that is read at several: no slot may be far that is not at any of them."""
+    return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
+
+
+def _wanted(logs: np.ndarray) -> np.ndarray:
+    return np.select([logs > log for log, _ in WIDTHS], [width for _, width in WIDTHS])
+
+
+def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(lower, estimate, upper) of delta at losses eps, each from one of the rows of a contour."""
+    lower, estimate, upper, _ = bracket_near(rows_of(contour, each), np.exp(contour.sign * eps))
+    if contour.sign < 0:
+        lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))
+    lower, upper = _outward(lower, upper)
+    return lower, estimate, upper
+
+
+def _placed(asked: _Asked, logs: np.ndarray, rows: np.ndarray, cut_off: float) -> list[tuple[np.ndarray, Contour]]:
+    sign, s, t, eps, _ = asked
+    s, t, eps, logs = s[rows], t[rows], eps[rows], logs[rows]
+    shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
+    return contours_at(sign, s, t, np.exp(sign * eps), logs + shift, cut_off * _wanted(logs))

@@ -1,0 +1,691 @@
+"""The contour of compositions of mixtures of Gaussians, with its certificate (kernels/README.md, section 7).
+
+    delta(eps) = (1/2 pi i) int e^{K(z) - z eps}/(z (z+1)) dz on Re z = c,   K = sum_i n_i log sum_b share_b M_b(z)
+
+One branch has the pair P = sum_j w_j N(s_j, 1), Q = N(0, 1) in u, s_j >= 0, with the ratio
+mix = sum_j w_j e^{s_j u - s_j^2/2}.  In either direction M(z) = int phi(u) mix(u)^a du, with a = z + 1 for remove and
+a = -z for add.  NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.contour.plain import ABSCISSA_MULTIPLES, period_for
+from jaxacct.kernels.special import log1p_complex, logsumexp
+
+__all__ = [
+    "BranchLaw",
+    "Nodes",
+    "Part",
+    "chernoff",
+    "delta_bracket",
+    "epsilon_bracket",
+    "largest_modulus_gap",
+    "nodes_for_delta",
+    "nodes_for_epsilon",
+    "quadrature",
+    "saddle",
+]
+
+LEAST_C, MOST_C = 1e-6, 1e7
+"""Range of the saddle points that are searched."""
+BISECTIONS = 46
+"""Halvings of the logarithm of the abscissa."""
+SMALL_LOSSES = 30.0
+"""Largest exponent up to which mix - 1 is a sum of expm1."""
+RANGE = 12.0
+"""Standard deviations that the grid goes beyond where the tilted law can have its mass."""
+STRIP_LINES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03)
+"""Heights of the lines on which the integrand is bounded, over the largest that serves."""
+MOST_POINTS = 100_000
+"""Most points of a grid."""
+MOST_CELLS = 6e6
+"""Most points times components."""
+REFINEMENTS = 8
+"""Times that the step is made 1.4 times shorter where the bound of the quadrature error is not small enough."""
+LINES = (1.0, 0.6, 0.35, 0.2)
+"""Heights of the moved lines, over the largest that serves."""
+HIGHEST_LINE = 3.0
+"""Height above which no line is tried: the Gaussian grows by e^{v^2/2}."""
+BLOCK = 16
+"""Values of t that are taken at a time."""
+PEELS = 3
+"""Unimodal parts that are taken out of a density, one after the other."""
+SIDE_LOBE = 0.217235
+"""sup |sin y|/y beyond the first zero, rounded up."""
+HEIGHT_SHARE = 0.998
+"""What heights are multiplied by: rounding of the density, and of the integral of the tilted law."""
+LOG_TOLERANCE = float(np.log(1e-9))
+"""What images and cut-off may cost, relative to delta."""
+LARGEST_CANCELLATION = 3.0
+"""Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
+CHERNOFF_TRIED = 13
+"""Abscissae of the Chernoff bounds of a row without a contour."""
+MOST_NODES = 400_000
+"""Most nodes of a contour."""
+MOST_WORK = 3e8
+"""Most products of nodes and quadrature points."""
+NEWTON_STEPS = 60
+"""Most Newton steps for epsilon."""
+FACTORS = (1.02, 1.5, 4.0)
+"""How far an end is moved, over the error divided by the slope, until it passes its check."""
+
+
+def _value(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
+    """(S, its error without images, slope): delta = e^{K(c) - c eps} S."""
+    z = nodes.c + 1j * nodes.t
+    weight = np.full(nodes.t.size, 2.0 / nodes.period)
+    weight[0] *= 0.5
+    kernel = weight / (z * (z + 1.0))
+    terms = kernel * np.exp(nodes.log_power - 1j * nodes.t * epsilon)
+    size = np.abs(kernel)
+    phase = ROUNDOFF * (6.0 * nodes.t * abs(epsilon) + nodes.t.size + 40.0)
+    error = float(np.sum(size * nodes.wrong + np.abs(terms) * phase)) + nodes.cut
+    return float(np.sum(np.real(terms))), error, float(np.sum(np.real(z * terms)))
+
+
+def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
+    """log of (lower, estimate, upper) of delta(eps)."""
+    value, error, _ = _value(nodes, epsilon)
+    log_z = nodes.k - nodes.c * epsilon
+    grain = nodes.k_error + 8.0 * ROUNDOFF * (abs(nodes.k) + abs(nodes.c * epsilon) + 8.0)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        left = -np.log(np.expm1(np.minimum(nodes.c * nodes.period, 700.0)))
+        right = nodes.images_log - nodes.images_at * epsilon
+        right = right - np.log(np.expm1(np.minimum((nodes.images_at - nodes.c) * nodes.period, 700.0)))
+        images = np.logaddexp(left, np.min(right) if right.size else np.inf) + 1e-9
+        rest = value - error - float(np.exp(min(images - log_z + grain, 700.0)))
+        upper = log_z + grain + float(np.log(value + error)) if value + error > 0.0 else np.inf
+        lower = log_z - grain + float(np.log(rest)) if rest > 1e-300 else -np.inf
+        estimate = log_z + float(np.log(value)) if value > 0.0 else upper
+    if not (np.isfinite(upper) and lower <= upper):
+        return -np.inf, np.nan, np.inf
+    return lower, float(np.clip(estimate, lower, upper)), upper
+
+
+def epsilon_bracket(nodes: Nodes, log_low: float, log_high: float) -> tuple[float, float, float]:
+    """(lower, estimate, upper) of epsilon: the upper end for a delta of e^log_low, the lower end for e^log_high."""
+    eps = (nodes.k - log_low) / nodes.c
+    for _ in range(NEWTON_STEPS):
+        value, _, slope = _value(nodes, eps)
+        if not value > 0.0:
+            eps -= 0.5 / nodes.c
+            continue
+        move = nodes.k - nodes.c * eps + np.log(value) - log_low
+        rate = float(np.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0))
+        move = float(np.clip(move / rate, -2.0 / nodes.c, 2.0 / nodes.c))
+        eps += move
+        if abs(move) <= 1e-13 * max(abs(eps), 1e-3 / nodes.c):
+            break
+    low, _, high = delta_bracket(nodes, eps)
+    value, _, slope = _value(nodes, eps)
+    if not (value > 0.0 and np.isfinite(high)):
+        return -np.inf, np.nan, np.inf
+    rate = float(np.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0))
+    upper, lower = np.inf, -np.inf
+    tiny = 1e-15 * abs(eps) + 1e-300
+    for factor in FACTORS:
+        above = eps + factor * max(high - log_low, 0.0) / rate + tiny * factor
+        if delta_bracket(nodes, above)[2] <= log_low - 4.0 * ROUNDOFF * abs(log_low):
+            upper = above
+            break
+    for factor in FACTORS:
+        below = eps - factor * max(log_high - low, 0.0) / rate - tiny * factor
+        if np.isfinite(below) and delta_bracket(nodes, below)[0] >= log_high + 4.0 * ROUNDOFF * abs(log_high):
+            lower = below
+            break
+    return lower, float(np.clip(eps, lower, upper)), upper
+
+
+class Nodes(NamedTuple):
+    """The integrand on a contour, relative to e^{K(c)}."""
+
+    c: float
+    period: float
+    t: Array
+    log_power: Array  # K(c + it) - K(c), complex
+    wrong: Array  # absolute error of the modulus of its exponential
+    k: float
+    k_error: float
+    cut: float  # what lies beyond the last node
+    images_at: Array
+    images_log: Array  # log of a bound of E e^{c' loss} kappa(c')
+
+
+def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None = None) -> Nodes:
+    """A contour for delta at an epsilon, and the logarithm of that delta if it is known better than by the saddle."""
+    c, _ = saddle(parts, lambda eps, _: eps < epsilon)
+    if log_delta is None:
+        log_delta = min(log_delta_at(c, sketch(parts, c))[1], 0.0)
+    return _nodes(parts, c, epsilon, log_delta)
+
+
+def nodes_for_delta(parts: list[Part], log_delta: float) -> Nodes:
+    """A contour for epsilon at a delta."""
+    c, eps = saddle(parts, lambda _, found: found > log_delta)
+    return _nodes(parts, c, eps, log_delta)
+
+
+def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
+    """Abscissae c, and the log of what bounds delta(eps) as a multiple of e^{-c eps}: E e^{c loss} kappa(c)."""
+    at = highest * np.geomspace(1e-4, 1.0, CHERNOFF_TRIED)
+    logs = np.full(at.size, np.inf)
+    for place, c in enumerate(at):
+        try:
+            value, error = _exponent(parts, _quadratures(parts, float(c), 0.0, LOG_TOLERANCE), float(c))
+        except TooMany:
+            break
+        logs[place] = value + error + float(_log_kappa(c)) + 1e-12
+    return at, logs
+
+
+def _log_kappa(c: Array | float) -> Array:
+    """log of the best constant in (1 - e^-x)_+ <= kappa e^{cx}."""
+    return c * np.log(c) - (1.0 + c) * np.log1p(c)
+
+
+def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) -> Nodes:
+    at = highest * np.array(ABSCISSA_MULTIPLES)
+    with np.errstate(all="ignore"):
+        bound = np.array([sketch(parts, c).k + _log_kappa(c) for c in at])
+        bound = np.where(np.isfinite(bound), bound, np.inf)
+        c, period = (
+            float(x)
+            for x in period_for(
+                np.asarray(highest * 1.0001),
+                at,
+                bound,
+                np.asarray(epsilon),
+                np.asarray(log_delta),
+                np.asarray(LOG_TOLERANCE),
+                np.asarray(LARGEST_CANCELLATION),
+            )
+        )
+    if not (np.isfinite(c) and np.isfinite(period)):
+        raise TooMany("no contour")
+    step = 2.0 * np.pi / period
+    flat = _quadratures(parts, c, 0.0, LOG_TOLERANCE)
+    k, _ = _exponent(parts, flat, c)
+    t_last = _cut_off(parts, flat, k - c * epsilon, log_delta)
+    count = int(np.ceil(t_last / step)) + 2
+    if count > MOST_NODES:
+        raise TooMany("nodes")
+    laws = _quadratures(parts, c, count * step, LOG_TOLERANCE - 5.0)
+    if count * sum(q.u.size for row in laws for q in row) > MOST_WORK:
+        raise TooMany("work")
+    k, k_error = _exponent(parts, laws, c)
+    t = step * np.arange(count)
+    power, wrong = _powers(parts, laws, t, step)
+    cut = float(np.exp(min(_log_modulus(parts, laws, np.array([t[-1]]))[0], 0.0)) / (np.pi * t[-1]))
+    beyond = at[at > 1.01 * c]
+    gap = bound[at > 1.01 * c] - beyond * epsilon
+    chosen = np.unique(beyond[np.argsort(gap - (beyond - c) * period)[:3]])
+    logs = []
+    for one in chosen:
+        try:
+            rows = _quadratures(parts, float(one), 0.0, LOG_TOLERANCE)
+            value, error = _exponent(parts, rows, float(one))
+            logs.append(value + error + float(_log_kappa(one)))
+        except TooMany:
+            logs.append(np.inf)
+    return Nodes(c, period, t, power, wrong, k, k_error, cut, chosen, np.array(logs))
+
+
+def _quadratures(parts: list[Part], c: float, t: float, log_goal: float) -> list[list[Quadrature]]:
+    return [
+        [quadrature(law, c, t, log_goal - 20.0 - float(np.log(part.times))) for law in part.branches] for part in parts
+    ]
+
+
+def _portions(part: Part, row: list[Quadrature]) -> tuple[Array, float]:
+    """(share_b M_b(c)/M(c), log M(c)) of a part."""
+    logs = np.array([np.log(share) + q.log_m for share, q in zip(part.shares, row, strict=True)])
+    total = float(logsumexp(logs)) if logs.size > 1 else float(logs[0])
+    return np.exp(logs - total), total
+
+
+def _exponent(parts: list[Part], laws: list[list[Quadrature]], c: float) -> tuple[float, float]:
+    """K(c) and its error."""
+    k = error = terms = 0.0
+    for part, row in zip(parts, laws, strict=True):
+        portion, total = _portions(part, row)
+        if len(row) > 1:  # a sum of shares close to 1: log1p keeps digits of small logarithms
+            rise = sum(s * np.expm1(min(q.log_m, 700.0)) for s, q in zip(part.shares, row, strict=True))
+            whole = float(np.sum(part.shares)) - 1.0
+            if abs(rise) < 0.5:
+                total = float(np.log1p(rise + whole))
+        single = float(sum(p * q.log_m_error for p, q in zip(portion, row, strict=True)))
+        mixing = 0.0 if len(row) == 1 and part.shares[0] == 1.0 else 2.0 * part.doubt + 16.0 * ROUNDOFF
+        k += part.times * total
+        error += part.times * (1.1 * single + mixing * (1.0 + min(abs(total), 1.0)) + 8.0 * ROUNDOFF * abs(total))
+        terms += part.times * abs(total)
+    return k, error + (len(parts) + 8.0) * ROUNDOFF * terms
+
+
+def _log_modulus(parts: list[Part], laws: list[list[Quadrature]], t: Array) -> Array:
+    """A bound of log |e^{K(c + it') - K(c)}| for all t' >= t."""
+    found = np.zeros(t.shape)
+    for part, row in zip(parts, laws, strict=True):
+        portion, _ = _portions(part, row)
+        gap = np.zeros(t.shape)
+        for share, branch in zip(portion, row, strict=True):
+            gap += share * largest_modulus_gap(branch, t)
+        found += part.times * np.log1p(-np.minimum(gap * (1.0 - 1e-9), 1.0 - 1e-16))
+    return found
+
+
+def _cut_off(parts: list[Part], laws: list[list[Quadrature]], log_z: float, log_delta: float) -> float:
+    """A t beyond which the integrand is negligible."""
+    deviation = np.sqrt(
+        sum(
+            part.times
+            * sum(
+                float(p) * float(np.sum(q.p * (q.log_mix - np.sum(q.p * q.log_mix)) ** 2))
+                for p, q in zip(_portions(part, row)[0], row, strict=True)
+            )
+            for part, row in zip(parts, laws, strict=True)
+        )
+    )
+    t = np.geomspace(1.0, 1e5, 120) / max(float(deviation), 1e-12)
+    left = log_z + _log_modulus(parts, laws, t) - np.log(np.pi * t) - (log_delta + LOG_TOLERANCE)
+    enough = np.flatnonzero(left <= 0.0)
+    if not enough.size:
+        raise TooMany("the characteristic function does not fall")
+    return float(t[enough[0]])
+
+
+def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: float) -> tuple[Array, Array]:
+    """K(c + it) - K(c) at the nodes, and the error of the modulus of its exponential."""
+    total = np.zeros(t.size, complex)
+    rounding = np.zeros(t.size)
+    relative = np.zeros(t.size)
+    for part, row in zip(parts, laws, strict=True):
+        portion, _ = _portions(part, row)
+        departure, wrong = np.zeros(t.size, complex), np.zeros(t.size)
+        for share, branch in zip(portion, row, strict=True):
+            departure += share * _departure(branch, t, step)
+            wrong += share * (np.minimum(branch.by_size, t * branch.by_length) + 2.2 * branch.from_step)
+        size = np.abs(departure)
+        if len(row) > 1 or part.shares[0] != 1.0:
+            wrong += (4.0 * part.doubt + 32.0 * ROUNDOFF) * np.minimum(size + 2.0 * ROUNDOFF, 2.0)
+            wrong += 2.2 * sum(p * q.log_m_error for p, q in zip(portion, row, strict=True)) * size
+        wrong += 16.0 * ROUNDOFF * size
+        log_ratio = log1p_complex(departure.real, departure.imag)
+        modulus = np.abs(1.0 + departure)
+        with np.errstate(over="ignore", divide="ignore"):
+            relative += part.times * np.log1p(wrong / np.maximum(modulus, 1e-300))
+        total += part.times * log_ratio
+        rounding += part.times * np.abs(log_ratio)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exponent = np.real(total)
+        error = np.exp(exponent) * np.expm1(np.minimum(relative, 700.0))
+        error = np.where(relative > 600.0, np.exp(np.minimum(exponent + relative, 700.0)), error)
+        error += np.exp(exponent) * ROUNDOFF * (10.0 * rounding + 16.0)
+    return total, error
+
+
+def _departure(branch: Quadrature, t: Array, step: float) -> Array:
+    """M(c + it)/M(c) - 1 at equidistant t from 0, by two tables whose product is summed as a matrix product."""
+    loss = branch.law.sign * branch.log_mix
+    kept = branch.p > 0.0
+    p, loss = branch.p[kept], loss[kept]
+    inner = int(np.ceil(np.sqrt(t.size)))
+    outer = -(-t.size // inner)
+    small, large = (step * np.arange(inner))[:, None] * loss, (step * inner * np.arange(outer))[:, None] * loss
+    first, second = np.expm1(1j * small), np.expm1(1j * large)
+    weighted = second * p
+    found = (weighted @ first.T) + (first @ p)[None, :] + weighted.sum(axis=1)[:, None]
+    return found.reshape(-1)[: t.size]
+
+
+def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
+    """A lower bound of 1 - |M(c + i t')|/M(c) for all t' >= t, (T,)."""
+    return np.maximum(_by_level_sets(branch, t), 1.0 - _on_lines(branch, t))
+
+
+def _on_lines(branch: Quadrature, t: Array) -> Array:
+    """|M(c + it)|/M(c) on the line u + iv towards which |e^{it loss}| = e^{-t arg mix} falls, the best of a few v."""
+    law = branch.law
+    spread = float(law.shift[-1] - law.shift[0])
+    highest = min(0.5 * np.pi / spread if spread > 0.0 else np.inf, HIGHEST_LINE)
+    found = np.ones(t.shape)
+    for share in LINES:
+        on = line(law, branch.power, branch.u, branch.step, share * highest, branch.log_m)
+        angle = np.minimum(on.angle[:-1], on.angle[1:])
+        ends = float(np.logaddexp(on.log_left, on.log_right))
+        for block in range(0, t.size, BLOCK):
+            some = slice(block, block + BLOCK)
+            inside = np.exp(np.minimum(on.log_cells - t[some, None] * angle * (1.0 - 1e-12), 50.0)).sum(axis=1)
+            found[some] = np.minimum(found[some], 1.001 * (inside + np.exp(min(ends, 50.0))))
+    return found
+
+
+def _by_level_sets(branch: Quadrature, t: Array) -> Array:
+    length, height = _cells(branch)
+    gap = np.zeros(t.shape)
+    for _ in range(PEELS):
+        if not np.any(height > 0.0):
+            break
+        under = _unimodal(height, int(np.argmax(height)))
+        height = np.maximum(height - under, 0.0)
+        order = np.argsort(-under, kind="stable")
+        span = np.cumsum(length[order])  # of the level set at each height
+        fall = -np.diff(np.append(under[order], 0.0))
+        kept = (fall > 0.0) & (span > 0.0)
+        span, mass = span[kept], (span * fall)[kept]
+        for block in range(0, t.size, BLOCK):
+            some = slice(block, block + BLOCK)
+            gap[some] += (mass * (1.0 - _sinc(0.5 * t[some, None] * span))).sum(axis=1)
+    return np.clip(gap - 1e-12, 0.0, 1.0)
+
+
+def _cells(branch: Quadrature) -> tuple[Array, Array]:
+    """Lengths of the cells in the loss, from below, and the density there, from below."""
+    spread = float(branch.law.shift[-1] - branch.law.shift[0])
+    bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of the logarithm
+    low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
+    slope = np.maximum(branch.slope[1:], branch.slope[:-1])
+    length = np.maximum(
+        np.diff(branch.log_mix) * (1.0 - 1e-6)
+        - 1e-13 * (1.0 + np.abs(branch.log_mix[1:]) + branch.law.shift.size / 64.0),
+        0.0,
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        height = np.where((length > 0.0) & (slope > 0.0), HEIGHT_SHARE * low / slope, 0.0)
+    # a cell holds no more than its density times its width, whatever the rounding of its length
+    most = HEIGHT_SHARE * low * branch.step
+    with np.errstate(divide="ignore", invalid="ignore"):
+        height = np.where(length > 0.0, np.minimum(height, most / np.where(length > 0.0, length, 1.0)), 0.0)
+    return length, height
+
+
+def _unimodal(height: Array, mode: int) -> Array:
+    """The largest function under `height` that falls on both sides of a place."""
+    right = np.minimum.accumulate(height[mode:])
+    left = np.minimum.accumulate(height[mode::-1])[::-1]
+    return np.concatenate([left[:-1], right])
+
+
+def _sinc(y: Array) -> Array:
+    """sup over y' >= y of |sin y'|/y'."""
+    near = np.where(y < 1e-4, 1.0, np.sin(np.minimum(y, np.pi)) / np.maximum(y, 1e-300))
+    near = np.where(y < 1e-4, 1.0 - y * y / 6.0 * (1.0 - 1e-6), near)
+    return np.where(y < np.pi, np.maximum(near, SIDE_LOBE), np.minimum(SIDE_LOBE, 1.0 / np.maximum(y, 1e-300)))
+
+
+class TooMany(ArithmeticError):
+    """A grid or a contour would be longer than is allowed, or float64 does not hold its numbers."""
+
+
+class BranchLaw(NamedTuple):
+    """A branch in one direction."""
+
+    shift: Array  # (A,) in deviations, ascending
+    weight: Array  # (A,) positive; their true values, each within 4 units, sum to 1
+    sign: float  # 1 remove, -1 add
+
+
+class Quadrature(NamedTuple):
+    """A branch under the tilt e^{c loss}: p sums to 1 up to rounding and error."""
+
+    law: BranchLaw
+    power: float  # a at t = 0
+    step: float
+    u: Array  # (X,)
+    log_mix: Array  # (X,)
+    slope: Array  # (X,) d log_mix/du, the posterior mean of the shift
+    p: Array  # (X,)
+    log_m: float  # log M(c)
+    log_m_error: float
+    from_step: float
+    """Relative to M(c): what step and range cost for any t up to the largest asked for."""
+    by_size: float
+    by_length: float
+    """Rounding of M(c + it)/M(c): at most min(by_size, t by_length)."""
+
+
+def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadrature:
+    """M on the line Re z = c up to Im z = t; the error of step and range is driven to e^log_goal of M(c)."""
+    shift, weight = law.shift, law.weight
+    power = c + 1.0 if law.sign > 0 else -c
+    least, most = float(shift[0]), float(shift[-1])
+    spread = most - least
+    need = -log_goal
+    reach = max(RANGE, float(np.sqrt(2.0 * (need + 5.0))))
+    if law.sign > 0:
+        left, right = -reach, power * most + reach
+    else:
+        # the posterior mean of the shift falls to the left, so that the tilted law has its mode above -c mean
+        at_zero = weight * np.exp(-0.5 * (shift**2 - least**2))
+        left, right = -(c * float(at_zero @ shift / at_zero.sum()) + reach), reach
+    top = 0.5 * np.pi / spread if spread > 0.0 else np.inf
+    best = np.sqrt(2.0 * need)
+    height = min(best, top)
+    width = 2.0 * np.pi / (t * most + need / height + 0.5 * height)
+    for _ in range(REFINEMENTS):
+        fraction, exponent = np.frexp(width)
+        step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))  # nodes are exact
+        first, last = int(np.floor(left / step)), int(np.ceil(right / step))
+        if not 0 < last - first <= MOST_POINTS or (last - first) * shift.size > MOST_CELLS:
+            raise TooMany("quadrature points")
+        found = _on_grid(law, power, t, step * np.arange(first, last + 1), step, height)
+        if np.log(max(found.from_step, 1e-320)) <= log_goal + 1.0:
+            break
+        width *= 0.7
+    if not np.isfinite(found.log_m) or not found.from_step < 1e-3:
+        raise TooMany("the error of a step")
+    return found
+
+
+def _log_mix(law: BranchLaw, u: Array) -> tuple[Array, Array, Array, Array]:
+    """(log mix, its error, the posterior mean of the shift, the posterior (X, A))."""
+    shift, weight = law.shift, law.weight
+    y = u[:, None] * shift - 0.5 * shift**2
+    top = np.max(y + np.log(weight), axis=1)
+    posterior = np.exp(y + np.log(weight) - top[:, None])
+    total = posterior.sum(axis=1)
+    posterior /= total[:, None]
+    plain = top + np.log(total)
+    small = np.expm1(np.minimum(y, SMALL_LOSSES))
+    change, size = small @ weight, np.abs(small) @ weight
+    by_change = (np.max(y, axis=1) <= SMALL_LOSSES) & (change > -0.5)
+    log_mix = np.where(by_change, np.log1p(np.where(by_change, change, 0.0)), plain)
+    moved = (posterior * (8.0 * np.abs(u[:, None] * shift) + 8.0 * shift**2)).sum(axis=1)
+    terms = shift.size + 16.0
+    relative = np.where(by_change, size / np.maximum(1.0 + change, 0.5), 1.0 + np.abs(top))
+    error = ROUNDOFF * (moved + terms * relative + 8.0 * np.abs(log_mix))
+    return log_mix, error, posterior @ shift, posterior
+
+
+def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, height: float) -> Quadrature:
+    shift = law.shift
+    log_mix, wrong, slope, posterior = _log_mix(law, u)
+    log_phi = -0.5 * u**2 - 0.5 * np.log(2.0 * np.pi)
+    exponent = power * log_mix
+    log_f = log_phi + exponent
+    top = float(np.max(log_f)) + np.log(step)
+    own = np.abs(power) * wrong + 4.0 * ROUNDOFF * np.abs(exponent)  # relative error of mix^a
+    drift = ROUNDOFF * (2.0 * u**2 + 20.0)  # relative error of step * phi
+    if top < 20.0:
+        base = step * np.exp(log_phi)
+        rise = np.where(
+            exponent > SMALL_LOSSES, step * np.exp(log_f) - base, base * np.expm1(np.minimum(exponent, 31.0))
+        )
+        size, both = np.abs(rise), step * np.exp(log_f)
+        less_one = float(np.sum(rise))
+        log_m = float(np.log1p(less_one)) if less_one > -0.5 else -np.inf
+        rounding = float(np.sum(size * (drift + 4.0 * ROUNDOFF) + both * own) + u.size * ROUNDOFF * np.sum(size))
+        rounding = rounding / (1.0 + less_one) + 6.0 * ROUNDOFF * abs(log_m)
+    else:
+        log_m = float(logsumexp(log_f)) + float(np.log(step))
+        weight = np.exp(log_f + np.log(step) - log_m)
+        rounding = float(np.sum(weight * (drift + own))) + ROUNDOFF * (u.size + 8.0 * abs(log_m) + 8.0 * abs(top))
+    p = np.exp(log_f + np.log(step) - log_m)
+    relative = drift + own + 8.0 * ROUNDOFF * (np.abs(log_f) + abs(log_m)) + ROUNDOFF * (5.0 * u.size + 40.0) + rounding
+    length = float(np.sum(p * (relative * np.abs(log_mix) + 2.0 * wrong + 8.0 * ROUNDOFF * np.abs(log_mix))))
+    size = float(np.sum(p * (2.0 * relative + 16.0 * ROUNDOFF)))
+    ends = np.array([0, -1])
+    log_tails = _log_tails(law, power, u[ends], log_mix[ends], log_f[ends])
+    tails = float(np.exp(min(np.logaddexp(*log_tails) - log_m, 700.0)))
+    unit = float(np.exp(np.logaddexp(scipy.special.log_ndtr(u[0]), scipy.special.log_ndtr(-u[-1])) - log_m))
+    strip = _strip(law, power, t, u, step, height, log_m, log_mix, posterior)
+    unit += 2.0 / np.expm1(min(2.0 * np.pi**2 / step**2, 700.0)) * np.exp(-log_m) if top < 20.0 else 0.0
+    from_step = 1.01 * (2.0 * tails + 2.0 * unit + strip) if shift.size else np.inf
+    log_m_error = 2.0 * (rounding + from_step) if rounding + from_step < 0.25 else np.inf
+    return Quadrature(law, power, step, u, log_mix, slope, p, log_m, log_m_error, from_step, 1.1 * size, 1.1 * length)
+
+
+def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f: Array) -> tuple[float, float]:
+    """Logarithms of bounds of the integral of phi mix^a beyond either end of the grid."""
+    low, high = float(ends[0]), float(ends[1])
+    if power >= 0.0:
+        gap = high - power * float(law.shift[-1])
+        if gap < 0.0:
+            return np.inf, np.inf
+        return power * float(log_mix[0]) + float(scipy.special.log_ndtr(low)), float(log_f[1]) - float(
+            np.log(max(gap, 0.79))
+        )
+    return _left_of_add(law, -power, low, float(log_mix[0]))[0], power * float(log_mix[1]) + float(
+        scipy.special.log_ndtr(-high)
+    )
+
+
+def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
+    """Logarithms of two bounds of the integral of phi mix^-c below `low`: by the tangent there, and by w_min."""
+    y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
+    posterior = np.exp(y - logsumexp(y))
+    mean, least = float(posterior @ law.shift), float(law.shift[0])
+    tangent = -c * log_mix + c * mean * low + 0.5 * (c * mean) ** 2 + float(scipy.special.log_ndtr(low + c * mean))
+    by_least = (
+        -c * float(np.log(law.weight[0]))
+        + 0.5 * (c * c + c) * least**2
+        + float(scipy.special.log_ndtr(low + c * least))
+    )
+    return tangent + 1e-9 * (1.0 + abs(c * mean * low) * 1e-3), by_least
+
+
+class Line(NamedTuple):
+    """Bounds of the modulus of phi mix^a at Im a = 0 on u + iv, over M(c), and arg mix there, which grows with u."""
+
+    v: float
+    log_cells: Array  # (X - 1,) integrals over the cells of the grid
+    angle: Array  # (X,)
+    log_left: float
+    log_right: float
+    """Integrals beyond either end of the grid."""
+
+
+def line(law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float) -> Line:
+    """The line at a height v of at most pi/2 over the spread of the shifts, bounded cell by cell by the worse end."""
+    log_mix, _, _, posterior = _log_mix(law, u)
+    return _line(law, power, u, step, v, log_m, log_mix, posterior)
+
+
+def _line(
+    law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float, log_mix: Array, posterior: Array
+) -> Line:
+    shift, middle = law.shift, 0.5 * float(law.shift[0] + law.shift[-1])
+    log_phi = -0.5 * u**2 - 0.5 * np.log(2.0 * np.pi)
+    turned = posterior @ np.exp(1j * (shift - middle) * v)
+    with np.errstate(divide="ignore"):
+        modulus = power * (log_mix + np.log(np.abs(turned)))
+    grown = 0.5 * v * v - log_m
+    cells = np.maximum(log_phi[:-1], log_phi[1:]) + np.maximum(modulus[:-1], modulus[1:]) + np.log(step) + grown
+    left, right = _log_tails(law, power, u[[0, -1]], log_mix[[0, -1]], (log_phi + power * log_mix)[[0, -1]])
+    if power >= 0.0:
+        left += float(modulus[0]) - power * float(log_mix[0])
+    else:
+        right += float(modulus[-1]) - power * float(log_mix[-1])
+        bent = float(np.log(np.cos(0.5 * float(law.shift[-1] - law.shift[0]) * v)))  # of |mix(u + iv)|/mix(u), at least
+        left = min(left + power * bent, _left_of_add(law, -power, float(u[0]), float(log_mix[0]))[1])
+    return Line(v, cells, middle * v + np.angle(turned), left + grown, right + grown)
+
+
+def _strip(
+    law: BranchLaw, power: float, t: float, u: Array, step: float, height: float, log_m: float, *known: Array
+) -> float:
+    """The quadrature error over M(c), by the integral of the modulus on two lines u +- iv."""
+    least = np.inf
+    for share in STRIP_LINES:
+        v = share * height
+        on = _line(law, power, u, step, v, log_m, *known)
+        grown = on.log_cells + t * np.maximum(on.angle[:-1], on.angle[1:])
+        ends = np.logaddexp(on.log_left + t * float(on.angle[0]), on.log_right + t * float(law.shift[-1]) * v)
+        total = float(np.logaddexp(logsumexp(np.concatenate([grown, on.log_cells])), np.log(2.0) + ends))
+        kernel = 2.0 * np.pi * v / step
+        least = min(least, float(np.exp(np.minimum(total - kernel - np.log(-np.expm1(-kernel)), 700.0))))
+    return least
+
+
+class Part(NamedTuple):
+    """What is composed so many `times`: one of several branches, drawn with its share."""
+
+    times: float
+    shares: tuple[float, ...]
+    doubt: float  # relative error of the shares
+    branches: tuple[BranchLaw, ...]
+
+
+class Sketch(NamedTuple):
+    """Uncertified K and its derivatives, for placing the contour."""
+
+    k: float
+    mean: float
+    variance: float
+
+
+def sketch(parts: list[Part], c: float) -> Sketch:
+    k = mean = variance = 0.0
+    for part in parts:
+        logs, means, squares = [], [], []
+        for share, law in zip(part.shares, part.branches, strict=True):
+            power = c + 1.0 if law.sign > 0 else -c
+            high = max(power, 0.0) * float(law.shift[-1]) + 10.0
+            low = -10.0 if law.sign > 0 else -10.0 - c * float(law.shift[0])
+            u = np.linspace(low, high, int(min(4000, 300 + 12.0 * (high - low) * min(1.0 + law.shift[-1], 4.0))))
+            y = logsumexp(u[:, None] * law.shift - 0.5 * law.shift**2 + np.log(law.weight), axis=1)
+            log_f = -0.5 * u**2 + power * y + np.log((u[1] - u[0]) / np.sqrt(2.0 * np.pi))
+            total = float(logsumexp(log_f))
+            p = np.exp(log_f - total)
+            first = float(p @ y)
+            logs.append(np.log(share) + total)
+            means.append(law.sign * first)
+            squares.append(float(p @ y**2))
+        total = float(logsumexp(logs))
+        p = np.exp(np.array(logs) - total)
+        first = float(p @ means)
+        k += part.times * total
+        mean += part.times * first
+        variance += part.times * max(float(p @ squares) - first**2, 0.0)
+    return Sketch(k, mean, variance)
+
+
+def log_delta_at(c: float, at: Sketch) -> tuple[float, float]:
+    """(eps, log delta) by the saddle point approximation of the integrand with its pole."""
+    eps = at.mean - 1.0 / c - 1.0 / (c + 1.0)
+    bend = at.variance + 1.0 / c**2 + 1.0 / (c + 1.0) ** 2
+    return eps, at.k - c * eps - np.log(c) - np.log1p(c) - 0.5 * np.log(2.0 * np.pi * bend)
+
+
+def saddle(parts: list[Part], too_small: Callable[[float, float], bool]) -> tuple[float, float]:
+    """(c, eps) where `too_small(eps, log_delta)` turns false, by bisection in log c."""
+    low, high = np.log(LEAST_C), np.log(MOST_C)
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        c = float(np.exp(middle))
+        eps, log_delta = log_delta_at(c, sketch(parts, c))
+        if np.isfinite(eps) and np.isfinite(log_delta) and too_small(eps, log_delta):
+            low = middle
+        else:
+            high = middle
+        if high - low < 1e-3:
+            break
+    c = float(np.exp(0.5 * (low + high)))
+    return c, log_delta_at(c, sketch(parts, c))[0]

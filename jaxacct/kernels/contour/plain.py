@@ -1,0 +1,518 @@
+"""The plain contour: delta(eps) by damped inversion of the moment generating function, with a certificate.
+
+    delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
+
+by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes (kernels/README.md).
+"""
+
+from typing import NamedTuple, Protocol
+
+import jax
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.kernels.arrays import Array, horner, namespace, pick, repeat, stack
+from jaxacct.kernels.contour import gaussian_errors
+from jaxacct.kernels.contour.core import departures, depth, polar
+from jaxacct.kernels.law import (
+    LossLaw,
+    Saddle,
+    finite_weights,
+    lifted,
+    saddle_for_delta,
+    saddle_for_epsilon,
+    tilted_gaussian,
+)
+
+FEWEST_NODES, MOST_NODES = 12.0, 2048.0
+"""Ends of the range in which numbers of nodes are tried for the cut-off in t; the finest rung has 2048."""
+NODE_COUNTS = 18
+"""How many are tried, in geometric steps."""
+SPARE_NATS = 7.0
+"""Nats beyond the tolerance by which the cut-off terms must have decayed."""
+DECAY_ROUNDING = 1e-9
+"""Relative rounding of a decay."""
+HORNER_UNITS = 16.0
+"""Units of a coefficient by which each step of Horner's rule on the unit circle moves it (README.md, section 4)."""
+SUM_OUTWARD = 1.0000001
+"""Factor for the rounding of a sum of error bounds."""
+
+
+class Summand(Protocol):
+    """What a trapezoid sum needs of an integrand: `Nodes`, or that of the split contour."""
+
+    @property
+    def c(self) -> Array: ...
+
+    @property
+    def t(self) -> Array: ...
+
+    @property
+    def weight(self) -> tuple[Array, Array]: ...
+
+    @property
+    def log_modulus(self) -> Array: ...
+
+    @property
+    def angle(self) -> Array: ...
+
+
+class Nodes(NamedTuple):
+    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}."""
+
+    c: Array
+    k0: Array  # K(c)
+    common: Array  # bound on the error of K(c), a factor common to all nodes
+    h: Array
+    t: Array  # (count,)
+    weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
+    log_modulus: Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
+    angle: Array  # (count,) Im K(z_k)
+    slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
+    tail: Array  # bound on the terms that were cut off, over Z
+    images_at: Array  # abscissae of the Chernoff bounds for images to the right
+    images_log: Array  # and their logarithms at eps = 0
+    needs: Array  # (points, nodes) with which the certificate would be narrow
+
+
+OWN_AXES = Nodes(0, 0, 0, 0, 1, (1, 1), 1, 1, 1, 0, 1, 1, 1)
+"""How many axes of each field are its own; those before them are batch axes."""
+
+
+def lifted_nodes(nodes: Nodes) -> Nodes:
+    """The nodes with another batch axis behind the others, of size 1: to go with several epsilons each."""
+    xp = namespace(nodes.c)
+    return jax.tree.map(lambda x, own: xp.expand_dims(x, -1 - own), nodes, OWN_AXES)
+
+
+class Part(NamedTuple):
+    """Laws of one kind, `n` steps of each, at the nodes; with J of them every field has (J,) in front."""
+
+    n: Array
+    log_m: Array  # log M(c)
+    re: Array  # (count,) real part of M(z_k)/M(c) - 1
+    im: Array  # (count,)
+    error: Array  # (count,) bound on the error of either
+    at_c: Array  # bound on the error of log M(c)
+
+
+def _laplace_nodes(n: Array, scale: Array, c: Array, t: Array) -> Part:
+    xp = namespace(scale, c, t)
+
+    def value(z: Array, scale: Array) -> Array:
+        rest = 2.0 * z * xp.exp(-(1.0 + 2.0 * z) / scale)
+        return 0.5 * xp.exp(z / scale) * (1.0 + (1.0 + rest) / (1.0 + 2.0 * z))
+
+    base = value(c, scale)
+    ratio = value(c[..., None] + 1j * t, scale[..., None]) / base[..., None]
+    error = ROUNDOFF * (120.0 + 24.0 * (c + 1.0 + t[..., -1]) / scale)
+    return Part(n, xp.log(base), ratio.real - 1.0, ratio.imag, error[..., None] + 0.0 * t, error)
+
+
+def _finite_nodes(n: Array, loss: Array, mass: Array, c: Array, t: Array) -> Part:
+    xp = namespace(loss, c, t)
+    top, weight = finite_weights(loss, mass, c)
+    total = xp.sum(weight, axis=-1)
+    phase = t[..., None] * loss[..., None, :]
+    re = xp.sum(-2.0 * xp.sin(0.5 * phase) ** 2 * weight[..., None, :], axis=-1) / total[..., None]
+    im = xp.sum(xp.sin(phase) * weight[..., None, :], axis=-1) / total[..., None]
+    reach = xp.max(xp.where(mass > 0, xp.abs(loss), 0.0), axis=-1)
+    error = ROUNDOFF * (gaussian_errors.finite_units(loss, mass, weight) + 24.0 * (c + 1.0 + t[..., -1]) * reach)
+    error = error + (c + t[..., -1]) * gaussian_errors.FINITE_LOSS_ERROR
+    return Part(n, top + xp.log(total), re, im, error[..., None] + 0.0 * t, error)
+
+
+def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array) -> Array:
+    """How many nodes are needed: the first number tried for which the terms cut off are small enough."""
+    xp = namespace(law.sign, h)
+    cuts = xp.ceil(xp.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
+    frequency = h[..., None] * cuts
+    decay = law.mu2[..., None] * frequency**2 / 2.0
+    if law.gauss_n.shape[-1]:
+        slabs, lengths = (x[..., None, :] for x in levels)
+        each = gaussian_errors.gaussian_decay(slabs, lengths, frequency[..., None, :])
+        decay = decay + xp.sum(law.gauss_n[..., None] * each, axis=-2)
+    enough = decay >= (SPARE_NATS - log_tol)[..., None]
+    return xp.where(xp.any(enough, axis=-1), cuts[xp.argmax(enough, axis=-1)], 2.0 * cuts[-1])
+
+
+def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
+    """A certified bound of -log|phi| at and beyond a frequency, for heights that are off as M(c) is."""
+    xp = namespace(law.sign, frequency)
+    decay = law.mu2 * frequency**2 / 2.0
+    if law.gauss_n.shape[-1]:
+        each = gaussian_errors.gaussian_decay(*levels, frequency[..., None])
+        decay = decay + xp.sum(law.gauss_n * each * xp.maximum(1.0 - 2.0 * at_c, 0.0), axis=-1)
+    return decay * (1.0 - DECAY_ROUNDING)
+
+
+def nodes_at(
+    law: LossLaw, c: Array, h: Array, log_tol: Array, points: int, count: int, images: tuple[Array, Array]
+) -> Nodes:
+    """Evaluate the integrand on the contour Re z = c with step h."""
+    xp = namespace(law.sign, c, h)
+    index = xp.arange(count)
+    t = h[..., None] * index
+    parts: list[Part] = []
+    levels: tuple[Array, Array] = (None, None)
+    need_points, at_c = 0.0 * c, None
+    sigma, q, sign, at, along = law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], t[..., None, :]
+    gaussians = law.gauss_n.shape[-1] > 0
+    if gaussians:
+        grid = tilted_gaussian(sigma, q, sign, at, points)
+        re, im = departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
+        levels = gaussian_errors.level_sets(sigma, q, grid)
+    need_nodes = _cut_off(law, h, levels, log_tol)
+    keep = xp.minimum(need_nodes, float(count))
+    t_max = h * (keep - 1.0)
+    if gaussians:
+        errors_of = gaussian_errors.gaussian_errors(sigma, q, sign, grid, t_max[..., None], depth(points, count))
+        flat, rate, most, at_c = errors_of
+        error = flat[..., None] + xp.minimum(rate[..., None] * along, most[..., None])
+        need_points = xp.max(gaussian_errors.points_needed(sigma, grid, (h * need_nodes)[..., None]), axis=-1)
+        parts.append(Part(law.gauss_n, grid.log_m, re, im, error, at_c))
+    decay = _decay_at(law, levels, h * keep, at_c)
+    if law.laplace_n.shape[-1]:
+        parts.append(_laplace_nodes(law.laplace_n, law.laplace_scale, at, along))
+    if law.finite_n.shape[-1]:
+        parts.append(_finite_nodes(law.finite_n, law.finite_loss, law.finite_mass, at, along))
+
+    k0 = law.mu2 * c * (c + 1.0) / 2.0
+    log_modulus = -law.mu2[..., None] * t**2 / 2.0
+    angle = law.mu2[..., None] * t * (c + 0.5)[..., None]
+    log_ceiling, relative, common = log_modulus, 0.0 * t, 0.0 * c
+    sizes, turns, terms = k0, xp.abs(angle), 1.0  # of the sums' terms, which may cancel
+    for part in parts:
+        n = part.n[..., None]
+        k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)
+        sizes, terms = sizes + xp.sum(xp.abs(part.n * part.log_m), axis=-1), terms + part.n.shape[-1]
+        common = common + xp.sum(part.n * part.at_c, axis=-1)
+        log_size, turn = polar(part.re, part.im)
+        log_modulus = log_modulus + xp.sum(n * log_size, axis=-2)
+        angle, turns = angle + xp.sum(n * turn, axis=-2), turns + xp.sum(n * xp.abs(turn), axis=-2)
+        ceiling = xp.exp(log_size) + part.error
+        log_ceiling = log_ceiling + xp.sum(n * xp.log(ceiling), axis=-2)
+        off = (part.error + 16.0 * ROUNDOFF * xp.hypot(part.re, part.im)) / ceiling
+        relative = relative + xp.sum(n * off, axis=-2)
+    # rounding of the exponent n log|phi| and of the phase n arg M - t eps, where the two nearly cancel; of the
+    # factors of a term, and of the sum of `count` of them
+    spread = (terms + 8.0) * (xp.abs(log_modulus) + turns) + 48.0 + count
+    kept = index < keep[..., None]
+    slack = xp.where(kept, xp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
+    log_modulus = xp.where(kept, log_modulus, -xp.inf)
+    tail = 1.000001 * xp.exp(-decay) / (xp.pi * t_max)
+    common = common + ROUNDOFF * (terms + 8.0) * (sizes + 4.0)
+    needs = stack(xp, [need_points, need_nodes])
+    return Nodes(c, k0, common, h, t, weight_at(c, h, t), log_modulus, angle, slack, tail, *images, needs)
+
+
+def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
+    """`h / (pi z (z + 1))` at z = c + it, halved at t = 0: real and imaginary part."""
+    xp = namespace(c, t)
+    c, h = c[..., None], h[..., None]
+    scale = xp.where(t > 0, h, 0.5 * h) / (xp.pi * (t**2 + c**2) * (t**2 + (1.0 + c) ** 2))
+    # 1/(z(z+1)) = conj(z(z+1)) / |z(z+1)|^2
+    return (c * (1.0 + c) - t**2) * scale, -t * (1.0 + 2.0 * c) * scale
+
+
+def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
+    """The trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
+    xp = namespace(nodes.t, epsilon)
+    t, (re, im) = nodes.t, nodes.weight
+    phase = nodes.angle - t * epsilon[..., None]
+    size = xp.exp(nodes.log_modulus)
+    cosine, sine = size * xp.cos(phase), size * xp.sin(phase)
+    value = re * cosine - im * sine
+    odd = re * sine + im * cosine
+    return xp.sum(value, axis=-1), xp.sum(nodes.c[..., None] * value - t * odd, axis=-1)
+
+
+def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
+    """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
+    xp = namespace(nodes.t, epsilon)
+    far = (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None]
+    cancel = 8.0 * ROUNDOFF * far * xp.exp(nodes.log_modulus)
+    both = xp.sum(xp.hypot(*nodes.weight) * (nodes.slack + cancel), axis=-1) + nodes.tail
+    return SUM_OUTWARD * both, _images(nodes, epsilon)
+
+
+def values_along(nodes: Nodes, epsilon: Array) -> Array:
+    """The trapezoid sum over Z at many eps, (K,): a polynomial in `e^{-i h eps}`, by Horner's rule."""
+    xp = namespace(nodes.t, epsilon)
+    (re, im), size = nodes.weight, xp.exp(nodes.log_modulus)
+    cosine, sine = size * xp.cos(nodes.angle), size * xp.sin(nodes.angle)
+    turn = nodes.h[..., None] * epsilon
+    return horner(xp, (re * cosine - im * sine, re * sine + im * cosine), (xp.cos(turn), -xp.sin(turn)))[0]
+
+
+def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
+    """`errors` for `values_along`: those of the phases grow with eps, those of Horner's rule with the node."""
+    xp = namespace(nodes.t, epsilon)
+    weight = xp.hypot(*nodes.weight)
+    size = weight * xp.exp(nodes.log_modulus)
+    fixed = xp.sum(weight * nodes.slack + HORNER_UNITS * ROUNDOFF * nodes.t.shape[-1] * size, axis=-1) + nodes.tail
+    far = 8.0 * ROUNDOFF * xp.sum((nodes.t + nodes.c[..., None]) * size, axis=-1)
+    return SUM_OUTWARD * (fixed[..., None] + far[..., None] * xp.abs(epsilon)), _images(lifted_nodes(nodes), epsilon)
+
+
+def _images(nodes: Nodes, epsilon: Array) -> Array:
+    xp = namespace(nodes.t, epsilon)
+    period = 2.0 * xp.pi / nodes.h
+    left = -nodes.c * period - xp.log(-xp.expm1(-nodes.c * period))
+    gap = (nodes.images_at - nodes.c[..., None]) * period[..., None]
+    beyond = gap > 0
+    gap = xp.where(beyond, gap, 1.0)
+    chernoff = nodes.images_log - nodes.images_at * epsilon[..., None] - gap - xp.log(-xp.expm1(-gap))
+    right = xp.min(xp.where(beyond, chernoff, xp.inf), axis=-1)
+    return xp.logaddexp(left, right)
+
+
+def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Array:
+    """How many nodes carry the sum, for sampled Gaussian laws."""
+    grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
+    return _cut_off(law, h, gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, grid), log_tol)
+
+
+def value_and_slopes(
+    law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int
+) -> tuple[Array, Array, Array]:
+    """(log delta, minus delta' over delta, delta'' over delta) at eps, for sampled Gaussian laws; no certificate.
+
+    By the trapezoid sum over the first `keep` nodes; every derivative in eps brings a factor -z.
+    """
+    xp = namespace(law.sign, c)
+    grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
+    re, im = departures(grid.weight, (h * law.sign)[..., None, None] * grid.loss, count)
+    index = xp.arange(count)
+    log_size, turn = polar(re, im)
+    n, at = law.gauss_n[..., None], c[..., None]
+    log_modulus = xp.where(index < keep[..., None], xp.sum(n * log_size, axis=-2), -xp.inf)
+    t = h[..., None] * index
+    phase = xp.sum(n * turn, axis=-2) - t * epsilon[..., None]
+    k0 = xp.sum(law.gauss_n * grid.log_m, axis=-1)
+    (re, im), size = weight_at(c, h, t), xp.exp(log_modulus)
+    cosine, sine = size * xp.cos(phase), size * xp.sin(phase)
+    even, odd = re * cosine - im * sine, re * sine + im * cosine
+    value = xp.maximum(xp.sum(even, axis=-1), 1e-300)
+    fall = xp.sum(at * even - t * odd, axis=-1)
+    bend = xp.sum((at**2 - t**2) * even - 2.0 * at * t * odd, axis=-1)
+    return k0 - c * epsilon + xp.log(value), fall / value, bend / value
+
+
+def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int) -> Array:
+    """log of the trapezoid sum over the first `keep` nodes, for sampled Gaussian laws; no certificate."""
+    return value_and_slopes(law, c, h, keep, epsilon, points, count)[0]
+
+
+ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
+"""Abscissae that are tried, over the saddle point: those up to 1 for the contour, all for the images to the right."""
+LARGEST_CANCELLATION = 5.0
+"""Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
+LARGEST_CANCELLATION_FINE = 1.5
+"""The same on the fine rungs, where hidden humps make for more cancellation than Chernoff shows."""
+FINE_AXIS_POINTS = 128
+"""Points on the real axis from which on a rung counts as fine."""
+FEWEST_AXIS_POINTS = 32
+"""Least number of points on the real axis, where a quarter of a rung's points serves otherwise."""
+LOG_FAR_IMAGE = -11.0
+"""Logarithm of the images at an eps far below the contour's, where delta is seldom below e^-5."""
+NEWTON_STEPS = 6
+"""Newton steps from the saddle point's eps to that of the contour integral."""
+LEAST_VALUE = 1e-300
+"""What a value or a lower end of at most this is replaced by before its logarithm is taken; such an end is not used."""
+LARGEST_LOG_WIDTH = 0.1
+"""Distance of the upper end of log delta from the estimate beyond which the estimate is not used."""
+MARGIN = 1.02
+"""Factor on the distance between an end and the estimate, since the slope changes along the way."""
+
+
+class Bracketed(NamedTuple):
+    """A value with certified ends.  Where `ok` is false the upper end is the Chernoff bound and the lower end -inf."""
+
+    lower: Array
+    estimate: Array
+    upper: Array
+    ok: Array
+    needs: Array  # (points, nodes) that would do
+
+
+def axis_nodes(points: int) -> int:
+    """Nodes for the work on the real axis, where the trapezoid rule is at its best."""
+    return max(FEWEST_AXIS_POINTS, points // 4)
+
+
+def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array]:
+    """(abscissa, period), chosen together; `axis` nodes for the work on the real axis.
+
+    The images that the trapezoid rule adds are bounded by 1 to the left (`e^{-c period}` of it) and by Chernoff
+    to the right.  Tails of sampled mechanisms are nearly exponential, so an abscissa somewhat below the saddle
+    point shortens the period several times, at the price of some cancellation.
+    """
+    return place_with_bounds(law, point, epsilon, log_tol, axis)[:2]
+
+
+def place_with_bounds(
+    law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
+) -> tuple[Array, Array, Array, Array]:
+    """The same, and the abscissae of Chernoff bounds, (A,), with their logarithms at eps = 0, (A,)."""
+    xp = namespace(law.sign, point.c)
+    at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
+    log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
+    allowed = LARGEST_CANCELLATION if axis < FINE_AXIS_POINTS else LARGEST_CANCELLATION_FINE
+    return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
+
+
+def period_for(
+    highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
+) -> tuple[Array, Array]:
+    """The best of the abscissae, (A,), up to the highest, and its period; at most `allowed` nats are cancelled."""
+    xp = namespace(at, log_bound)
+    goal = xp.minimum(log_delta, 0.0) + log_tol
+    # the Chernoff bound stands in for the size of the integrand: its constant varies slowly with c
+    size = log_bound - at * epsilon[..., None]
+    # in row i and column j: from abscissa i, the image bounded at abscissa j
+    gap = at[..., None, :] - at[..., None]
+    right = (size - goal[..., None])[..., None, :] / xp.where(gap > 0, gap, 1.0)
+    period = xp.maximum(-goal[..., None] / at, xp.min(xp.where(gap > 0, right, xp.inf), axis=-1))
+    cancelled = size - xp.min(size, axis=-1)[..., None]
+    best = xp.argmin(xp.where((cancelled < allowed) & (at <= highest[..., None]), period, xp.inf), axis=-1)
+    return pick(xp, at, best), pick(xp, period, best)
+
+
+def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
+    """The nodes for a saddle point."""
+    c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
+    return nodes_at(law, c, 2.0 * namespace(c).pi / period, log_tol, points, count, (at, log_bound))
+
+
+def _ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
+    """log delta(eps) from below and from above, by a sum over Z and its errors."""
+    xp = namespace(nodes.t, epsilon)
+    both, images = off
+    log_z = nodes.k0 - nodes.c * epsilon
+    # value and both are sums of the same terms; here they are only subtracted and added
+    both = both + 4.0 * ROUNDOFF * xp.abs(value)
+    rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
+    low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
+    grain = 8.0 * ROUNDOFF * (xp.abs(log_z) + 4.0)
+    lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * xp.abs(low)
+    upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * xp.abs(high)
+    # a true value has an upper end above 0: else the bounds contradict each other
+    certain = (value + both > 0.0) & (upper < xp.inf)
+    return xp.where(certain & (rest > LEAST_VALUE), lower, -xp.inf), xp.where(certain, upper, xp.inf)
+
+
+def _by_chernoff(nodes: Nodes, epsilon: Array) -> Array:
+    """log delta(eps) from above by the bounds that serve the images."""
+    xp = namespace(nodes.t, epsilon)
+    found = nodes.images_log - nodes.images_at * epsilon[..., None]
+    found = found + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(found))
+    return xp.min(xp.where(found > -xp.inf, found, xp.inf), axis=-1)
+
+
+def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
+    """log of (lower, estimate, upper) of the finite part of delta(eps)."""
+    point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
+    nodes = nodes_for(law, point, epsilon, log_tol, points, count)
+    return _bracketed(nodes, epsilon, trapezoid(nodes, epsilon)[0], errors(nodes, epsilon))
+
+
+def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
+    """The same at several eps, `around`: (K,), on the one contour that is placed for `epsilon`; `needs` has (1, 2).
+
+    Every end holds wherever the contour is.  The ends are narrow within about a deviation of the loss.
+    """
+    point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
+    nodes = lifted_nodes(nodes_for(law, point, epsilon, log_tol, points, count))
+    return _bracketed(nodes, around, trapezoid(nodes, around)[0], errors(nodes, around))
+
+
+def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
+    """`delta_about` for many eps, `along`: (K,), which cost little each: their sums are polynomials at K points.
+
+    The period is long enough for the least of them, too, whose images to the right are enlarged by the tilt.
+    Rounding is somewhat larger.
+    """
+    xp = namespace(law.sign, along)
+    point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
+    c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
+    gap = at - c[..., None]
+    image = log_bound - at * xp.min(along, axis=-1)[..., None] - LOG_FAR_IMAGE
+    wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
+    h = 2.0 * xp.pi / xp.maximum(period, wider)
+    nodes = nodes_at(law, c, h, log_tol, points, count, (at, log_bound))
+    value, off = values_along(nodes, along), errors_along(nodes, along)
+    return _bracketed(lifted_nodes(nodes), along, value, off)
+
+
+def _bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
+    xp = namespace(nodes.t, epsilon)
+    log_z = nodes.k0 - nodes.c * epsilon
+    lower, upper = _ends(nodes, epsilon, value, off)
+    estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
+    ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < LARGEST_LOG_WIDTH)
+    upper = xp.minimum(xp.where(ok, upper, xp.inf), _by_chernoff(nodes, epsilon))
+    lower, estimate = xp.where(ok, lower, -xp.inf), xp.where(ok, estimate, upper)
+    return Bracketed(lower, xp.clip(estimate, lower, upper), upper, ok, nodes.needs)
+
+
+def _newton(nodes: Nodes, start: Array, log_delta: Array) -> Array:
+    xp = namespace(nodes.t, start)
+
+    def body(_: Array, eps: Array) -> Array:
+        value, slope = trapezoid(nodes, eps)
+        value = xp.maximum(value, LEAST_VALUE)
+        residual = nodes.k0 - nodes.c * eps + xp.log(value) - log_delta
+        rate = xp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
+        return eps + xp.clip(residual / rate, -2.0 / nodes.c, 2.0 / nodes.c)
+
+    return repeat(xp, NEWTON_STEPS, body, start)
+
+
+def epsilon(
+    law: LossLaw, log_delta_low: Array, log_delta_high: Array, log_tol: Array, points: int, count: int, rounds: int = 1
+) -> Bracketed:
+    """`inf {eps : delta(eps) <= delta}` before clipping at 0, for a delta between two ends.
+
+    The answer's upper end holds for log_delta_low, its lower end for log_delta_high.
+
+    The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second
+    hump into the tilted law, so every further round places the contour anew at the solution so far.
+    """
+    xp = namespace(law.sign, log_delta_low)
+    point = saddle_for_delta(law, log_delta_low, axis_nodes(points))
+
+    def again(_: Array, point: Saddle) -> Saddle:
+        nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
+        solution = _newton(nodes, point.epsilon, log_delta_low)
+        following = saddle_for_epsilon(law, solution, axis_nodes(points), point.c)
+        return following._replace(epsilon=solution, log_delta=log_delta_low)
+
+    if rounds > 1:
+        point = repeat(xp, rounds - 1, again, point)
+    nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
+    estimate = _newton(nodes, point.epsilon, log_delta_low)
+    value, slope = trapezoid(nodes, estimate)
+    value = xp.maximum(value, LEAST_VALUE)
+    rate = xp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
+    both, images = errors(nodes, estimate)
+    log_z = nodes.k0 - nodes.c * estimate
+    grain = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(log_delta_low) + 4.0)
+    off = xp.abs(log_z + xp.log(value) - log_delta_low) + grain
+    off = off + nodes.common
+    above = estimate + MARGIN * (both / value + off) / rate
+    spread = both / value + xp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
+    below = estimate - MARGIN * (spread + off) / rate
+    several, at = lifted_nodes(nodes), stack(xp, [below, above])
+    lowers, uppers = _ends(several, at, trapezoid(several, at)[0], errors(several, at))
+    # the logarithms of delta come from outside, to a few units
+    upper_ok = uppers[..., 1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
+    lower_ok = (lowers[..., 0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high) & (below < xp.inf)
+    target = log_delta_low[..., None]
+    rest = nodes.images_log - target
+    rest = rest + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(target))
+    by_chernoff = rest / nodes.images_at
+    by_chernoff = by_chernoff + 4.0 * ROUNDOFF * xp.abs(by_chernoff)
+    by_chernoff = xp.min(xp.where(by_chernoff > -xp.inf, by_chernoff, xp.inf), axis=-1)
+    lower = xp.where(lower_ok, below, -xp.inf)
+    upper = xp.minimum(xp.where(upper_ok, above, xp.inf), by_chernoff)
+    return Bracketed(lower, estimate, upper, upper_ok & lower_ok, nodes.needs)

@@ -1,0 +1,638 @@
+"""One step of a sampled Gaussian, split smoothly by its outcome u = x/sigma into bulk, jumps and far tail.
+
+The bulk lies below `low`, the far tail above `high`, and the jumps between them:
+
+    bulk   A(z) = int w1 w2 P e^{zL} du          w1(u) = Phi((low - u)/low_blur)
+    jump   B(z) = int (1 - w1) w2 P e^{zL} du    w2(u) = Phi((high - u)/high_blur)
+
+The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`: compositions without a far step, and for
+keep_bulk = 0 only those with at least one jump.  The windows are entire functions, so that the trapezoid rule stays
+exponentially accurate.  Its nodes are equidistant in `v = u + warp L(u)`.  They are dense where the loss is steep, so
+that following e^{itL} costs one point per turn and no more.
+
+Bounds of their errors follow: quadrature, the terms beyond the cut-off in t, and periodic images, each relative to the
+part's own value on the real axis (kernels/README.md, sections 1, 2 and 6).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.kernels.arrays import Array, interp, keep_apart, logistic, namespace, repeat, stack
+from jaxacct.kernels.contour import gaussian_errors
+from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_range
+from jaxacct.kernels.special import log1p, log_ndtr, log_ndtr_sides, softplus, total
+
+GRID_BEYOND_FAR_WINDOW = 17.0
+"""How far the grid reaches beyond `high`, in widths of the far window.
+
+The far window is below 1e-60 there, so that less than e^-45 is left of a tilted law that grows by e^60 on the way.
+"""
+LARGEST_TURN_SHARE = 0.85
+"""Largest share of the grid's points that may go to following the turns of e^{itL}; the others resolve the windows."""
+NO_WINDOW = 1e9
+"""A place in u beyond every outcome: a window there cuts nothing off."""
+TILTED_RANGE_CELLS = 128
+"""Cells of the grid on which `ends` looks for the end of a tilted law; no bound depends on where it finds it."""
+NEWTON_STEPS = 4
+"""Newton steps that place the nodes of a warped grid.  What they leave of the error is measured (`Grid.slack`)."""
+
+
+class Windows(NamedTuple):
+    """Where the outcomes of the J sampled Gaussians are split, and whether compositions of bulk steps stay in."""
+
+    low: Array  # (J,) centres of the windows between bulk and jumps, in u
+    high: Array  # (J,) centres of the windows between jumps and far tail, in u
+    keep_bulk: Array  # 1: compositions of bulk steps alone are integrated with the others; 0: they are left out
+
+
+class Grid(NamedTuple):
+    """Quadrature points for one sampled Gaussian, with everything that does not depend on the tilt."""
+
+    u: Array  # (X,)
+    gap: Array  # (X,) du per node
+    step: Array  # spacing in v
+    warp: Array
+    slack: Array  # (X,) bound on the error of u as a node
+    loss: Array  # (X,) log mix, before the sign
+    posterior: Array  # (X,)
+    log_bulk: Array  # (X,) log of w1 w2 phi gap
+    log_jump: Array  # (X,)
+
+
+class TiltedParts(NamedTuple):
+    """Bulk and jumps of one sampled Gaussian under a tilt."""
+
+    bulk: Array  # (X,) weights, which sum to one
+    jump: Array  # (X,) weights, which sum to one
+    log_bulk: Array  # log A(c)
+    log_jump: Array  # log B(c)
+
+
+def low_blur(sigma: Array) -> Array:
+    """Width of the low window: losses grow like e^{u/sigma}, so that it is narrower for small sigma."""
+    return 0.15 * namespace(sigma).minimum(sigma, 1.0)
+
+
+def high_blur(sigma: Array) -> Array:
+    """Width of the far window."""
+    return 0.1 * namespace(sigma).minimum(sigma, 1.0)
+
+
+def ends(sigma: Array, q: Array, sign: Array, high: Array, c: Array) -> tuple[Array, Array]:
+    """The range in u: up to the far window, or for the add direction as far as the law tilted by c reaches."""
+    xp = namespace(sigma, high, c)
+    removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)
+    if xp is np and np.all(removing):  # what follows is for the add direction
+        shape = np.broadcast_shapes(np.shape(sign), np.shape(c), last.shape)
+        return np.full(shape, first), np.broadcast_to(last, shape)
+    lo, hi = quadrature_range(sigma, q, sign, c)
+    cell = (hi - lo) / float(TILTED_RANGE_CELLS)
+    u = lo[..., None] + cell[..., None] * xp.arange(TILTED_RANGE_CELLS + 1)
+    exponent = -c[..., None] * log_mix(sigma[..., None], q[..., None], u)[0] - 0.5 * u**2
+    inside = exponent > xp.max(exponent, axis=-1)[..., None] - TAIL_NATS
+    hi = xp.where(inside[..., -1], hi, lo + cell * (TILTED_RANGE_CELLS + 1 - xp.argmax(inside[..., ::-1], axis=-1)))
+    return xp.where(removing, first, lo), xp.where(removing, last, hi)
+
+
+def grid(
+    sigma: Array,
+    q: Array,
+    sign: Array,
+    low: Array,
+    high: Array,
+    c: Array,
+    nodes: int,
+    frequency: Array | None = None,
+    stop: Array = np.inf,
+) -> Grid:
+    """`nodes` points up to a sharp end, even in u, or dense enough to follow a frequency."""
+    xp = namespace(sigma, low, high, c)
+    lo, hi = ends(sigma, q, sign, high, c)
+    hi = xp.minimum(hi, stop)
+    if frequency is None:
+        step = (hi - lo) / (nodes - 1)
+        u = lo[..., None] + step[..., None] * xp.arange(nodes)
+        gap, warp, slack = step[..., None], 0.0 * step, xp.zeros_like(u)
+    else:
+        u, gap, step, warp, slack = _warped(sigma, q, lo, hi, nodes, frequency)
+    sigma = sigma[..., None]
+    loss, posterior = log_mix(sigma, q[..., None], u)
+    density = -0.5 * u**2 + (xp.log(gap) - 0.5 * xp.log(2.0 * xp.pi))
+    base = density + log_ndtr((high[..., None] - u) / high_blur(sigma))
+    inside, outside = log_ndtr_sides((low[..., None] - u) / low_blur(sigma))
+    gap = xp.broadcast_to(gap, u.shape)
+    return keep_apart(xp, Grid(u, gap, step, warp, slack, loss, posterior, base + inside, base + outside))
+
+
+def _warped(
+    sigma: Array, q: Array, lo: Array, hi: Array, nodes: int, frequency: Array
+) -> tuple[Array, Array, Array, Array, Array]:
+    xp = namespace(sigma, lo, hi, frequency)
+    sigma, q = sigma[..., None], q[..., None]
+    even = lo[..., None] + ((hi - lo) / (nodes - 1))[..., None] * xp.arange(nodes)
+    loss, _ = log_mix(sigma, q, even)
+    rise = xp.maximum(loss[..., -1] - loss[..., 0], 1e-300)
+    turns = xp.minimum(frequency * rise / (2.0 * xp.pi), LARGEST_TURN_SHARE * (nodes - 1.0))
+    step = (hi - lo) / (nodes - 1.0 - turns)
+    warp = turns * step / rise
+    steps, warps = step[..., None], warp[..., None]
+    v = (lo + warp * loss[..., 0])[..., None] + steps * xp.arange(nodes)
+
+    def newton(_: Array, u: Array) -> Array:
+        loss, posterior = log_mix(sigma, q, u)
+        return u - (u + warps * loss - v) / (1.0 + warps * posterior / sigma)
+
+    u = repeat(xp, NEWTON_STEPS, newton, interp(xp, v, even + warps * loss, even))
+    loss, posterior = log_mix(sigma, q, u)
+    growth = 1.0 + warps * posterior / sigma
+    return u, steps / growth, step, warp, xp.abs(u + warps * loss - v) / growth
+
+
+def tilted(sign: Array, c: Array, nodes: Grid) -> TiltedParts:
+    """Both parts under the tilt c."""
+    xp = namespace(c, nodes.loss)
+    turned = xp.where(sign > 0, c + 1.0, -c)[..., None] * nodes.loss
+    bulk, log_bulk = _normalised(nodes.log_bulk + turned)
+    jump, log_jump = _normalised(nodes.log_jump + turned)
+    return TiltedParts(bulk, jump, log_bulk, log_jump)
+
+
+def _normalised(exponent: Array) -> tuple[Array, Array]:
+    xp = namespace(exponent)
+    top = xp.max(exponent, axis=-1)
+    weight = xp.exp(exponent - top[..., None])
+    mass = total(weight)
+    return weight / mass[..., None], top + xp.log(mass)
+
+
+def composed(n: Array, x: Array) -> Array:
+    """`sum n x` over the sampled Gaussians of a composition: n (J,), x (J, K)."""
+    return namespace(n, x).sum(n[..., None] * x, axis=-2)
+
+
+def rise_and_norm(law: LossLaw, keep_bulk: Array, log_bulk: Array, log_jump: Array) -> tuple[Array, Array]:
+    """`R = sum n log(1 + B/A)` and `log(1 - (1 - keep_bulk) e^{-R})`."""
+    xp = namespace(law.gauss_n, keep_bulk, log_bulk)
+    rise = xp.sum(law.gauss_n * softplus(log_jump - log_bulk), axis=-1)
+    return rise, xp.where(keep_bulk > 0, 0.0, xp.log(-xp.expm1(-rise)))
+
+
+class Shares(NamedTuple):
+    """The grids of J sampled Gaussians, as the cumulants need them at every tilt; (J, X) each."""
+
+    loss: Array
+    log_both: Array  # log of w2 phi gap
+    bulk: Array  # shares of the two parts, which sum to one at every node
+    jump: Array
+
+
+def shares(grids: Grid) -> Shares:
+    """Both parts as shares of their sum."""
+    xp = namespace(grids.log_bulk)
+    both = xp.logaddexp(grids.log_bulk, grids.log_jump)
+    bulk, jump = xp.exp(grids.log_bulk - both), xp.exp(grids.log_jump - both)
+    return keep_apart(xp, Shares(grids.loss, both, bulk, jump))
+
+
+def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
+    """(logarithm of the largest, weights over it, (J, X)) of both parts together under the tilt c."""
+    xp = namespace(law.gauss_n, parts.loss, c)
+    exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
+    top = xp.max(exponent, axis=-1)
+    return top, xp.exp(exponent - top[..., None])
+
+
+def _mass(weight: Array) -> Array:
+    xp = namespace(weight)
+    return xp.maximum(xp.sum(weight, axis=-1), 1e-300)
+
+
+def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
+    """`K(c) = log(prod (A+B)^n - (1 - keep_bulk) prod A^n)`, pure Gaussians included."""
+    xp = namespace(law.gauss_n, parts.loss, c)
+    top, weight = _weights(law, parts, c)
+    log_bulk, log_jump = (top + xp.log(_mass(weight * share)) for share in (parts.bulk, parts.jump))
+    rise, log_norm = rise_and_norm(law, keep_bulk, log_bulk, log_jump)
+    return xp.sum(law.gauss_n * log_bulk, axis=-1) + rise + log_norm + law.mu2 * c * (c + 1.0) / 2.0
+
+
+def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
+    """`log_size` and its first two derivatives.
+
+    For placing the contour: a part smaller than e^-600 of the other is not resolved.
+    """
+    xp = namespace(law.gauss_n, parts.loss, c)
+    n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
+    top, weight = _weights(law, parts, c)
+
+    def moments(share: Array) -> tuple[Array, Array, Array]:
+        w = weight * share
+        mass = _mass(w)
+        mean = xp.sum(w * loss, axis=-1) / mass
+        return top + xp.log(mass), mean, xp.sum(w * (loss - mean[..., None]) ** 2, axis=-1) / mass
+
+    (log_bulk, mean_bulk, spread_bulk), (log_jump, mean_jump, spread_jump) = map(moments, (parts.bulk, parts.jump))
+    rise, log_norm = rise_and_norm(law, keep_bulk, log_bulk, log_jump)
+    share, apart = logistic(xp, log_jump - log_bulk), mean_jump - mean_bulk
+    first = xp.sum(n * (share * apart), axis=-1)
+    second = xp.sum(n * (share * ((1.0 - share) * apart**2 + spread_jump - spread_bulk)), axis=-1)
+    gain = xp.exp(-log_norm)
+    value = xp.sum(n * log_bulk, axis=-1) + rise + log_norm
+    mean = xp.sum(n * mean_bulk, axis=-1) + gain * first
+    spread = xp.sum(n * spread_bulk, axis=-1)
+    variance = xp.maximum(spread + gain * second - gain * (gain - 1.0) * first**2, 1e-3 * spread)
+    return value + law.mu2 * c * (c + 1.0) / 2.0, mean + law.mu2 * (c + 0.5), variance + law.mu2
+
+
+def log_odds_at(loss: Array, q: Array) -> Array:
+    """`log(e^loss - (1 - q)) - log q`, the y with log mix = loss, for loss > 0."""
+    xp = namespace(loss, q)
+    return xp.where(loss > 1.0, loss + log1p(-(1.0 - q) * xp.exp(-loss)), xp.log(xp.expm1(loss) + q)) - xp.log(q)
+
+
+def place_of(sigma: Array, q: Array, loss: Array) -> Array:
+    """The u at which log mix is a given positive loss."""
+    return sigma * (log_odds_at(loss, q) + 0.5 / sigma**2)
+
+
+SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
+"""Heights tried for the shifted line: 0 is what suits the far window, 1 the widest strip, geometrically between."""
+AXIS_SHIFT_EXPONENTS = (0.1, 0.3, 0.5)
+"""The same where t = 0."""
+USELESS = 1e30
+"""An error that certifies nothing.
+
+It is finite for the sake of parts of weight zero, such as the jumps with keep_bulk = 1, where low = NO_WINDOW.
+"""
+STAIRS = 12.0
+"""Stairs in which the sides of the path are bounded."""
+LEAST_SIGMA = 2e-3
+"""Noise multiplier below which nothing is certified: 1/sigma is too large for closed forms of the remainder."""
+LEAST_SIGMA_PER_STEP = 0.05
+"""The same over the spacing of the grid, which below that cannot see the law (kernels/README.md, section 6)."""
+TALLEST_LINE = 12.0
+"""Largest height of a shifted line, in u."""
+STRIP_SHARE = 0.97
+"""Largest height of a shifted line, over the half width pi sigma of the strip in which the integrand is analytic."""
+SIDES_FACTOR = 2.0 * TALLEST_LINE
+"""What the sides of the path contribute at most, over the bound of the integrand there: their lengths together.
+
+On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6).
+"""
+ROUNDED_UP = 1.001
+"""Factor for the rounding of an error bound's own arithmetic."""
+
+
+def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:
+    """Values as an axis in front of ndim others."""
+    return np.reshape(np.asarray(values), (-1, *[1] * ndim))
+
+
+def _log_tail_above(x: Array) -> Array:
+    """An upper bound of log Phi(x)."""
+    return namespace(x).where(x < 0.0, -0.5 * x**2 - np.log(2.0), 0.0)
+
+
+def _window(largest: Array, smallest: Array, growth: Array) -> Array:
+    """An upper bound of `log |Phi(x + i y)|` for smallest <= x <= largest, growth = y^2/2."""
+    xp = namespace(largest, smallest, growth)
+    return xp.minimum(growth + _log_tail_above(largest), softplus(growth + _log_tail_above(-smallest)))
+
+
+def _windows(sigma: Array, low: Array, high: Array, alpha: Array, u: Array) -> tuple[Array, Array]:
+    """Upper bounds of the logarithm of both windows' moduli at a height, cell by cell: (bulk, jump)."""
+    far, near = (0.5 * (alpha / blur) ** 2 for blur in (high_blur(sigma), low_blur(sigma)))
+    far, near = far[..., None], near[..., None]
+    beyond = (high[..., None] - u) / high_blur(sigma)[..., None]
+    below = (low[..., None] - u) / low_blur(sigma)[..., None]
+    base = _window(beyond[..., :-1], beyond[..., 1:], far)
+    bulk = base + _window(below[..., :-1], below[..., 1:], near)
+    jump = base + _window(-below[..., 1:], -below[..., :-1], near)
+    return bulk, jump
+
+
+def _gaussian(u: Array) -> Array:
+    """log of phi times the width at its largest in every cell."""
+    xp = namespace(u)
+    left, right = u[..., :-1], u[..., 1:]
+    nearest = xp.minimum(xp.abs(left), xp.abs(right)) * (left * right > 0)
+    return xp.log(right - left) - 0.5 * nearest**2 - 0.5 * np.log(2.0 * np.pi)
+
+
+def cell_bounds(
+    sigma: Array, q: Array, sign: Array, low: Array, high: Array, c: Array, alpha: Array, edges: tuple[Array, Array]
+) -> tuple[Array, Array, Array, Array]:
+    """Upper bounds on a line at height alpha, cell by cell: (log bulk, log jump, least and largest argument)."""
+    u, loss = edges
+    xp = namespace(u, loss, c, alpha)
+    angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
+    exponent = xp.minimum(u / width - 0.5 / width**2, 600.0)
+    odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + exponent)
+    shrink = 1.0 - 4.0 * odds / (1.0 + odds) ** 2 * xp.sin(0.5 * angle) ** 2
+    modulus = loss + 0.5 * xp.log(xp.maximum(shrink, 1e-300))
+    turn = xp.arctan2(odds * xp.sin(angle), 1.0 + odds * xp.cos(angle))
+    # what rounding can add to the exponents
+    edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
+    off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
+    blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
+    modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # both ends of a cell read them
+    # the modulus is monotone in u for angles up to pi/2; beyond, mix cos(v/2) <= |mix| <= mix
+    steep = angle > 0.5 * xp.pi
+    highest = xp.where(steep, loss[..., 1:], modulus[..., 1:])
+    lowest = xp.where(steep, loss[..., :-1] + xp.log(xp.cos(0.5 * angle)), modulus[..., :-1])
+    grown = xp.where((sign > 0)[..., None], power * highest, -c[..., None] * lowest)
+    grown = grown + (xp.maximum(blurred[..., :-1], blurred[..., 1:]) + _gaussian(u)) + (0.5 * alpha**2)[..., None]
+    bulk, jump = _windows(sigma, low, high, alpha, u)
+    return grown + bulk, grown + jump, turn[..., :-1] * (1.0 - 8.0 * off), turn[..., 1:] * (1.0 + 8.0 * off)
+
+
+def side_bounds(
+    sigma: Array, q: Array, sign: Array, low: Array, high: Array, c: Array, alpha: Array, nodes: Grid
+) -> Array:
+    """Upper bounds (2, 2) of the logarithm of (bulk, jump) densities at the two ends, at every height up to alpha."""
+    # they lie up to half a step outside, where the density, falling outwards, is at most that at the last nodes
+    xp = namespace(nodes.u, c, alpha)
+    u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
+    shrink = 0.5 * log1p(-4.0 * posterior * (1.0 - posterior) * xp.sin(0.5 * alpha / sigma)[..., None] ** 2)
+    at = c[..., None]
+    grown = xp.where((sign > 0)[..., None], (at + 1.0) * loss, -at * (loss + shrink))
+
+    def window(x: Array, width: Array) -> Array:
+        growth = (0.5 * (alpha / width) ** 2)[..., None]
+        return xp.where(x > 0, softplus(growth + _log_tail_above(-x)), growth + _log_tail_above(x))
+
+    base = grown - 0.5 * u**2 + (0.5 * alpha**2)[..., None] - 0.5 * np.log(2.0 * np.pi)
+    base = base + window((high[..., None] - u) / high_blur(sigma)[..., None], high_blur(sigma))
+    place = (low[..., None] - u) / low_blur(sigma)[..., None]
+    return xp.stack([base + window(place, low_blur(sigma)), base + window(-place, low_blur(sigma))], axis=-2)
+
+
+def log_sum(x: Array) -> Array:
+    """log of the sum of e^x over the last axis."""
+    xp = namespace(x)
+    top = xp.max(x, axis=-1)
+    return top + xp.log(xp.sum(xp.exp(x - top[..., None]), axis=-1))
+
+
+def cell_edges(sigma: Array, q: Array, nodes: Grid) -> tuple[Array, Array]:
+    """Cell ends, from half a step or more outside the grid on either side, and log mix there."""
+    xp = namespace(nodes.u)
+    outside = stack(xp, [nodes.u[..., 0] - nodes.step, nodes.u[..., -1] + nodes.gap[..., -1]])
+    loss, _ = log_mix(sigma[..., None], q[..., None], outside)
+    join = lambda ends, inner: xp.concatenate([ends[..., :1], inner, ends[..., 1:]], axis=-1)
+    return keep_apart(xp, (join(outside, nodes.u), join(loss, nodes.loss)))
+
+
+def tails(sigma: Array, sign: Array, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
+    """Mass of the tilted integrand beyond the ends of the grid, relative to each part."""
+    xp = namespace(nodes.u, c)
+    inner = xp.abs(nodes.u[..., 0])
+    slope = xp.where(sign > 0, 0.0, c * nodes.posterior[..., 0] / sigma)
+    outside = xp.where(slope < inner - 0.5, 1.0 / xp.maximum(inner - slope, 0.5), USELESS)
+    # beyond the right end mix^-c phi falls ever faster; in the remove direction the law ends there
+    steep = nodes.u[..., -1] + c * nodes.posterior[..., -1] / sigma
+    after = xp.where(sign > 0, 0.0, xp.where(steep > 0.5, 2.0, USELESS))
+
+    def error(weight: Array) -> Array:
+        first, last = weight[..., 0], weight[..., -1]
+        falling = (first <= weight[..., 1]) & (last <= weight[..., -2])
+        beyond = first / nodes.gap[..., 0] * outside + last / nodes.gap[..., -1] * after
+        return xp.where(falling, beyond, USELESS)
+
+    return stack(xp, [error(parts.bulk), error(parts.jump)])
+
+
+def _least(
+    sigma: Array, like: Array, nodes: Grid, error: Callable[[Array], Array], exponents: Sequence[float]
+) -> Array:
+    """The smallest of the errors at some heights of the line, if the grid can see the law at all.
+
+    `error` takes heights with an axis in front of all batch axes, which are those of `like`.
+    """
+    xp = namespace(nodes.step, like)
+    widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
+    lowest = xp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
+    heights = lowest * (widest / lowest) ** in_front(exponents, like.ndim)
+    errors = ROUNDED_UP * xp.min(error(heights), axis=0)
+    seen = (sigma > LEAST_SIGMA_PER_STEP * nodes.step) & (sigma > LEAST_SIGMA)
+    return xp.where(seen[..., None], xp.minimum(errors, USELESS), USELESS)
+
+
+def _climbed(
+    sigma: Array,
+    q: Array,
+    sign: Array,
+    low: Array,
+    high: Array,
+    c: Array,
+    alpha: Array,
+    nodes: Grid,
+    own: Array,
+    turning: Array | float,
+) -> Array:
+    """What the sides of the path cost, relative to each part; `turning` is the phase per unit of height."""
+    xp = namespace(nodes.u, c, alpha)
+    climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
+    decay = 2.0 * xp.pi * alpha / nodes.step
+    # up a side, the integrand grows and the kernel falls: each stair by its worse ends
+    rise = side_bounds(sigma, q, sign, low, high, c, climb * alpha, nodes)
+    turned = turning * alpha - decay * (climb - climb[0])
+    exponent = rise + turned[..., None, None] - own[..., None]
+    return SIDES_FACTOR * xp.max(xp.sum(xp.exp(exponent), axis=-1), axis=0)
+
+
+def step_errors(
+    sigma: Array,
+    q: Array,
+    sign: Array,
+    low: Array,
+    high: Array,
+    c: Array,
+    nodes: Grid,
+    parts: TiltedParts,
+    t_max: Array,
+) -> Array:
+    """Trapezoid error of (A, B)(c + it), relative to (A, B)(c), for every |t| <= t_max, ends included.
+
+    The line of integration is moved to height alpha in u.  There `Im v = alpha + warp arg mix`, so that the warp
+    pays for the phase `t arg mix`.
+    """
+    xp = namespace(nodes.u, c, t_max)
+    edges = cell_edges(sigma, q, nodes)
+    own = stack(xp, [parts.log_bulk, parts.log_jump])
+    excess = t_max - 2.0 * xp.pi * nodes.warp / nodes.step
+
+    def error(alpha: Array) -> Array:
+        bulk, jump, turn_l, turn_r = cell_bounds(sigma, q, sign, low, high, c, alpha, edges)
+        phase = excess[..., None] * xp.where((excess > 0)[..., None], turn_r, turn_l)
+        decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
+        moved = stack(xp, [log_sum(bulk + phase), log_sum(jump + phase)]) - own
+        turning = xp.maximum(excess, 0.0) / sigma  # arg mix <= alpha/sigma
+        sides = _climbed(sigma, q, sign, low, high, c, alpha, nodes, own, turning)
+        return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
+
+    return _least(sigma, own[..., 0], nodes, error, SHIFT_EXPONENTS) + tails(sigma, sign, c, nodes, parts)
+
+
+def axis_errors(
+    sigma: Array, q: Array, sign: Array, low: Array, high: Array, c: Array, nodes: Grid, parts: TiltedParts
+) -> Array:
+    """The same for t = 0 on an even grid, from `mix cos(v/2) <= |mix(x + i sigma v)| <= mix` at every height."""
+    xp = namespace(nodes.u, c)
+    u, loss = cell_edges(sigma, q, nodes)
+    own = stack(xp, [parts.log_bulk, parts.log_jump])
+    removing, at = sign > 0, c[..., None]
+    flat = xp.where(removing[..., None], (at + 1.0) * loss[..., 1:], -at * loss[..., :-1]) + _gaussian(u)
+    flat = keep_apart(xp, flat)
+
+    def error(alpha: Array) -> Array:
+        bulk, jump = _windows(sigma, low, high, alpha, u)
+        shrink = xp.where(removing, 0.0, -c * xp.log(xp.cos(0.5 * alpha / sigma)))
+        decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
+        moved = stack(xp, [log_sum(flat + bulk), log_sum(flat + jump)]) + (0.5 * alpha**2 + shrink)[..., None] - own
+        sides = _climbed(sigma, q, sign, low, high, c, alpha, nodes, own, 0.0)
+        return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
+
+    return _least(sigma, own[..., 0], nodes, error, AXIS_SHIFT_EXPONENTS) + tails(sigma, sign, c, nodes, parts)
+
+
+DECAY_HEIGHTS = (1.5, 2.8, 4.5, 7.0)
+"""Heights of the shifted line on which the decay in t is bounded, in widths of the low window."""
+DECAY_ROUNDING = 1e-9
+"""Relative rounding of a decay, and of the logarithms that it is the difference of."""
+DECAY_MARGIN = 0.01
+"""Nats subtracted from every decay, for the rounding of what is not relative to it."""
+FIRST_ORDER = 1.01
+"""Factor for the terms beyond the first order of a small error."""
+
+
+def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
+    """A + B as a tilted law on an even grid."""
+    xp = namespace(nodes.u, c)
+    log_m = xp.logaddexp(parts.log_bulk, parts.log_jump)
+    bulk, jump = (xp.exp(x - log_m)[..., None] for x in (parts.log_bulk, parts.log_jump))
+    power = xp.where(sign > 0, c + 1.0, -c)
+    return Tilted(nodes.u, nodes.step, nodes.loss, nodes.posterior, parts.bulk * bulk + parts.jump * jump, log_m, power)
+
+
+def decay(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
+    """-log of a bound, over e^{K(c)}, of the integrand's modulus at every t >= frequency."""
+    xp = namespace(law.gauss_n, windows.low, frequency)
+    by_levels = _by_levels(law, grids, parts, c, frequency)
+    by_jumps = _by_jumps(law, windows, grids, parts, c, frequency)
+    return _rounded_down(law, xp.where(windows.keep_bulk > 0, by_levels, by_jumps), frequency)
+
+
+def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
+    """The same where keep_bulk is 1, and where it is 0: an axis in front of everything but the law.
+
+    Frequencies have another axis in front of that one.
+    """
+    xp = namespace(law.gauss_n, windows.low, frequency)
+    (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
+    by_levels = _by_levels(law, kept[0], kept[1], kept[2], frequency[:, 0])
+    by_jumps = _by_jumps(law, windows, left[0], left[1], left[2], frequency[:, 1])
+    return _rounded_down(law, xp.stack([by_levels, by_jumps], axis=1), frequency)
+
+
+def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
+    plain = law.mu2 * frequency**2 / 2.0
+    return (plain + sampled) * (1.0 - DECAY_ROUNDING) - DECAY_MARGIN
+
+
+def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
+    """By the level sets of the sampled Gaussians, for keep_bulk = 1."""
+    xp = namespace(law.gauss_n, grids.u, frequency)
+    whole = _whole(grids, parts, law.sign[..., None], c[..., None])
+    slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
+    each = gaussian_errors.gaussian_decay(slabs, lengths, frequency[..., None])
+    return xp.sum(law.gauss_n * each, axis=-1)
+
+
+def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
+    """By the jumps, for keep_bulk = 0."""
+    xp = namespace(law.gauss_n, grids.u, frequency)
+    ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
+    odds = parts.log_jump - parts.log_bulk
+    rise, log_norm = rise_and_norm(law, windows.keep_bulk, parts.log_bulk, parts.log_jump)
+    reached = xp.sum(law.gauss_n * softplus(odds + ceilings), axis=-1)
+    by_jumps = rise - reached + log_norm - xp.log(-xp.expm1(-reached))
+    return by_jumps - DECAY_ROUNDING * (rise + reached)
+
+
+def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
+    """log of a bound of |B(c + it)|/B(c) for every t >= frequency: on a shifted line e^{itL} decays (remove)."""
+    xp = namespace(nodes.u, frequency)
+    sigma, q = law.gauss_sigma, law.gauss_q
+    heights = in_front(DECAY_HEIGHTS, frequency.ndim) * low_blur(sigma)
+    alpha = xp.minimum(heights, STRIP_SHARE * xp.pi * sigma)
+    edges, removing = cell_edges(sigma, q, nodes), xp.ones_like(c)
+    _, jump, turn, _ = cell_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, edges)
+    sides = side_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, nodes)[..., 1, :]
+    # height by height: all together would not fit into a cache
+    sums = xp.stack([log_sum(own - frequency[..., None] * angle) for own, angle in zip(jump, turn, strict=True)])
+    sums = xp.logaddexp(sums, np.log(SIDES_FACTOR) + log_sum(sides))
+    return xp.minimum(xp.min(sums, axis=0) - log_jump, 0.0)
+
+
+def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, rise: Array) -> Array:
+    """By how much errors (J, 2) relative to the parts can raise K(c)."""
+    xp = namespace(law.gauss_n, errors)
+    n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
+    share = logistic(xp, parts.log_jump - parts.log_bulk)
+    # raising both parts alike adds n (error of A); raising B further, d log(e^R - 1) <= (1 + R)/R dR, dR <= R error
+    jumps = xp.sum(xp.where(n > 0, of_jump, 0.0), axis=-1)
+    without = xp.sum(n * of_bulk, axis=-1) + (1.0 + rise) * jumps
+    with_bulk = xp.sum(n * ((1.0 - share) * of_bulk + share * of_jump), axis=-1)
+    return FIRST_ORDER * xp.where(keep_bulk > 0, with_bulk, without)
+
+
+def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> tuple[Array, Array]:
+    xp = namespace(law.gauss_n, parts.log_bulk, c)
+    rise, log_norm = rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
+    bulk = xp.sum(law.gauss_n * parts.log_bulk, axis=-1)
+    return law.mu2 * c * (c + 1.0) / 2.0 + bulk + rise + log_norm, rise
+
+
+def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
+    """An upper bound of `K(c) + log kappa(c)` for what the contour integrates, from the (J, 2) errors of its parts."""
+    own, rise = _log_total(law, keep_bulk, parts, c)
+    value = own + _raised(law, keep_bulk, parts, errors, rise) + gaussian_errors.log_kappa(c)
+    return value + _sum_rounding(law, parts, rise, c)
+
+
+def _sum_rounding(law: LossLaw, parts: TiltedParts, rise: Array, c: Array) -> Array:
+    """Rounding of sums of `n log A`, `n log(1 + B/A)` and the logarithm of kappa(c), about twice over."""
+    xp = namespace(law.gauss_n, parts.log_bulk, c)
+    bulk = xp.sum(law.gauss_n * xp.abs(parts.log_bulk), axis=-1)
+    size = law.mu2 * c * (c + 1.0) + bulk + rise + xp.abs(gaussian_errors.log_kappa(c))
+    return ROUNDOFF * (law.gauss_n.shape[-1] + 24.0) * (size + 40.0)
+
+
+def decay_beyond(
+    law: LossLaw,
+    windows: Windows,
+    grids: Grid,
+    parts: TiltedParts,
+    errors: Array,
+    c: Array,
+    k0: Array,
+    frequency: Array,
+) -> Array:
+    """`decay` at one frequency over e^{k0}, with the quadrature errors of the parts that it is made from."""
+    own, rise = _log_total(law, windows.keep_bulk, parts, c)
+    bound = decay(law, windows, grids, parts, c, frequency)
+    rounding = 2.0 * _sum_rounding(law, parts, rise, c)
+    return bound - _raised(law, windows.keep_bulk, parts, errors, rise) + k0 - own - rounding
+
+
+def bulk_chernoff(law: LossLaw, parts: TiltedParts, errors: Array, c: Array) -> Array:
+    """The same for compositions of bulk steps alone."""
+    xp = namespace(law.gauss_n, parts.log_bulk, c)
+    bulk = xp.sum(law.gauss_n * (parts.log_bulk + FIRST_ORDER * errors[..., 0]), axis=-1)
+    value = law.mu2 * c * (c + 1.0) / 2.0 + bulk + gaussian_errors.log_kappa(c)
+    return value + _sum_rounding(law, parts, xp.zeros_like(c), c)
