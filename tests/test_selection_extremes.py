@@ -149,9 +149,10 @@ def test_a_glance_without_a_number_skips_no_direction(monkeypatch):
     """Where the other direction's leak is not known, it is solved for."""
     seen = []
 
-    def solved(quantity, stacked, base, laws, values, width, quick, other):
-        seen.append(values.size)
-        return np.stack([np.full(values.size, 0.5), np.full(values.size, 0.6)])
+    def solved(quantity, stacked, rows, width, quick, other):
+        size = rows[2].size
+        seen.append(size)
+        return np.stack([np.full(size, 0.5), np.full(size, 0.6)])
 
     monkeypatch.setattr(worst_case, "_solved", solved)
     monkeypatch.setattr(worst_case, "_run", lambda *a: (np.full(20, np.nan), np.full(20, np.nan)))

@@ -17,8 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.engines import closed_form
 from jaxacct.kernels.arrays import interp
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import (
@@ -81,14 +83,10 @@ class Gaussians(NamedTuple):
     mu: np.ndarray
 
     def upper(self, eps: np.ndarray) -> np.ndarray:
-        from jaxacct.engines import closed_form
-
         away, shrink = closed_form.delta(self.mu, np.abs(eps)).upper, np.minimum(eps, 0.0)
         return np.where(eps < 0.0, -np.expm1(shrink) + np.exp(shrink) * away, away)
 
     def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        from jaxacct.engines import closed_form
-
         log, fall, _ = closed_form.log_delta(self.mu, np.abs(eps))
         away, shrink = np.exp(log), np.exp(np.minimum(eps, 0.0))
         value = np.where(eps < 0.0, 1.0 - shrink + shrink * away, away)
@@ -142,12 +140,7 @@ class Envelope(NamedTuple):
         return eps
 
     def crossing(
-        self,
-        level: np.ndarray,
-        near: np.ndarray,
-        steps: tuple[float, float],
-        unit: Any,
-        asked: np.ndarray | bool = True,
+        self, level: np.ndarray, near: np.ndarray, steps: tuple[float, float], unit: Any, asked: Any = True
     ) -> np.ndarray:
         """eps a little beyond `near` where the leak was at most a level, else NaN; `steps`: first and largest share."""
         found = np.where(self.leak(np.zeros(level.shape)) <= level, 0.0, np.nan)
@@ -260,11 +253,7 @@ class Size(NamedTuple):
     rows: int  # worked on at once: their arrays stay in the processor's cache
 
 
-SIZES = (
-    Size((24, 32), 96, 80, 224, 64),
-    Size((32, 48), 160, 160, 448, 32),
-    Size((48, 64), 256, 256, 1024, 16),
-)
+SIZES = (Size((24, 32), 96, 80, 224, 64), Size((32, 48), 160, 160, 448, 32), Size((48, 64), 256, 256, 1024, 16))
 """A row that one of them leaves too loose takes the next."""
 SKETCH = Size((24, 24), 80, 32, 112, 64)
 """For a guess of delta."""
@@ -386,8 +375,6 @@ def _first(lines: Lines, start: np.ndarray) -> np.ndarray:
 
 def _loss(mu: np.ndarray, mass: np.ndarray) -> np.ndarray:
     """A loss beyond which there is about this P-mass."""
-    from scipy import special
-
     return mu * (0.5 * mu - special.ndtri(np.clip(mass, 1e-300, 1.0 - 1e-9)))
 
 
@@ -444,8 +431,6 @@ class Cells(NamedTuple):
 
 def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
     """Cells from scores x at their ends, (R, K) ascending; mu (R, 1)."""
-    from scipy import special
-
     middle = 0.5 * (x[:, 1:] + x[:, :-1])
     # y = 1 - v at the ends, whatever number it is; in the middle the mass of Q to a relative error, and of P
     y = special.ndtr(x)
@@ -492,8 +477,6 @@ def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np
 
     y misses the Q-mass by less than `missed`, and B, convex, falls by at most its slope times that.  B(1) = 1.
     """
-    from scipy import special
-
     missed = LINE_ERROR * np.minimum(y, special.ndtr(-x)) + np.where(x > 0.0, 2.0 * ROUNDOFF, 0.0)
     loss = np.where(y < 1.0, np.exp(mu * (x - 0.5 * mu)) * (1.0 + LINE_ERROR) * missed, 0.0)
     about = special.ndtr(x - mu)
@@ -504,8 +487,6 @@ def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np
 
 def sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(scores x, by how much log phi'(v) and log phi'(T(v)) grow from one to the next)."""
-    from scipy import special
-
     first, second = law.slopes(np.zeros_like(mu))
     begin = special.ndtri(1e-9 / np.maximum(second / first, 1.0))
     end = np.maximum(mu + 8.3, begin + 1.0)

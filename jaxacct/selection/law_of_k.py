@@ -148,11 +148,6 @@ class Law(ABC):
         ----------
         rng : random.Random, optional
             Only to repeat an experiment without private data; by default the operating system's randomness.
-
-        Returns
-        -------
-        int
-
         """
         if self.shape:
             raise InputError(f"a batch of laws of shape {self.shape} has no single K; sample one law at a time")

@@ -22,15 +22,7 @@ from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
 from jaxacct.representations.renyi_divergences import renyi_divergence
 from jaxacct.selection import envelope, monotone_score
-from jaxacct.selection.base_profile import (
-    SAYS_NOTHING,
-    Sides,
-    gaussian_mu,
-    sides,
-    under,
-    upper_delta,
-    upper_epsilon,
-)
+from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, gaussian_mu, sides, under, upper_delta, upper_epsilon
 from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, require_law
 
 PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)

@@ -48,8 +48,7 @@ def bracket(
     """(lower, upper) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; all arguments broadcast.
 
     width : a bracket of eps that is wider than WIDTH, and wider than the share `width` of eps, is computed again with
-    more
-        rows and columns; likewise a bracket of delta that is wider than either share of it.  With inf nothing is
+        more rows and columns; likewise a bracket of delta that is wider than either share of it.  With inf nothing is
         computed again, and points of a profile of delta are within some 1e-3.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
@@ -70,30 +69,22 @@ def bracket(
         if quantity == "epsilon" and ends.any():
             # where a glance shows that this direction leaks at most delta at the upper end of the other direction,
             # the bracket of the other direction is that of both
-            some = jax.tree.map(lambda x, due=due: x[due], laws)
             at_end = np.minimum(ends[1, due], LARGEST_EPS)
-            leak = _run("delta", GLANCE, stacked, base[due], some, at_end, plain)[1]
+            leak = _run("delta", GLANCE, stacked, base[due], laws.taken(due), at_end, plain)[1]
             due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]
         if due.size:
-            some = jax.tree.map(lambda x, due=due: x[due], laws)
-            ends[:, due] = _solved(quantity, stacked, base[due], some, at[due], width, plain, ends[:, due])
+            rows = base[due], laws.taken(due), at[due]
+            ends[:, due] = _solved(quantity, stacked, rows, width, plain, ends[:, due])
     if quantity == "delta":
         ends[0] = np.where(flat > LARGEST_EPS, 0.0, ends[0])
     return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
 def _solved(
-    quantity: str,
-    stacked: Any,
-    base: np.ndarray,
-    laws: Law,
-    values: np.ndarray,
-    width: float,
-    plain: bool,
-    other: np.ndarray,
+    quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
     """(2, B) ends of the larger of one direction and the other; a wide bracket is computed again more finely."""
-    once = width == np.inf
+    (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
     finer = () if once else (FINE, FINEST) if width == 0.0 else (STEADY, MIDDLE, FINE)
@@ -106,8 +97,7 @@ def _solved(
         wide = np.flatnonzero(due & (high > other[1]) & ~(most <= least + aim))
         if wide.size:
             before = high[wide] - low[wide]
-            some = jax.tree.map(lambda x, wide=wide: x[wide], laws)
-            ends = _run(quantity, effort, stacked, base[wide], some, values[wide], plain)
+            ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
             # little is gained where the width is that of the base's own bracket, provided that it is small
@@ -128,10 +118,10 @@ def _run(
     def one(start: int) -> np.ndarray:
         with double_precision(), np.errstate(all="ignore"):  # the law of a user may call JAX
             if plain:
-                curve_of_one, law = _taken(stacked, base[start]), _taken(laws, start)
-                return np.stack(_of_one(quantity, effort, curve_of_one, law, values[start]))[:, None]
+                curve_of_one = _taken(stacked, base[start])
+                return np.stack(_of_one(quantity, effort, curve_of_one, laws.taken(start), values[start]))[:, None]
             index = np.minimum(np.arange(start, start + chunk), size - 1)
-            return np.stack(run(curve, base[index], _taken(laws, index), values[index]))
+            return np.stack(run(curve, base[index], laws.taken(index), values[index]))
 
     starts = range(0, size, chunk)
     if len(starts) > 1 and not plain:  # NumPy's calls are so short that threads would only wait for each other
