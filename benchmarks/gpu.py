@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 import jaxacct as ja
-from jaxacct.calibration import starting_points
+from jaxacct.calibration import dp_sgd_search
 from jaxacct.engines import contour
 
 DELTA = 1e-5
@@ -115,7 +115,7 @@ def on_the_cpu(count):
 
 def widen(times):
     """More configurations in every call."""
-    for module, name in ((contour, "LADDER"), (contour, "PLAIN"), (starting_points, "PLAIN")):
+    for module, name in ((contour, "LADDER"), (contour, "PLAIN"), (dp_sgd_search, "PLAIN")):
         setattr(module, name, tuple(rung._replace(chunk=times * rung.chunk) for rung in getattr(module, name)))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.accounting.nearby_deltas import deltas_about
+from jaxacct.accounting.risk_readings import deltas_about
 from jaxacct.engines import contour
 from jaxacct.mechanisms import components
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
-from jaxacct.calibration.starting_points import ORDER
+from jaxacct.calibration.dp_sgd_search import ORDER
 from jaxacct.engines import contour
 from jaxacct.kernels import calibration
 from jaxacct.kernels.contour import split as split_contour

@@ -18,7 +18,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import cli
-from jaxacct.calibration import starting_points
+from jaxacct.calibration import dp_sgd_search
 from jaxacct.cli import warm
 from jaxacct.core import progress
 from jaxacct.engines import backend, contour, programs
@@ -390,11 +390,11 @@ def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
         asked.add((kernel, static["points"], static["count"]))
         return evaluate(kernel, arguments, size, chunk, **static)
 
-    for module in (contour, starting_points):
+    for module in (contour, dp_sgd_search):
         monkeypatch.setattr(module, "evaluate", listed)
     for question in warm.questions():
         question()
-    rungs, solved = len(contour.LADDER), len(starting_points.PLAIN)
+    rungs, solved = len(contour.LADDER), len(dp_sgd_search.PLAIN)
     lasting = sum(rung.split and rung.chunk > 1 for rung in contour.LADDER)
     # epsilon and delta; starts of calibrations; the split contour's, and the certificates that go on from these
     assert len(asked) == 2 * rungs + solved + 2 * lasting

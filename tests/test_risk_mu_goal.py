@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxacct as ja
-from jaxacct.accounting.nearby_deltas import deltas_along
-from jaxacct.accounting.true_positive_rates import Place
-from jaxacct.calibration import risk_delta_search
+from jaxacct.accounting.risk_readings import Place, deltas_along
+from jaxacct.calibration import risks
 from jaxacct.engines import contour
 from jaxacct.mechanisms import components
 
@@ -123,7 +122,7 @@ def test_what_the_kernel_gets_wrong_shows_nothing(monkeypatch, wrong):
         )
         assert np.all(ends.lower == 0.0) and np.all(ends.upper == 1.0)
     run, place, _ = asked()
-    shown = risk_delta_search.shown_on_one_contour(
+    shown = risks.shown_on_one_contour(
         ja.dp_sgd(0.3, 0.5, np.array([20, 20, 20])) if wrong == -60.0 else run,
         "add_or_remove_one",
         np.full(3, 1e-10),
@@ -136,7 +135,7 @@ def test_what_the_kernel_gets_wrong_shows_nothing(monkeypatch, wrong):
 @pytest.mark.parametrize("place", (np.nan, np.inf, 0.0, -1.0, 1e-300, 1e300))
 def test_a_place_that_is_none_shows_nothing_false(place):
     run = asked()[0]
-    shown = risk_delta_search.shown_on_one_contour(
+    shown = risks.shown_on_one_contour(
         run, "add_or_remove_one", np.full(3, 1e-10), Place(np.full(3, place), np.ones(3)), 1e-4
     )
     mu = ja.profile(run).gdp_mu()
@@ -145,13 +144,13 @@ def test_a_place_that_is_none_shows_nothing_false(place):
 
 def test_few_values_are_tried_where_large_losses_are_rare(monkeypatch):
     runs = np.array([(1.295e-3, 15309, 0.357), (4.105e-3, 763, 0.305), (3.187e-3, 1178, 0.317), (1.032e-3, 9195, 0.36)])
-    tried, shown = [], risk_delta_search.shown_on_one_contour
+    tried, shown = [], risks.shown_on_one_contour
 
     def counted(run, relation, floor, *rest):
         tried.append(floor.size)
         return shown(run, relation, floor, *rest)
 
-    monkeypatch.setattr(risk_delta_search, "shown_on_one_contour", counted)
+    monkeypatch.setattr(risks, "shown_on_one_contour", counted)
     found = ja.calibrate_noise_multiplier(
         target_mu=runs[:, 2], sampling_probability=runs[:, 0], steps=runs[:, 1], backend="numpy"
     )

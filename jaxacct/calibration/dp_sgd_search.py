@@ -1,39 +1,78 @@
-"""One parameter of Poisson sampled DP-SGD solved for: noise multiplier, sampling probability or number of steps.
+"""One parameter of Poisson sampled DP-SGD solved for: what is asked, and where its search begins.
 
-Fast vectorised solves say where to begin (starting_points.py); the certified search does the rest.
+Fast vectorised solves in x = log(value) give estimates, which search.py certifies.  The plain contour solves most rows;
+the split contour solves the others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.directions import answer
-from jaxacct.calibration.search import CLAIMED, Found, Search, Start, certified_search
-from jaxacct.calibration.starting_points import Goal, calibration_start
+from jaxacct.calibration.search import AIM, CLAIMED, Found, Search, Start, certified_search
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import plain_record
 from jaxacct.core.validation import (
     DELTA,
+    OPEN_PROBABILITY,
     POSITIVE,
     Constraint,
+    InputError,
     broadcast_shape,
     check,
     options,
     refuse_tracers,
 )
-from jaxacct.engines.backend import job
+from jaxacct.engines import contour
+from jaxacct.engines.backend import evaluate, job
 from jaxacct.engines.contour import no_hint
 from jaxacct.engines.protocol import MechanismQuestion
+from jaxacct.kernels import calibration
+from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.dp_sgd_run import NUMBERS, dp_sgd
 
-__all__ = ["Calibration", "calibrated", "certified", "checked_goal", "result", "search_for", "started"]
+__all__ = [
+    "BESIDE",
+    "RISK_RULES",
+    "TARGETS",
+    "USUAL_FLOOR",
+    "Calibration",
+    "Goal",
+    "RiskTarget",
+    "calibration_start",
+    "certified",
+    "checked",
+    "found_for",
+    "given_target",
+    "result",
+    "search_for",
+    "started",
+]
 
+ORDER = ("noise_multiplier", "sampling_probability", "steps")
+TOLERANCE = 3e-7
+"""Relative accuracy of delta in the fast solves."""
+PLAIN = contour.LADDER[:2]
+"""Rungs of the plain solve."""
+PLAIN_FOR_DELTA = contour.LADDER[:3]
+"""The same for a delta that is to be met: near eps = 0 the integrand decays slowly, and the plain one still serves."""
+CALLS = 6
+"""Most calls of the split solve for a row on one rung; each call places the windows anew."""
+ENOUGH = 1e-6
+"""A row is solved when the estimated error of x after the last secant step is below this."""
+REACH, HALVINGS = 3.0, 14
+"""`_one_hit` bisects between x - REACH and x + REACH, HALVINGS times."""
+LASTING = 0.05
+"""If x moved by less than this in its last call, the certificate uses the windows and the contour of that call."""
+NEARLY = 1.5
+"""A solve on a rung is accepted if it needs at most this many times the rung's nodes: it is only an estimate."""
 RATE_RANGE = (1e-12, 1.0)
 """Sampling probabilities that are searched."""
 MAX_STEPS = 10**9
@@ -46,7 +85,70 @@ INFEASIBLE = {
     "steps": "infeasible_steps",
 }
 """Status of a row in which no value holds."""
-RULES: dict[str, Constraint] = {"target_epsilon": POSITIVE, "target_delta": DELTA, **NUMBERS}
+TARGETS = (
+    "target_advantage",
+    "target_tpr",
+    "target_bayes_success",
+    "target_posterior",
+    "target_reconstruction",
+    "target_mu",
+)
+"""Risks that a calibration can be asked to keep."""
+BESIDE = {
+    "target_tpr": ("at_fpr",),
+    "target_bayes_success": ("prior",),
+    "target_posterior": ("prior", "at_fpr"),
+    "target_reconstruction": ("baseline",),
+    "target_mu": ("above_fpr",),
+}
+"""What belongs to each of them."""
+USUAL_FLOOR = 1e-10
+"""`above_fpr` where it is left out."""
+RISK_RULES: dict[str, Constraint] = dict.fromkeys((*TARGETS[:5], "at_fpr", "prior", "baseline"), OPEN_PROBABILITY) | {
+    "target_mu": POSITIVE,
+    "above_fpr": Constraint(
+        "use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True
+    ),
+}
+"""What each may be."""
+RULES: dict[str, Constraint] = {"target_epsilon": POSITIVE, "target_delta": DELTA, **NUMBERS, **RISK_RULES}
+"""What each number of a calibration may be."""
+
+
+class RiskTarget(NamedTuple):
+    """One target, by name, with its values and those of what belongs to it."""
+
+    name: str
+    values: dict[str, Any]
+
+
+def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) -> RiskTarget | None:
+    """The one risk that is a target, None where epsilon with delta is; InputError, one line, where it is not one."""
+    named = [name for name in TARGETS if risks[name] is not None]
+    wanted = [*(["target_epsilon"] if target_epsilon is not None or target_delta is not None else []), *named]
+    choices = f"target_epsilon with target_delta, or one of {', '.join(TARGETS)}"
+    if len(wanted) != 1:
+        which = f" ({', '.join(wanted)})" if wanted else ""
+        raise InputError(f"{len(wanted)} targets are given{which}; give {choices}")
+    belongs = BESIDE.get(wanted[0], ())
+    for other in ("at_fpr", "prior", "baseline", "above_fpr"):
+        if risks[other] is not None and other not in belongs:
+            owners = " or ".join(name for name, more in BESIDE.items() if other in more)
+            raise InputError(f"{other} belongs to {owners}; leave it out beside {wanted[0]}")
+        if risks[other] is None and other in belongs and other != "above_fpr":
+            raise InputError(f"{wanted[0]} needs {other}; give both")
+    if not named:
+        for name, value, other in (
+            ("target_epsilon", target_epsilon, "target_delta"),
+            ("target_delta", target_delta, "target_epsilon"),
+        ):
+            if value is None:
+                raise InputError(f"{other} needs {name}; give both")
+        return None
+    values = {name: risks[name] for name in (named[0], *belongs)}
+    if "above_fpr" in belongs and values["above_fpr"] is None:
+        values["above_fpr"] = USUAL_FLOOR
+    return RiskTarget(named[0], values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,46 +210,67 @@ class Calibration:
         return markup.batch("Calibration", head, np.shape(self.value), cells)
 
 
-def checked_goal(
+class Goal(NamedTuple):
+    """A parameter of DP-SGD to solve for, on a flat batch."""
+
+    unknown: str
+    epsilon: np.ndarray
+    delta: np.ndarray
+    known: dict[str, np.ndarray]
+    limits: tuple[float, float]
+    relation: str
+    rtol: float
+    hint: contour.Hint  # where the certificate should begin; filled in as it becomes known
+    near: np.ndarray | None = None  # where the unknown is expected
+    on_delta: bool = False  # whether delta at exactly this epsilon is to be met, instead of epsilon at this delta
+
+    def take(self, rows: np.ndarray) -> Goal:
+        """Some rows."""
+        epsilon, delta, known, hint, near = jax.tree.map(
+            itemgetter(rows), (self.epsilon, self.delta, self.known, self.hint, self.near)
+        )
+        return self._replace(epsilon=epsilon, delta=delta, known=known, hint=hint, near=near)
+
+    def run(self, rows: np.ndarray, values: np.ndarray) -> Mechanism:
+        """The runs of some rows with these values of the unknown."""
+        return dp_sgd(**{name: column[rows] for name, column in self.known.items()} | {self.unknown: values})
+
+
+def checked(
     unknown: str,
-    target_epsilon: Any,
-    target_delta: Any,
+    target: dict[str, Any],
     known: dict[str, Any],
     relation: str,
     limits: tuple[float, float],
     rtol: float,
     backend: str,
-    more_shapes: dict[str, tuple[int, ...]],
-) -> tuple[Goal, tuple[int, ...]]:
-    """The arguments of a public call as a flat goal, and the shape of the batch; InputError where they are refused."""
-    given = {"target_epsilon": target_epsilon, "target_delta": target_delta, **known}
-    refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **given)
+    more_shapes: dict[str, tuple[int, ...]] | None = None,
+) -> tuple[Goal, dict[str, np.ndarray], tuple[int, ...]]:
+    """The arguments of a public call, flat: the goal, the numbers of its target, and the shape of the batch.
+
+    InputError where they are refused.  For a risk the epsilon and delta of the goal are 0.
+    """
+    refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **target, **known)
     chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
-    checked = {name: check(name, value, RULES[name]) for name, value in given.items()}
-    shape = broadcast_shape({name: np.shape(value) for name, value in checked.items()} | more_shapes)
-    flat = {k: np.broadcast_to(np.asarray(v, np.float64), shape).reshape(-1) for k, v in checked.items()}
-    epsilon, delta = flat.pop("target_epsilon"), flat.pop("target_delta")
-    return Goal(unknown, epsilon, delta, flat, limits, chosen.relation, chosen.rtol, no_hint(epsilon.size)), shape
+    numbers = {name: check(name, value, RULES[name]) for name, value in (target | known).items()}
+    shape = broadcast_shape({name: np.shape(value) for name, value in numbers.items()} | (more_shapes or {}))
+    flat = {k: np.broadcast_to(np.asarray(v, np.float64), shape).reshape(-1) for k, v in numbers.items()}
+    wanted, others = ({name: flat[name] for name in some} for some in (target, known))
+    size = int(np.prod(shape))
+    epsilon, delta = (wanted.get(name, np.zeros(size)) for name in ("target_epsilon", "target_delta"))
+    on_delta = "target_epsilon" not in target
+    hint = no_hint(size)
+    goal = Goal(unknown, epsilon, delta, others, limits, chosen.relation, chosen.rtol, hint, on_delta=on_delta)
+    return goal, wanted, shape
 
 
-def calibrated(
-    unknown: str,
-    target_epsilon: Any,
-    target_delta: Any,
-    known: dict[str, Any],
-    relation: str,
-    limits: tuple[float, float],
-    rtol: float,
-    backend: str,
-) -> Calibration:
-    """The value of `unknown` that meets the target for DP-SGD with the other parameters known."""
-    goal, shape = checked_goal(unknown, target_epsilon, target_delta, known, relation, limits, rtol, backend, {})
+def found_for(goal: Goal, backend: str) -> Found:
+    """The value of the unknown that meets epsilon at delta for Poisson samples."""
     with job(goal.epsilon.size, backend):
         search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
         if goal.relation == "add_or_remove_one":  # remove is the larger direction as a rule
             search = search._replace(leader=lambda rows, values: certified(goal, "remove_one", rows, values))
-        found = certified_search(search, lambda rows: started(goal, rows))
-    return result(found, shape, goal.relation)
+        return certified_search(search, lambda rows: started(goal, rows))
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
@@ -170,20 +293,27 @@ def search_for(goal: Goal, evaluate: Any) -> Search:
 
 def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
     """The certified epsilon of some rows at some values, as narrow as a search needs it."""
-    fields = {name: column[rows] for name, column in goal.known.items()} | {goal.unknown: values}
-    effort = account.effort_of_search(goal.rtol)
-    hint = jax.tree.map(lambda known: known[rows], goal.hint)
-    return answer(MechanismQuestion("epsilon", dp_sgd(**fields), goal.delta[rows], relation, effort, hint=hint))
+    effort, hint = account.effort_of_search(goal.rtol), jax.tree.map(itemgetter(rows), goal.hint)
+    return answer(MechanismQuestion("epsilon", goal.run(rows, values), goal.delta[rows], relation, effort, hint=hint))
 
 
-def result(found: Found, shape: tuple[int, ...], relation: str, best: Any = True) -> Calibration:
-    """What was found, in the shape of the batch; scalars for one configuration."""
+def result(
+    found: Found,
+    shape: tuple[int, ...],
+    relation: str,
+    monotone: bool = True,
+    bounds: Bounds | None = None,
+    risk: Bounds | None = None,
+) -> Calibration:
+    """What was found, in the shape of the batch; scalars for one configuration.
+
+    bounds : of epsilon; by default those of the search.
+    """
     ok = np.isin(found.status, CLAIMED).reshape(shape)
-    value, status = found.value.reshape(shape), found.status.reshape(shape)
-    best = ok & best & found.shown.reshape(shape)
-    if shape == ():
-        return Calibration(value[()], found.bounds(shape), str(status), ok[()], best[()], relation=relation)
-    return Calibration(value, found.bounds(shape), status, ok, best, relation=relation)
+    status = found.status.reshape(shape) if shape else str(found.status[0])
+    best = ok & monotone & found.shown.reshape(shape)
+    at = found.bounds(shape) if bounds is None else bounds
+    return Calibration(found.value.reshape(shape)[()], at, status, ok[()], best[()], risk, relation=relation)
 
 
 def started(goal: Goal, rows: np.ndarray) -> Start:
@@ -192,3 +322,209 @@ def started(goal: Goal, rows: np.ndarray) -> Start:
     for known, found_out in zip(jax.tree.leaves(goal.hint), jax.tree.leaves(hint), strict=True):
         known[rows] = found_out
     return start
+
+
+class _Equation(NamedTuple):
+    """The arguments of the kernels, row by row."""
+
+    sign: np.ndarray
+    base: np.ndarray
+    unknown: np.ndarray
+    epsilon: np.ndarray
+    log_delta: np.ndarray
+    log_tol: np.ndarray
+
+    def take(self, rows: np.ndarray) -> _Equation:
+        return _Equation(*(column[rows] for column in self))
+
+
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # targets at the ends of float64: x may be anything
+def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
+    """A start for some rows of a goal, in the middle of the limits where no solve succeeds, and a hint for
+    certificates."""
+    known = {name: column[rows] for name, column in goal.known.items()}
+    if goal.on_delta:  # epsilon may be 0
+        epsilon, delta = goal.epsilon[rows], goal.delta[rows]
+        delta = delta - AIM * goal.rtol * room(delta)
+        log_delta, mu = np.log(delta), gaussian_mu(epsilon, delta)
+    else:
+        epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
+        mu = _gaussian_mu_by_tail(epsilon, log_delta)
+    nothing = np.zeros(rows.size)
+    x = by_central_limit(goal, known, mu) if goal.near is None else np.log(goal.near[rows])
+    found, hint = Start(x, nothing, nothing.astype(bool)), contour.no_hint(rows.size)
+    if rows.size == 0:
+        return found, hint
+    full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
+    if full.any():
+        exact = mu[full] if goal.on_delta else gaussian_mu(epsilon[full], goal.delta[rows[full]])
+        if goal.unknown == "noise_multiplier":
+            found.x[full], found.slope[full] = 0.5 * np.log(known["steps"][full]) - np.log(exact), -epsilon[full]
+        else:
+            found.x[full] = 2.0 * np.log(exact * known["noise_multiplier"][full])
+            found.slope[full] = 0.5 * epsilon[full]
+        found.solved[full] = True
+    unknown = np.array([name == goal.unknown for name in ORDER], np.float64)
+    columns = [np.log(np.maximum(known.get(name, np.ones(rows.size)), 1e-300)) for name in ORDER]
+    equation = _Equation(
+        np.full(rows.size, -1.0 if goal.relation == "add_one" else 1.0),
+        np.stack(columns, axis=1) * (1.0 - unknown),
+        np.tile(unknown, (rows.size, 1)),
+        epsilon,
+        log_delta,
+        np.full(rows.size, np.log(TOLERANCE)),
+    )
+    _plainly(goal, rows, equation, found, hint, mu)
+    _split(goal, rows, equation, found, hint)
+    known_x = np.isfinite(found.x)
+    found.x[~known_x] = 0.5 * np.sum(np.log(goal.limits))
+    found.solved[~known_x] = False
+    return found, hint
+
+
+def room(delta: np.ndarray) -> np.ndarray:
+    """The unit of distances from a target delta: the smaller of delta and 1 - delta."""
+    return np.minimum(delta, 1.0 - delta)
+
+
+def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """The mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu (an estimate)."""
+    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
+
+    low, high = np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        above = closed_form.log_delta(np.exp(middle), epsilon)[0] > np.log(delta)
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return np.exp(low)
+
+
+def _gaussian_mu_by_tail(epsilon: np.ndarray, log_delta: np.ndarray) -> np.ndarray:
+    z = np.sqrt(-2.0 * log_delta)
+    return 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))
+
+
+def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
+    """x by the central limit theorem."""
+    with np.errstate(over="ignore", divide="ignore"):
+        if goal.unknown == "noise_multiplier":
+            x = -0.5 * np.log(np.log1p(mu**2 / (known["sampling_probability"] ** 2 * known["steps"])))
+        elif goal.unknown == "steps":
+            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
+            x = np.log(mu**2 / (known["sampling_probability"] ** 2 * growth))
+        else:
+            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
+            x = np.log(mu) - 0.5 * np.log(known["steps"] * growth)
+    return np.clip(x, *np.log(goal.limits))
+
+
+def _plainly(
+    goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
+) -> None:
+    """Rung by rung of the plain contour, each row on the one that its kernel says it needs."""
+    rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
+    low, high = np.log(goal.limits)
+    variance = mu**2
+    gap = equation.epsilon - variance / 2
+    c = (gap + np.sqrt(gap**2 + 4 * variance)) / (2 * variance)
+    due = np.where(found.solved, len(rungs), 0)
+    for step, rung in enumerate(rungs):
+        todo = np.flatnonzero(due == step)
+        if todo.size == 0:
+            continue
+        static = {"points": rung.points, "count": rung.nodes, "rounds": 1 if step == 0 else 2}
+        part = equation.take(todo)
+        arguments = (*part[:3], found.x[todo], c[todo], *part[3:])
+        solved = evaluate(calibration.solve, arguments, todo.size, rung.chunk, **static)
+        x, of_delta, of_epsilon, residual, need = solved
+        inside = (x > low - 1e-9) & (x < high + 1e-9)
+        good = (np.abs(residual) < 1e-6) & (need <= spare * rung.nodes) & inside
+        near = inside & (np.abs(residual) < 1.0)
+        found.x[todo] = np.where(near, x, found.x[todo])
+        slope = goal.delta[rows[todo]] * of_delta if goal.on_delta else of_epsilon
+        found.slope[todo] = np.where(good, slope, found.slope[todo])
+        found.solved[todo] = good
+        if goal.on_delta:
+            hint.near[todo], hint.rung[todo] = np.where(good, part.log_delta, 0.0), np.where(good, step, 0)
+        wanted = np.searchsorted([spare * r.nodes for r in rungs], need)
+        due[todo] = np.where(good, len(rungs), np.maximum(wanted, step + 1))
+
+
+def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint) -> None:
+    """Secant steps on the split contour until they are small, for what is left."""
+    left = ~found.solved
+    if not left.any():
+        return
+    low, high = np.log(goal.limits)
+    sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
+    slope = sign * -2.0 * equation.log_delta
+    rows = np.flatnonzero(left)
+    if not goal.on_delta:  # at eps = 0 that sum of single steps is above the true delta
+        found.x[rows], slope[rows] = _one_hit(equation.take(rows), found.x[rows], slope[rows], sign)
+    for place, rung in enumerate(contour.LADDER):
+        if not rung.split or rung.chunk == 1:
+            continue
+        active = left.copy()
+        for _ in range(CALLS):
+            todo = np.flatnonzero(active)
+            if todo.size == 0:
+                break
+            static = {"points": rung.points, "count": rung.nodes}
+            part = equation.take(todo)
+            arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
+            leaves = evaluate(calibration.solve_split, arguments, todo.size, rung.chunk, **static)
+            new = jax.tree.unflatten(calibration.SHAPE, leaves)
+            usable = np.isfinite(new.x) & np.isfinite(new.residual)
+            fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
+            found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
+            slope[todo] = np.where(usable & (new.slope * sign > 0), new.slope, slope[todo])
+            close = fits & (new.off < ENOUGH) & (new.moved < calibration.SETTLED)
+            steep = goal.delta[asked[todo]] * new.slope if goal.on_delta else new.epsilon_slope
+            found.slope[todo] = np.where(close, steep, found.slope[todo])
+            found.solved[todo] = close
+            _note(hint, todo, close, place, part.log_delta if goal.on_delta else part.epsilon, new)
+            left[todo[close]] = False
+            stuck = usable & (found.x[todo] != new.x) & (new.moved < calibration.SETTLED)
+            active[todo] = ~close & usable & ~stuck & (fits | (new.moved > calibration.SETTLED))
+
+
+def _note(
+    hint: contour.Hint,
+    rows: np.ndarray,
+    close: np.ndarray,
+    rung: int,
+    near: np.ndarray,
+    found: calibration.Solved,
+) -> None:
+    """Leave to the certificate what it need not find again."""
+    rows = rows[close]
+    hint.near[rows], hint.rung[rows] = near[close], rung
+    hint.usable[rows] = found.moved[close] < LASTING
+    for kept, new in zip(jax.tree.leaves(hint.placed), jax.tree.leaves(found.placed), strict=True):
+        kept[rows] = new[close]
+
+
+def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
+    """(x, d log delta / dx), replaced where n times the delta of one sampled step equals delta at a more private value.
+
+    This product is nearly a lower bound of the true delta, and nearly equal to it where few hits are expected.
+    """
+    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
+
+    def residual(x: np.ndarray) -> np.ndarray:
+        sigma, q, n = np.exp(equation.base + x[:, None] * equation.unknown).T
+        q = np.minimum(q, 1.0 - 1e-12)
+        value, _ = closed_form.log_delta_of_one_step(sigma, q, equation.sign > 0, equation.epsilon)
+        return np.log(n) + value - equation.log_delta
+
+    # more private, and less private
+    safe, bold = x + REACH * -sign, x + REACH * sign
+    for _ in range(HALVINGS):
+        middle = 0.5 * (safe + bold)
+        above = residual(middle) > 0
+        bold, safe = np.where(above, middle, bold), np.where(above, safe, middle)
+    alone = 0.5 * (safe + bold)
+    step = 1e-4
+    steep = (residual(alone + step) - residual(alone - step)) / (2.0 * step)
+    better = (sign * alone < sign * x) & np.isfinite(steep) & (sign * steep > 0)
+    return np.where(better, alone, x), np.where(better, steep, slope)

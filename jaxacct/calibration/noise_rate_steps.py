@@ -7,28 +7,31 @@ each.  `jaxacct.calibrate` (any_parameter.py) takes any parameter of any mechani
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.directions import answer
 from jaxacct.calibration.dp_sgd_search import (
     MAX_STEPS,
+    ORDER,
     RATE_RANGE,
+    RISK_RULES,
     Calibration,
-    calibrated,
-    checked_goal,
+    Goal,
+    calibration_start,
+    checked,
+    found_for,
+    given_target,
     result,
     search_for,
 )
-from jaxacct.calibration.risk_targets import RULES as RISKS
-from jaxacct.calibration.risk_targets import given_target
-from jaxacct.calibration.search import Start, certified_search
-from jaxacct.calibration.starting_points import ORDER, calibration_start
+from jaxacct.calibration.search import Found, Start, certified_search
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
-from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice
+from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice, refuse_tracers
 from jaxacct.engines.backend import job
 from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms.dp_sgd_run import (
@@ -48,6 +51,11 @@ __all__ = ["Calibration", "calibrate_noise_multiplier", "calibrate_sampling_prob
 
 MOST_STEPS = 2.0**52
 """Steps of the smallest sampling probability that is looked for where the epochs are given."""
+LEAST_RTOL_OF_SELECTIONS = 1e-3
+"""Relative closeness to the target that is wanted at most of a private selection: its bracket is no narrower than about
+1e-4."""
+SINGLE_RUN_SHARE = 0.65
+"""The search for its noise begins where a single run takes this share of the target."""
 USUAL_RATE = 0.01
 """Sampling probability near which one is looked for where the epochs are given."""
 
@@ -275,45 +283,18 @@ def calibrate_steps(
     return _calibrated("steps", given, (1.0, float(most)))
 
 
-class Task(NamedTuple):
-    """One of the three calibrations, with its arguments checked against each other.
-
-    numbers : what the run is made from, beside `unknown`.  rate : its sampling probability, where it is known.
-    """
-
-    unknown: str
-    epsilon: Any
-    delta: Any
-    numbers: dict[str, Any]
-    rate: dict[str, Any]
-    sampling: str
-    group: int
-    relation: str
-    limits: tuple[float, float]
-    rtol: float
-    backend: str
-
-
 def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]) -> Calibration:
     """The least private value of `unknown` that meets the target; `given` are the arguments of the public function."""
-    epsilon, delta, sampling, group = (given[name] for name in ("target_epsilon", "target_delta", "sampling", "group"))
-    risk = given_target(epsilon, delta, {name: given[name] for name in RISKS})
-    numbers = {name: given[name] for name in NUMBERS if name != "group" and given.get(name) is not None}
-    run = described(numbers, sampling, group, unknown)
-    task = Task(
-        unknown,
-        epsilon,
-        delta,
-        numbers_of_rule(sampling, run, group),
-        {name: value for name, value in run.items() if name == "sampling_probability"},
-        sampling,
-        group,
-        usual_relation(sampling) if given["relation"] is None else choice("relation", given["relation"], RELATIONS),
-        limits,
-        given["rtol"],
-        given["backend"],
-    )
-    law, beyond = given.get("repetitions"), _beyond_plain(task)
+    sampling, group, backend, law = given["sampling"], given["group"], given["backend"], given.get("repetitions")
+    target = {name: given[name] for name in ("target_epsilon", "target_delta")}
+    risk = given_target(given["target_epsilon"], given["target_delta"], {name: given[name] for name in RISK_RULES})
+    run = {name: given[name] for name in NUMBERS if name != "group" and given.get(name) is not None}
+    run = described(run, sampling, group, unknown)
+    numbers = numbers_of_rule(sampling, run, group)  # what the run is made from, beside the unknown
+    relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
+    choice("relation", relation, RELATIONS)
+    settings = relation, limits, given["rtol"], backend
+    beyond = _beyond_plain(unknown, numbers, sampling, group, relation)
     if risk is not None and law is not None:
         raise InputError("repetitions goes with target_epsilon and target_delta alone; leave it out for a risk")
     if risk is not None:
@@ -321,63 +302,58 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
             raise InputError(f"a risk cannot be met here with {beyond}; give target_epsilon and target_delta instead")
         from jaxacct.calibration.risks import calibrated_to_risk  # SciPy: only where a risk is the target
 
-        return calibrated_to_risk(unknown, risk, task.numbers, *task[-4:])
+        return calibrated_to_risk(risk.name, *checked(unknown, risk.values, numbers, *settings), backend)
     if law is not None:
         if beyond:
             raise InputError(
                 f"repetitions cannot be met here with {beyond}; use ja.calibrate(lambda x: selection.select("
                 "ja.dp_sgd(...), law), ...) with the same run, candidates and relation"
             )
-        return _with_repetitions(task, law, given["candidates"])
-    return _by_rule(task) if beyond else calibrated(unknown, epsilon, delta, task.numbers, *task[-4:])
-
-
-def _beyond_plain(task: Task) -> str:
-    """What the quick calibration of Poisson samples of single records does not know; "" if it knows all."""
-    if task.sampling != "poisson":
-        return f"sampling = {task.sampling!r}"
-    if task.group != 1:
-        return f"group = {task.group!r}"
-    if {task.unknown, *task.numbers} != set(ORDER):
-        return "epochs"
-    return "relation = 'replace_one'" if task.relation == "replace_one" else ""
-
-
-def _with_repetitions(task: Task, law: Law, candidates: str) -> Calibration:
-    """The noise with which the whole selection meets the target."""
-    from jaxacct.calibration.noise_of_selections import law_shape, noise_of_selection
-    from jaxacct.selection.mechanism import CANDIDATES  # takes a while to import, and single runs do not need it
-
-    choice("candidates", candidates, CANDIDATES)
-    shapes = {"repetitions": law_shape(law)}
-    goal, shape = checked_goal(*task[:4], *task[-4:], shapes)
-    return result(noise_of_selection(goal, law, shape, candidates, task.backend), shape, goal.relation)
-
-
-def _by_rule(task: Task) -> Calibration:
-    """By the certified brackets of the run itself; what Poisson sampling would need is where the search begins."""
-    unknown, limits = task.unknown, task.limits
-    if rule_of(task.sampling).in_passes and unknown == "sampling_probability":
+        shapes = {"repetitions": law_shape(law, given["candidates"])}
+        goal, _, shape = checked(unknown, target, numbers, *settings, shapes)
+        return result(_noise_of_selection(goal, law, shape, given["candidates"], backend), shape, relation)
+    if not beyond:
+        goal, _, shape = checked(unknown, target, numbers, *settings)
+        return result(found_for(goal, backend), shape, relation)
+    if rule_of(sampling).in_passes and unknown == "sampling_probability":
         raise InputError(
-            f"sampling_probability cannot be solved for with sampling = {task.sampling!r}, whose slots are whole; use "
+            f"sampling_probability cannot be solved for with sampling = {sampling!r}, whose slots are whole; use "
             "ja.calibrate(lambda t: ja.dp_sgd(sigma, slots=t, ...), whole=True, ...), all else the same"
         )
-    known = task.numbers | task.rate
-    goal, shape = checked_goal(unknown, task.epsilon, task.delta, known, *task[-4:], {})
+    rate = {name: value for name, value in run.items() if name == "sampling_probability"}  # where it is known
+    goal, _, shape = checked(unknown, target, numbers | rate, *settings)
+    # epsilon need not grow with the rate where a cap binds more often, or where the steps become fewer
+    monotone = unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known)
+    return result(_by_rule(goal, tuple(numbers), sampling, group, backend), shape, relation, monotone)
+
+
+def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: int, relation: str) -> str:
+    """What the quick calibration of Poisson samples of single records does not know; "" if it knows all."""
+    if sampling != "poisson":
+        return f"sampling = {sampling!r}"
+    if group != 1:
+        return f"group = {group!r}"
+    if {unknown, *numbers} != set(ORDER):
+        return "epochs"
+    return "relation = 'replace_one'" if relation == "replace_one" else ""
+
+
+def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, backend: str) -> Found:
+    """By the certified brackets of the run itself; what Poisson sampling would need is where the search begins."""
     effort = account.effort_of_search(goal.rtol)
 
     def certified(rows: np.ndarray, values: np.ndarray) -> Bounds:
-        fields = {name: goal.known[name][rows] for name in task.numbers} | {unknown: values}
-        asked = dp_sgd(**fields, sampling=task.sampling, group=task.group)
-        return answer(MechanismQuestion("epsilon", asked, goal.delta[rows], goal.relation, effort))
+        fields = {name: goal.known[name][rows] for name in numbers} | {goal.unknown: values}
+        run = dp_sgd(**fields, sampling=sampling, group=group)
+        return answer(MechanismQuestion("epsilon", run, goal.delta[rows], goal.relation, effort))
 
     search = search_for(goal, certified)
     if "epochs" in goal.known:  # a smaller rate has more steps than are counted
-        search = search._replace(lowest=np.clip(goal.known["epochs"] / MOST_STEPS, *limits))
+        search = search._replace(lowest=np.clip(goal.known["epochs"] / MOST_STEPS, *goal.limits))
 
     def started(rows: np.ndarray) -> Start:
         start = calibration_start(near, rows)[0]
-        x = start.x + math.log(task.group) if unknown == "noise_multiplier" else start.x
+        x = start.x + math.log(group) if goal.unknown == "noise_multiplier" else start.x
         x = np.clip(x, np.log(search.lowest[rows]), np.log(search.highest[rows]))
         return Start(x, np.zeros(rows.size), np.zeros(rows.size, bool))
 
@@ -385,8 +361,43 @@ def _by_rule(task: Task) -> Calibration:
     if "epochs" in goal.known:
         usual["steps"] = np.ceil(goal.known["epochs"] / USUAL_RATE)
     near = goal._replace(known=usual, relation="add_or_remove_one")
-    with job(goal.epsilon.size, task.backend):
-        found = certified_search(search, started)
-    # epsilon need not grow with the rate where a cap binds more often, or where the steps become fewer
-    monotone = unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known)
-    return result(found, shape, goal.relation, monotone)
+    with job(goal.epsilon.size, backend):
+        return certified_search(search, started)
+
+
+def law_shape(law: Any, candidates: str = "iid") -> tuple[int, ...]:
+    """The batch shape of a law of K; InputError for anything else."""
+    from jaxacct.selection.law_of_k import Law  # takes a while to import, and single runs do not need it
+    from jaxacct.selection.mechanism import CANDIDATES
+
+    choice("candidates", candidates, CANDIDATES)
+    if not isinstance(law, Law):
+        raise InputError(f"repetitions = {law!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
+    refuse_tracers("ja.calibrate_noise_multiplier", "jaxacct.kernels.worst_score", repetitions=law)
+    return law.shape
+
+
+def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates: str, backend: str) -> Found:
+    """The noise multiplier of every row for which the whole selection, not only a single run, meets the target."""
+    from jaxacct.selection.mechanism import select
+
+    laws, rtol = law.flattened(shape), max(goal.rtol, LEAST_RTOL_OF_SELECTIONS)
+
+    def certify(relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
+        pieces = []
+        for row, value in zip(rows, values, strict=True):  # each has a curve of its own, and one program serves all
+            run = goal.run(np.array([row]), np.array([value]))
+            chosen = select(run, jax.tree.map(lambda x, row=row: x[[row]], laws), candidates=candidates)
+            pieces.append(account.epsilon(chosen, goal.delta[[row]], relation=relation, rtol=rtol))
+        names = ("lower", "estimate", "upper", "kind", "status", "engine")
+        return Bounds(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
+
+    search = search_for(goal, lambda rows, values: certify(goal.relation, rows, values))
+    search = search._replace(rtol=rtol, closest=0.25 * rtol)
+    if goal.relation == "add_or_remove_one":
+        search = search._replace(leader=lambda rows, values: certify("remove_one", rows, values))
+    near = goal._replace(epsilon=SINGLE_RUN_SHARE * goal.epsilon)
+    with job(goal.epsilon.size, backend):
+        return certified_search(
+            search, lambda rows: calibration_start(near, rows)[0]._replace(solved=np.zeros(rows.size, bool))
+        )

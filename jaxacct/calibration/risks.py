@@ -2,191 +2,245 @@
 
 Every target but mu follows from one certified value of the privacy profile: `delta(eps*) <= d*`.  The parameter is
 searched for at that eps*.  Where eps* is free (true-positive rates), any choice is valid, and the best one is looked
-for.  mu is searched for by its own certified bracket.
+for.  mu is searched for by its own certified bracket: the tangents of a contour show it, chosen beforehand, close
+together near the best eps at the floor, where mu is attained as a rule, and rough far from it.  What they do not decide
+is left to `gaussian_fit`.  Derivations: jaxacct/representations/README.md.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from operator import itemgetter
+from typing import NamedTuple
 
+import jax
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
-from jaxacct.accounting.account import REVERSED
-from jaxacct.accounting.true_positive_rates import Place, posterior_of, rate_at
-from jaxacct.calibration.dp_sgd_search import INFEASIBLE, LEAST_RTOL, RULES, Calibration
-from jaxacct.calibration.risk_delta_search import (
-    Unknown,
-    deltas_near,
-    less_private,
-    value_for,
-    value_for_mu,
-    value_for_rate,
+from jaxacct.accounting import account
+from jaxacct.accounting.directions import by_parts
+from jaxacct.accounting.risk_readings import (
+    KNOWN_WIDTH,
+    Deltas,
+    Place,
+    Rates,
+    best_epsilon,
+    deltas_about,
+    deltas_along,
+    gaussian_fit,
+    largest_mu,
+    least_mu,
+    posterior_of,
+    rate_at,
+    rate_from_three,
+    three_places,
 )
-from jaxacct.calibration.risk_noise import Target
-from jaxacct.calibration.risk_targets import RiskTarget, above, flat_values, rate_of
-from jaxacct.calibration.search import CLAIMED, Found
+from jaxacct.calibration.dp_sgd_search import (
+    INFEASIBLE,
+    NEARLY,
+    PLAIN_FOR_DELTA,
+    TOLERANCE,
+    Calibration,
+    Goal,
+    calibration_start,
+    result,
+    room,
+    search_for,
+    started,
+)
+from jaxacct.calibration.search import (
+    AIM,
+    CLAIMED,
+    Found,
+    Start,
+    beside,
+    certified_search,
+    conclude,
+    least_apart,
+)
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import options, refuse_tracers
-from jaxacct.engines.backend import job
+from jaxacct.core.validation import InputError
+from jaxacct.engines.backend import evaluate, job
+from jaxacct.engines.contour import no_hint
+from jaxacct.engines.protocol import MechanismQuestion
+from jaxacct.kernels import calibration
+from jaxacct.mechanisms import Mechanism
+from jaxacct.mechanisms.base import take_rows
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
-__all__ = ["calibrated_to_risk"]
+__all__ = ["calibrated_to_risk", "shown_on_one_contour"]
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
 """Two attempts at the lower end of a true-positive rate: the assumed distance of eps from the best one, in deviations
 of the loss, and the rtol of the deltas.  That end is then some 0.05 % or 1 % low."""
-_NEAR = 2e-3
+NEAR = 2e-3
 """A value is shown to be the best if the lower end of its rate is this near to the target, relative to the target's
 distances from chance and from 1."""
 WIDE = 0.02
 """Relative width up to which the bracket of a rate has the status "ok"."""
-Risk = tuple[Found, np.ndarray, np.ndarray, np.ndarray]
-"""What was found; the ends of the risk, (3, n); the eps that it follows from; its kinds."""
+Risk = tuple[Found, np.ndarray, np.ndarray]
+"""What was found; the ends of the risk, (3, n); the eps that it follows from."""
 
 
 def calibrated_to_risk(
-    unknown: str,
-    target: RiskTarget,
-    known: dict[str, Any],
-    relation: str,
-    limits: tuple[float, float],
-    rtol: float,
-    backend: str,
+    name: str, goal: Goal, flat: dict[str, np.ndarray], shape: tuple[int, ...], backend: str
 ) -> Calibration:
-    """The least private value of `unknown` that keeps a risk at its target."""
-    refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **target.values, **known)
-    chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
-    flat, shape = flat_values(target.values, known, RULES, {})
-    task = Unknown(unknown, limits, {name: flat[name] for name in known}, chosen.relation, chosen.rtol)
-    solve = {
-        "target_advantage": _to_advantage,
-        "target_bayes_success": _to_bayes_success,
-        "target_mu": _to_mu,
-    }.get(target.name, _to_rate)
-    with job(int(np.prod(shape)), chosen.backend):
-        found, ends, epsilon, kind = solve(task, target.name, flat, shape)
+    """The least private value of the unknown that keeps the risk of that name at its target."""
+    by_name = {"target_advantage": _to_advantage, "target_bayes_success": _to_bayes_success, "target_mu": _to_mu}
+    with job(goal.epsilon.size, backend):
+        found, ends, epsilon = by_name.get(name, _to_rate)(goal, name, flat, shape)
     # nothing that is not shown to hold is claimed
     claimed = np.isin(found.status, CLAIMED)
-    found.fail(np.flatnonzero(claimed & ~(ends[2] <= flat[target.name])), INFEASIBLE[unknown])
+    found.fail(np.flatnonzero(claimed & ~(ends[2] <= flat[name])), INFEASIBLE[goal.unknown])
     ok = np.isin(found.status, CLAIMED)
-    ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan)
-    return _result(found, ends, epsilon, kind, ok, ok & found.shown, shape, chosen.relation)
-
-
-def _result(
-    found: Found,
-    ends: np.ndarray,
-    epsilon: np.ndarray,
-    kind: np.ndarray,
-    ok: np.ndarray,
-    best: np.ndarray,
-    shape: tuple[int, ...],
-    relation: str,
-) -> Calibration:
-    word = np.where(ok, found.word, found.status)
-    words = (column.reshape(shape) for column in (kind, word, found.engine))
-    risk = Bounds(*(end.reshape(shape) for end in ends), *words)
-    exactly = epsilon.reshape(shape)
+    ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan).reshape(shape)
+    words = (np.where(ok, found.word, found.status), found.engine)
+    risk = Bounds(*(column.reshape(shape) for column in (*ends, found.kind, *words)))
     # the eps is a choice, and known exactly
-    at = Bounds(exactly, exactly, exactly, "certified", np.where(ok, "ok", found.status).reshape(shape))
-    value, status, ok, best = (x.reshape(shape) for x in (found.value, found.status, ok, best))
-    if shape == ():
-        return Calibration(value[()], at, str(status), ok[()], best[()], risk, relation=relation)
-    return Calibration(value, at, status, ok, best, risk, relation=relation)
+    at = Bounds(epsilon, epsilon, epsilon, "certified", np.where(ok, "ok", found.status).reshape(shape))
+    return result(found, shape, goal.relation, bounds=at, risk=risk)
 
 
-def _to_advantage(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    goal = flat[name]
-    target = Target(np.zeros(goal.shape), goal)
-    found = value_for(task, target)
-    return found, np.stack([found.lower, found.estimate, found.upper]), target.epsilon, found.kind
+# One certified value of delta.
 
 
-def _to_bayes_success(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    goal, prior = flat[name], flat["prior"]
+def _value_for(goal: Goal, solved: RateSolve | None = None) -> Found:
+    """The least private value for which the certified delta at the goal's epsilon is at most the goal's delta.
+
+    solved : rows of it that need no solve.
+    """
+    goal = goal._replace(hint=no_hint(goal.delta.size))
+    effort = account.effort_of_search(goal.rtol)
+
+    def start(rows: np.ndarray) -> Start:
+        if solved is None:
+            return started(goal, rows)
+        close, slope, delta = solved.close[rows], solved.slope[rows], goal.delta[rows]
+        aim = AIM * goal.rtol * room(delta) / delta
+        aimed = np.log(solved.noise[rows]) - np.where(close, aim / np.where(close, slope, 1.0), 0.0)
+        begin = Start(aimed, np.where(close, delta * slope, 0.0), close)
+        there, left = rows[close], np.flatnonzero(~close)
+        goal.hint.near[there], goal.hint.rung[there] = np.log(goal.delta[there]), solved.rung[there]
+        if left.size:
+            own = started(goal, rows[left])
+            begin.x[left], begin.slope[left], begin.solved[left] = own.x, own.slope, own.solved
+        return begin
+
+    def evaluate_delta(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        hint = jax.tree.map(itemgetter(rows), goal.hint)
+        run = goal.run(rows, values)
+        return by_parts(MechanismQuestion("delta", run, goal.epsilon[rows], goal.relation, effort, hint=hint))
+
+    search = search_for(goal, evaluate_delta)
+    return certified_search(search._replace(target=goal.delta, scale=room(goal.delta)), start)
+
+
+def _to_advantage(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
+    found = _value_for(goal._replace(delta=flat[name]))
+    return found, np.stack([found.lower, found.estimate, found.upper]), goal.epsilon
+
+
+def _to_bayes_success(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
+    wanted, prior = flat[name], flat["prior"]
     rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
-    above(name, goal, "max(prior, 1 - prior)", np.maximum(prior, 1.0 - prior), shape)
+    _require_above(name, wanted, "max(prior, 1 - prior)", np.maximum(prior, 1.0 - prior), shape)
     wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # as in Profile.bayes_success
-    room = (goal - (1.0 - rare) - 2.0 * wrong) / rare * (1.0 - 4.0 * ROUNDOFF)
-    target = Target(odds, room)
-    rare_member = prior <= 0.5
-    found = value_for(task._replace(relation="remove_one" if rare_member.all() else "add_one"), target)
-    if rare_member.any() and not rare_member.all():
-        other = value_for(task._replace(relation="remove_one"), target)
-        found = Found(*(np.where(rare_member, a, b) for a, b in zip(other, found, strict=True)))
-    ends = 1.0 - rare + rare * np.stack([found.lower, found.estimate, found.upper])
-    low, high = np.maximum(ends[0] - wrong, 1.0 - rare), np.minimum(ends[2] + wrong, 1.0)
-    return found, np.stack([low, np.clip(ends[1], low, high), high]), target.epsilon, found.kind
-
-
-def _to_rate(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """A true-positive rate, and what comes to one: a posterior probability, a reconstruction."""
-    if name == "target_posterior":
-        above(name, flat[name], "prior", flat["prior"], shape)
-    else:
-        beside = "at_fpr" if name == "target_tpr" else "baseline"
-        above(name, flat[name], beside, flat[beside], shape)
-    goal, fpr = rate_of(name, flat)
-    asked = (goal < 1.0) & (goal > fpr)
-    # the best eps, about -mu (quantile(a) + quantile(b))/2, is below 0 where a + b > 1
-    mirrored = asked & (goal - 0.5 > 0.5 - fpr)
-    # where nothing is asked any delta will do, and where too much is asked none
-    target = Target(np.zeros(goal.shape), np.where(goal >= 1.0, 1.0, -1.0))
-    pieces = []
-    for mask, mirror in ((asked & ~mirrored, False), (mirrored, True)):
+    most = (wanted - (1.0 - rare) - 2.0 * wrong) / rare * (1.0 - 4.0 * ROUNDOFF)
+    goal, rare_member, pieces = goal._replace(epsilon=odds, delta=most), prior <= 0.5, []
+    for relation, mask in (("remove_one", rare_member), ("add_one", ~rare_member)):
         rows = np.flatnonzero(mask)
         if rows.size:
-            ends_of_test = (1.0 - fpr[rows], 1.0 - goal[rows]) if mirror else (goal[rows], fpr[rows])
-            some, places = value_for_rate(_reversed(task.take(rows), mirror), *ends_of_test)
-            pieces.append((rows, some))
-            target.epsilon[rows], target.delta[rows] = places.epsilon, places.delta
-    if not asked.all():
-        rows = np.flatnonzero(~asked)
-        pieces.append((rows, value_for(task.take(rows), Target(target.epsilon[rows], target.delta[rows]))))
+            pieces.append((rows, _value_for(goal._replace(relation=relation).take(rows))))
+    found = _together(pieces)
+    ends = 1.0 - rare + rare * np.stack([found.lower, found.estimate, found.upper])
+    low, high = np.maximum(ends[0] - wrong, 1.0 - rare), np.minimum(ends[2] + wrong, 1.0)
+    return found, np.stack([low, np.clip(ends[1], low, high), high]), odds
+
+
+def _together(pieces: list[tuple[np.ndarray, Found]]) -> Found:
+    """What was found for some rows and for others, in the order of the rows."""
     order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
-    found = Found(*(np.concatenate(columns)[order] for columns in zip(*(some for _, some in pieces), strict=True)))
-    ends = np.full((3, goal.size), np.nan)
-    high = (found.upper + np.exp(target.epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF)
-    # `delta(-x) + e^-x a = 1 - e^-x (1 - a - delta'(x))`, with delta' of the reverse direction
-    missed = np.exp(-target.epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
-    high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
-    target.epsilon[mirrored] *= -1.0
-    enough = goal - _NEAR * np.minimum(goal - fpr, 1.0 - goal)
-    low = _rates_at_least(task, found.value, target.epsilon, goal, fpr, enough)
-    rows = np.flatnonzero((found.status == "ok") & asked & ~(low >= enough))
-    found.shown[:] &= (low >= enough) | ~asked
-    if rows.size:
-        least = _rates_at_least(
-            task.take(rows),
-            less_private(task, found.value[rows]),
-            target.epsilon[rows],
-            goal[rows],
-            fpr[rows],
-            goal[rows],
+    return Found(*(np.concatenate(columns)[order] for columns in zip(*(some for _, some in pieces), strict=True)))
+
+
+def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, shape: tuple[int, ...]) -> None:
+    """InputError where a target is at most what holds without any output."""
+    low = np.flatnonzero(~(value > floor))
+    if low.size:
+        index = f"[{', '.join(map(str, np.unravel_index(low[0], shape)))}]" if shape else ""
+        raise InputError(
+            f"{name}{index} = {value[low[0]]:g} must be above {least} = {floor[low[0]]:g}, the risk without output; "
+            f"use a larger {name.replace('_', ' ')}"
         )
-        found.shown[rows] = least > goal[rows]
+
+
+# True-positive rates, and what comes to one: a posterior probability, a reconstruction.
+
+
+def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
+    beside_it = {"target_posterior": "prior", "target_tpr": "at_fpr", "target_reconstruction": "baseline"}[name]
+    _require_above(name, flat[name], beside_it, flat[beside_it], shape)
+    fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]
+    wanted = _rate_of_posterior(flat[name], flat["prior"], fpr) if name == "target_posterior" else flat[name]
+    asked = (wanted < 1.0) & (wanted > fpr)
+    # the best eps, about -mu (quantile(a) + quantile(b))/2, is below 0 where a + b > 1
+    mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
+    # where nothing is asked any delta will do, and where too much is asked none
+    epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
+    rows = np.flatnonzero(~asked)
+    if rows.size:
+        pieces.append((rows, _value_for(goal._replace(epsilon=epsilon, delta=delta).take(rows))))
+    rows = np.flatnonzero(asked & ~mirrored)
+    if rows.size:
+        one, epsilon[rows] = _value_for_rate(goal.take(rows), wanted[rows], fpr[rows])
+        pieces.append((rows, one))
+    rows = np.flatnonzero(mirrored)
+    if rows.size:
+        back = goal.take(rows)._replace(relation=account.REVERSED.get(goal.relation, goal.relation))
+        one, epsilon[rows] = _value_for_rate(back, 1.0 - fpr[rows], 1.0 - wanted[rows])
+        pieces.append((rows, one))
+    found = _together(pieces)
+    high = (found.upper + np.exp(epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF)
+    # `delta(-x) + e^-x a = 1 - e^-x (1 - a - delta'(x))`, with delta' of the reverse direction
+    missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
+    high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
+    epsilon[mirrored] *= -1.0
+    enough = wanted - NEAR * np.minimum(wanted - fpr, 1.0 - wanted)
+    low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, enough)
+    rows = np.flatnonzero((found.status == "ok") & asked)
+    best = low[rows] >= enough[rows]
+    doubtful = rows[~best]
+    if doubtful.size:  # if slightly less private values miss the target, these are shown to be the best
+        falls = np.full(doubtful.size, goal.unknown == "noise_multiplier")
+        others = beside(found.value[doubtful], falls, least_apart(goal.rtol), goal.unknown == "steps")
+        columns = (column[doubtful] for column in (epsilon, wanted, fpr, wanted))
+        best[~best] = _rates_at_least(goal.take(doubtful), others, *columns) > wanted[doubtful]
+    conclude(found, rows, best)
     agree = ~(low > high)  # ends that contradict each other claim nothing
     high = np.where(agree, high, 1.0)
     low = np.where(agree & (found.kind == "certified"), low, 0.0)
-    found.status[(found.status == "ok") & ~found.shown] = "loose"
     found.word[:] = np.where((found.word == "ok") & (high - low > WIDE * high), "width", found.word)
     ends = np.stack([low, high, high])
     if name == "target_posterior":
-        ends = np.stack(
-            [posterior_of(end, flat["prior"], fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True)]
-        )
+        turned = zip(ends, (-1, 0, 1), strict=True)
+        ends = np.stack([posterior_of(end, flat["prior"], fpr, turn) for end, turn in turned])
         ends[1] = np.clip(ends[1], ends[0], ends[2])
-    return found, ends, target.epsilon, found.kind
+    return found, ends, epsilon
 
 
-def _reversed(task: Unknown, mirror: bool) -> Unknown:
-    """The task, in the reverse direction if `mirror`."""
-    return task._replace(relation=REVERSED.get(task.relation, task.relation)) if mirror else task
+def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray) -> np.ndarray:
+    """The true-positive rate, rounded down, that a posterior comes to; a rate of 1 asks nothing.
+
+    `p t/(p t + (1 - p) a) <= s` where `t <= s (1 - p) a/((1 - s) p)`.
+    """
+    goal = posterior * (1.0 - 32.0 * ROUNDOFF)
+    with np.errstate(over="ignore"):
+        rate = (1.0 - prior) / prior * (goal / (1.0 - goal)) * fpr * (1.0 - 16.0 * ROUNDOFF)
+    return np.minimum(rate, 1.0)
 
 
 def _rates_at_least(
-    task: Unknown, values: np.ndarray, epsilon: np.ndarray, goal: np.ndarray, fpr: np.ndarray, enough: np.ndarray
+    goal: Goal, values: np.ndarray, epsilon: np.ndarray, wanted: np.ndarray, fpr: np.ndarray, enough: np.ndarray
 ) -> np.ndarray:
     """A lower end of the true-positive rate at some values, from three values of delta around each eps.
 
@@ -198,16 +252,388 @@ def _rates_at_least(
             rows = np.flatnonzero(left & (np.where(epsilon < 0.0, -1.0, 1.0) == sign))
             if rows.size == 0:
                 continue
-            mu = -ndtri(fpr[rows]) + ndtri(np.minimum(goal[rows], 1.0 - 1e-12))
+            mu = -ndtri(fpr[rows]) + ndtri(np.minimum(wanted[rows], 1.0 - 1e-12))
             mu = np.clip(np.nan_to_num(mu, nan=1.0), 1e-9, 50.0)
             place = Place(sign * np.maximum(np.abs(epsilon[rows]), about * mu), mu)
-            one = task._replace(relation=task.relation if task.relation in REVERSED else leading).take(rows)
-            found = rate_at(deltas_near(one, values[rows], rtol), place, fpr[rows], about)
-            low[rows] = np.maximum(found.low, low[rows])
+            relation = goal.relation if goal.relation in account.REVERSED else leading
+            run = goal.run(rows, values[rows])
+            deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)  # of all rows at once
+            low[rows] = np.maximum(rate_at(deltas, place, fpr[rows], about).low, low[rows])
         left &= low < enough
     return low
 
 
-def _to_mu(task: Unknown, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    found, epsilon = value_for_mu(task, flat[name], flat["above_fpr"])
-    return found, np.stack([found.lower, found.estimate, found.upper]), epsilon, found.kind
+class RateSolve(NamedTuple):
+    """What the solve for eps and the noise together has found, row by row."""
+
+    noise: np.ndarray
+    slope: np.ndarray
+    """d log delta/d log noise."""
+    rung: np.ndarray
+    """Of the contour."""
+    fits: np.ndarray
+    """Whether the contour had the nodes that its eps needs: otherwise that is a guess."""
+    close: np.ndarray
+    """Whether the noise is near enough to be certified as it is."""
+
+
+def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Found, np.ndarray]:
+    """The least private value whose true-positive rate at `fpr` is seen to be at most `rate`, and from which eps.
+
+    Any eps gives a certified value.  The one that is chosen decides how little private it is.
+    """
+    # of mu-Gaussian DP: the loss at the threshold of the best test
+    mu = ndtri(rate) - ndtri(fpr)
+    gaussian = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
+    epsilon, near, solved = gaussian.copy(), np.ones(mu.size), None
+    settled = sure = np.zeros(mu.size, bool)
+    if goal.unknown == "noise_multiplier":
+        solved, settled = _by_contour(goal, rate, fpr, mu, epsilon)
+        near = solved.noise.copy()
+        full = goal.known["sampling_probability"] == 1.0  # mu-Gaussian DP itself: that eps is the best one
+        solved.close[full] = False
+        near[full] = np.clip(np.sqrt(goal.known["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
+        epsilon[full] = gaussian[full]
+        settled, sure = settled | full, solved.fits | full
+
+    def by_rounds(rows: np.ndarray) -> None:
+        epsilon[rows], near[rows] = _by_rounds(goal.take(rows), rate[rows], fpr[rows], mu[rows], gaussian[rows])
+
+    left = np.flatnonzero(~settled)
+    if left.size:
+        by_rounds(left)
+    found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
+    with np.errstate(all="ignore"):  # what is no number is another guess
+        again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= AGREES) & settled & ~sure)
+    if again.size:  # two guesses at the best eps: the one of less noise is the better
+        first = epsilon[again].copy()
+        by_rounds(again)
+        some = _at_rate(goal.take(again), epsilon[again], rate[again], fpr[again])
+        second = _value_for(some._replace(near=near[again]))
+        first_holds, holds = (np.isin(x, CLAIMED) for x in (found.status[again], second.status))
+        better = holds & ~(first_holds & (found.value[again] <= second.value))
+        epsilon[again] = np.where(better, epsilon[again], first)
+        for column, new in zip(found, second, strict=True):
+            column[again[better]] = new[better]
+    return found, epsilon
+
+
+def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray) -> Goal:
+    """`delta + e^eps a <= b`, the sum rounded up."""
+    delta = rate * (1.0 - 16.0 * ROUNDOFF) - np.exp(epsilon) * fpr * (1.0 + 16.0 * ROUNDOFF)
+    return goal._replace(epsilon=epsilon.copy(), delta=delta)
+
+
+SETTLED = 0.01
+"""Last step of the kernel in eps, times c, below which its eps is taken: the noise changes by the square of that."""
+ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
+"""Rungs, steps of the kernel on the contour integral, and what that may cut off by a first approximation of delta: more
+steps, and less cut off, where the approximation has been poor."""
+AGREES = 3e-4
+"""Largest distance of the certified noise from that of a solve that was cut short, in the logarithm, if it is taken."""
+CLOSE = 1e-4
+"""Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
+FEW_NODES = 8.0
+"""How many times its nodes an eps may need for what the first attempt left to be a good guess."""
+CUT_SHORT = 25.0
+"""Of how many times the nodes of the last rung an eps may need: what is cut off hardly moves it."""
+
+
+@np.errstate(all="ignore")  # a guess that is not a number is not used
+def _by_contour(
+    goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
+) -> tuple[RateSolve, np.ndarray]:
+    """The noise and the best eps together, for rows with 0 < q < 1: (what is found, whether it is found).
+
+    mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
+    guess : whether the first attempt's result is taken in place of the last attempt's, where it lacked few nodes: it is
+    closer there, as a rule, since the last attempt is cut short.
+    """
+    q, steps = goal.known["sampling_probability"], goal.known["steps"]
+    settled = np.zeros(q.size, bool)
+    no = np.zeros(q.size, bool)
+    solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), no.copy(), no)
+    x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
+    # the slope at the best eps of mu-Gaussian DP: e^eps a / delta
+    share = np.clip(np.exp(epsilon) * fpr / rate, 0.01, 0.99)
+    arguments = (
+        np.full(q.size, -1.0 if goal.relation == "add_one" else 1.0),
+        np.log(np.maximum(q, 1e-300)),
+        np.log(steps),
+        x,
+        share / (1.0 - share),
+        np.log(rate),
+        np.log(fpr),
+    )
+    due, guessed = np.where(q > 0.0, 0, len(ATTEMPTS)), no.copy()
+    rung_of = np.array([rung for rung, *_ in ATTEMPTS])
+    for turn, (step, steps_there, tolerance) in enumerate(ATTEMPTS):
+        rows = np.flatnonzero(due == turn)
+        if rows.size == 0:
+            continue
+        rung = PLAIN_FOR_DELTA[step]
+        part = *(column[rows] for column in arguments), np.full(rows.size, np.log(tolerance))
+        static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
+        at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
+        fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
+        good = (moved < SETTLED) & (fits | (last & (need <= CUT_SHORT * rung.nodes))) & np.isfinite(at)
+        # at the end of the range of eps no step is left to be taken, and none was needed
+        inside = (
+            (at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE))
+            & (x > np.log(NOISE_RANGE[0]))
+            & (x < np.log(NOISE_RANGE[1]))
+        )
+        good &= inside
+        close = good & fits & (np.abs(off) < CLOSE) & (slope < 0.0)
+        wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
+        following = np.maximum(wanted, turn + 1)
+        if guess and turn == 0:
+            guessed[rows] = inside & (slope < 0.0) & (need <= FEW_NODES * rung.nodes)
+        enough = good | guessed[rows] & (following == len(ATTEMPTS) - 1)
+        due[rows] = np.where(enough, len(ATTEMPTS), following)
+        kept = good | guessed[rows] & (turn == 0)
+        for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), fits, close), strict=True):
+            column[rows[kept]] = new[kept]
+        epsilon[rows[kept]] = at[kept]
+        settled[rows[kept]] = True
+    return solved, settled
+
+
+ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
+"""How the eps of a true-positive rate is looked for, round by round, where that solve finds none.
+
+The distance of the places of the profile that are compared, in deviations of the loss, and their number.
+"""
+ROUGH = 1e-4
+"""rtol at which the value is solved for in a round."""
+ROUGH_DELTA = 1e-3
+"""rtol of the deltas from which it is guessed; their estimates are better than that."""
+LARGEST_MOVE = 2.0
+"""Longest move of eps from the best of these places, over their distance."""
+
+
+def _by_rounds(
+    goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the best eps, the value there), by the fast solves for the value at one eps after another."""
+    rows, near = np.arange(rate.size), None
+    for distance, places in ROUNDS:
+        rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=ROUGH, hint=no_hint(rate.size), near=near)
+        near = np.clip(np.exp(calibration_start(rough, rows)[0].x), *goal.limits)
+        near = np.maximum(np.round(near), 1.0) if goal.unknown == "steps" else near
+        epsilon = _better(goal, epsilon, near, rate, fpr, distance * mu, places)
+    return epsilon, np.ones(rate.size) if near is None else near
+
+
+def _better(
+    goal: Goal,
+    epsilon: np.ndarray,
+    value: np.ndarray,
+    rate: np.ndarray,
+    fpr: np.ndarray,
+    step: np.ndarray,
+    places: int,
+) -> np.ndarray:
+    """The eps at which `delta + e^eps a` is least, by a parabola through the best of some places and its neighbours."""
+    half = places // 2
+    at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
+    run, effort = goal.run(np.arange(value.size), value), account.effort_of_search(ROUGH_DELTA)
+    side = "add_one" if goal.relation == "add_one" else "remove_one"  # the larger as a rule
+    with np.errstate(over="ignore"):  # a place whose sum is infinite is not the best
+        asked = MechanismQuestion("delta", run, at, side, effort, "contour")
+        sums = by_parts(asked).estimate + np.exp(at) * fpr
+    best = np.clip(np.argmin(np.where(np.isnan(sums), np.inf, sums), axis=0), 1, places - 2)
+    left, middle, right = (np.take_along_axis(sums, best[None] + by, axis=0)[0] for by in (-1, 0, 1))
+    with np.errstate(all="ignore"):  # a guess that is not a number moves nothing
+        slope, bend = 0.5 * (right - left), right - 2.0 * middle + left
+        move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE)
+    moved = np.take_along_axis(at, best[None], axis=0)[0]
+    moved = moved + step * np.clip(np.nan_to_num(move), -LARGEST_MOVE, LARGEST_MOVE)
+    # e^eps a must stay below b
+    return np.clip(moved, 0.0, np.maximum(np.log(rate / fpr) * 0.999, 0.0))
+
+
+# mu of Gaussian differential privacy above a floor.
+
+BLOCK = 64
+"""Tangents of a block, which share a contour."""
+TRIES = ((1, 1e-2), (1, 1e-2), (1, 1e-5), (4, 1e-8))
+"""Blocks of tangents, and what the contour may cut off of the width, try by try.
+
+mu of a nearly Gaussian run hardly falls, and needs many tangents.  Where losses are rare and large, what is cut off is
+many times as much as the saddle point approximation shows.
+"""
+ABOVE, FARTHEST = 8, 0.12
+"""Tangents of a block above the place, in case the best eps is there, and the distance of the last in shares of it."""
+FAR = 0.2
+"""Change of the logarithm of a value beyond which the best eps is looked for anew."""
+
+
+def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
+    """The least private value with mu at most its target above the floor, and the eps that decides at the floor.
+
+    It begins where the true-positive rate at the floor is that of mu, which is nearly always the answer.
+    """
+    goal = goal._replace(relation="add_or_remove_one")  # mu is defined under add-or-remove
+    wanted, floor = flat[name], flat["above_fpr"]
+    first, place = _start_for_mu(goal, wanted, floor)
+    epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
+    made = first.x.copy()  # logarithms of the values at which the places were found
+    rungs = np.zeros((2, wanted.size), int)  # a value near the last one needs the same
+
+    def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
+        def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
+            run = goal.run(mine[some], values[some])
+            return account.delta_without_attacks(run, at, relation=goal.relation, rtol=min(1e-4, goal.rtol))
+
+        return deltas
+
+    def evaluate_mu(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        fields = {name: column[rows] for name, column in goal.known.items()} | {goal.unknown: values}
+        mu = np.sqrt(fields["steps"]) / fields["noise_multiplier"]
+        ends = np.stack([mu * (1.0 - 8.0 * ROUNDOFF), mu, mu * (1.0 + 8.0 * ROUNDOFF)])
+        epsilon[rows] = mu * (-ndtri(floor[rows]) - 0.5 * mu)
+        status = np.full(rows.size, "ok", "<U16")
+        left = np.flatnonzero(fields["sampling_probability"] < 1.0)  # the others are known exactly
+        if left.size:
+            mine, x = rows[left], np.log(values[left])
+            far = np.flatnonzero(~(np.abs(x - made[mine]) <= FAR))
+            if far.size:
+                again = best_epsilon(deltas_at(mine[far], values[left][far]), floor[mine[far]])
+                place.epsilon[mine[far]], place.deviation[mine[far]] = again
+            made[mine] = x
+            there, begin = Place(place.epsilon[mine], place.deviation[mine]), rungs[:, mine]
+            run = goal.run(mine, values[left])
+            shown = shown_on_one_contour(run, goal.relation, floor[mine], there, width, begin)
+            rungs[:, mine] = begin
+            ends[:, left] = shown.lower, shown.upper, shown.upper
+            place.epsilon[mine] = epsilon[mine] = shown.epsilon
+            left = left[~shown.narrow]
+        if left.size:
+            mine = rows[left]
+            there = Place(place.epsilon[mine], place.deviation[mine])
+            fit = gaussian_fit(deltas_at(mine, values[left]), floor[mine], "certified", there, width)
+            ends[:, left] = fit.mu.lower, fit.mu.estimate, fit.mu.upper
+            status[left], epsilon[mine], place.epsilon[mine] = fit.mu.status, fit.epsilon, fit.epsilon
+        return Bounds(ends[0], ends[1], ends[2], "certified", status, "tradeoff")
+
+    search = search_for(goal, evaluate_mu)._replace(target=wanted)
+    take = lambda rows: Start(first.x[rows], first.slope[rows], first.solved[rows])
+    found = certified_search(search, take)
+    return found, np.stack([found.lower, found.estimate, found.upper]), epsilon
+
+
+def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
+    """Where the true-positive rate at the floor is that of mu: about the value, and the eps from which it is seen."""
+    nothing = np.zeros(wanted.size)
+    start = Start(nothing.copy(), nothing.copy(), nothing.astype(bool))
+    with np.errstate(all="ignore"):
+        rate = np.clip(ndtr(ndtri(floor) + wanted), np.minimum(1.001 * floor, 0.9), 1.0 - 1e-12)
+        mu = ndtri(rate) - ndtri(floor)
+        place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(wanted, 1e-9, 50.0))
+        if goal.unknown == "noise_multiplier":
+            solved, start.solved[:] = _by_contour(goal, rate, floor, mu, place.epsilon, guess=True)
+            # d mu/dx, where x is the logarithm of the noise: the normal quantile of delta + e^eps a
+            left_over = rate - np.exp(place.epsilon) * floor
+            slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * left_over * solved.slope
+            start.solved[:] &= (slope < 0.0) & np.isfinite(slope)
+            start.slope[:] = np.where(start.solved, slope, 0.0)
+            start.x[:] = np.log(solved.noise) - np.where(start.solved, AIM * goal.rtol * wanted / slope, 0.0)
+        left = np.flatnonzero(~start.solved)
+        if left.size:
+            some = goal._replace(rtol=max(goal.rtol, 1e-6)).take(left)
+            found, place.epsilon[left] = _value_for_rate(some, rate[left], floor[left])
+            middle = np.sqrt(goal.limits[0]) * np.sqrt(goal.limits[1])
+            start.x[left] = np.log(np.where(np.isfinite(found.value), found.value, middle))
+    return start, place
+
+
+class Shown(NamedTuple):
+    """Brackets of mu row by row, which of them are narrow, and about the best eps at the floor."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+    narrow: np.ndarray
+    epsilon: np.ndarray
+
+
+@np.errstate(invalid="ignore")  # a comparison with what is not a number does not hold
+def shown_on_one_contour(
+    run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, rungs: np.ndarray | None = None
+) -> Shown:
+    """mu of DP-SGD runs under a relation that is its own reverse, where tangents chosen beforehand decide.
+
+    place : where the best eps at the floor is thought to be.  width : relative width of a bracket of mu that is
+    narrow enough.  rungs : as of `deltas_along`.
+    """
+    size = floor.size
+    shown = Shown(np.zeros(size), np.full(size, np.inf), np.zeros(size, bool), place.epsilon.copy())
+    rungs = np.zeros((2, size), int) if rungs is None else rungs
+    rows = np.arange(size)
+    for blocks, tolerance in TRIES:
+        at = Place(shown.epsilon[rows], place.deviation[rows])
+        usable = np.isfinite(at.epsilon) & (three_places(at, KNOWN_WIDTH)[0] > 0.0)
+        rows, at = rows[usable], Place(at.epsilon[usable], at.deviation[usable])
+        if not rows.size:
+            break
+        begin = rungs[:, rows]
+        lower, upper, better = _bracket(
+            take_rows(run, rows), relation, floor[rows], at, width, blocks, tolerance, begin
+        )
+        rungs[:, rows] = begin
+        more = (lower <= upper) & np.isfinite(upper)
+        narrow = more & (upper - lower <= width * upper)
+        shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
+        shown.epsilon[rows] = np.where(narrow | ~np.isfinite(better), at.epsilon, better)
+        rows = rows[more & ~narrow]
+    # what wide brackets say of the place is not used
+    return shown._replace(epsilon=np.where(shown.narrow, shown.epsilon, place.epsilon))
+
+
+def _bracket(
+    run: Mechanism,
+    relation: str,
+    floor: np.ndarray,
+    place: Place,
+    width: float,
+    blocks: int,
+    tolerance: float,
+    rungs: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lower and upper ends of mu, by so many blocks of tangents, and about the best eps at the floor."""
+    size, near = floor.size, three_places(place, KNOWN_WIDTH)
+    above = ABOVE * blocks
+    below = BLOCK * blocks - 3 - above
+    # mu falls as the rate rises: the nearer to the floor, the closer the tangents, in eps as the squares
+    shares = 1.0 - np.linspace(1.0, 0.0, below + 1)[:-1] ** 2
+    shares = np.append(shares, 1.0 + FARTHEST * np.linspace(0.0, 1.0, above + 1)[1:] ** 2)
+    epsilon = np.concatenate([place.epsilon * shares[:, None], near])
+    order = np.argsort(epsilon, axis=0, kind="stable")
+    back = np.argsort(order, axis=0)[-3:]
+    epsilon, at_floor = np.take_along_axis(epsilon, order, axis=0), order >= BLOCK * blocks - 3
+    # a block is a row of its own
+    apart = lambda values: values.reshape(blocks, BLOCK, size).swapaxes(0, 1).reshape(BLOCK, blocks * size)
+    whole = lambda values: values.reshape(BLOCK, blocks, size).swapaxes(0, 1).reshape(blocks * BLOCK, size)
+    many = take_rows(run, np.tile(np.arange(size), blocks))
+    asked = np.tile(place.epsilon, blocks), apart(epsilon), apart(at_floor)
+    every = np.tile(rungs, blocks)
+    found = deltas_along(many, *asked, relation, width, tolerance, every)
+    rungs[:] = every.reshape(2, blocks, size).max(axis=1)
+    ends = [whole(end) for end in found]
+    low, high = (np.take_along_axis(end, back, axis=0) for end in ends)
+    rate = rate_from_three(near, Rates(low, high, high), place, floor, KNOWN_WIDTH)
+    upper = largest_mu(np.stack([epsilon, *ends]), floor)[0]
+    return np.nan_to_num(least_mu(rate, ends[0][0], floor)), upper, _lowest(epsilon, ends[1], floor)
+
+
+@np.errstate(all="ignore")  # a place that is not a number is not used
+def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """About the eps at which `delta + e^eps a` is least, by a parabola through the least value and its neighbours."""
+    rates = delta + np.exp(epsilon) * floor
+    best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
+    # the next but one: neighbours may be so near that only rounding tells them apart
+    x, y = (np.take_along_axis(v, best + np.array([-2, 0, 2])[:, None], axis=0) for v in (epsilon, rates))
+    left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
+    bend = (right - left) / (x[2] - x[0])
+    found = 0.5 * (x[0] + x[1]) - 0.5 * left / bend
+    return np.where((bend > 0.0) & (found > 0.0), np.clip(found, 0.8 * x[0], 1.2 * x[2]), x[1])

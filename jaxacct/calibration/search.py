@@ -5,7 +5,7 @@ rate, the most steps or candidates.  A value *holds* where the certified upper e
 value, is at most the target; only values that hold are returned.  How good the guesses are decides only how long the
 search takes.  What is found is certain to be the least private value that holds only if epsilon is monotone in it.
 
-`_judged` gives every value its status and says whether it is shown to be the best one, for every calibration.
+For every calibration, `_judged` and `conclude` give each value its status and say whether it is shown to be the best.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = [
     "Start",
     "beside",
     "certified_search",
+    "conclude",
     "least_apart",
     "least_private",
     "start_at",
@@ -210,15 +211,21 @@ def _judged(search: Search, found: Found, missed: np.ndarray, steep: np.ndarray)
         if search.whole:
             shown |= missed == found.value + bolder
         near = _lower_end(found.kind, found.lower, found.upper) >= search.target * (1.0 - search.closeness())
-    inside = found.status == "ok"
-    found.shown[:] = inside & (shown | (near & steep))
-    rows = np.flatnonzero(inside & ~found.shown)
+    inside = np.flatnonzero(found.status == "ok")
+    best = (shown | (near & steep))[inside]
+    rows = inside[~best]
     if search.says_best and rows.size:
         values = beside(found.value[rows], search.falls[rows], apart, search.whole)
         bounds = (search.leader or search.evaluate)(rows, np.clip(values, search.lowest[rows], search.highest[rows]))
-        found.shown[rows] = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
-    found.status[inside & ~found.shown] = "loose"
+        best[~best] = _lower_end(bounds.kind, bounds.lower, bounds.upper) > search.target[rows]
+    conclude(found, inside, best)
     found.shown[found.status == "not_binding"] = search.all_there_is
+
+
+def conclude(found: Found, rows: np.ndarray, best: np.ndarray) -> None:
+    """Write the status of the values of some rows that hold inside the limits: "ok" if shown to be the best."""
+    found.shown[rows] = best
+    found.status[rows[~best]] = "loose"
 
 
 def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> np.ndarray:

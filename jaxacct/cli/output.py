@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.calibration.risk_targets import BESIDE, USUAL_FLOOR
+from jaxacct.calibration.dp_sgd_search import BESIDE, USUAL_FLOOR
 from jaxacct.core.bounds import explain
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import SOURCES

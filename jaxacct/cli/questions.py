@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.calibration.risk_targets import TARGETS
+from jaxacct.calibration.dp_sgd_search import TARGETS
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
 from jaxacct.core.bounds import explain

@@ -9,9 +9,15 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.dispatch import answered_by_parts, engine_of_mechanism
-from jaxacct.accounting.gaussian_mu import gaussian_fit
-from jaxacct.accounting.gaussian_regret import gaussian_regret
-from jaxacct.accounting.true_positive_rates import Deltas, best_epsilon, posterior_of, rate_at, start_at
+from jaxacct.accounting.risk_readings import (
+    Deltas,
+    best_epsilon,
+    gaussian_fit,
+    gaussian_regret,
+    posterior_of,
+    rate_at,
+    start_at,
+)
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE

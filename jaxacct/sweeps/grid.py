@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.calibration.risk_targets import RULES, TARGETS, given_target
+from jaxacct.calibration.dp_sgd_search import RISK_RULES, TARGETS, given_target
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -59,7 +59,7 @@ FIELDS: dict[str, Constraint] = {
     "target_delta": DELTA,
     "epsilon": REAL,
     "delta": DELTA,
-    **RULES,
+    **RISK_RULES,
     **LAW_NUMBERS,
 }
 """Every number of a configuration with the values it may take."""
@@ -251,8 +251,8 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
         raise InputError(f"{lone} needs {other}; give both, or sampling_probability instead")
     present = {field.removeprefix("target_") for field in axes}
     present |= {names[0] for names in (RATES, LENGTHS) if set(names) & set(axes)}
-    if any(name in axes for name in RULES):
-        risk = {name: axes.get(name) for name in (*TARGETS, *(n for n in RULES if n not in TARGETS))}
+    if any(name in axes for name in RISK_RULES):
+        risk = {name: axes.get(name) for name in (*TARGETS, *(n for n in RISK_RULES if n not in TARGETS))}
         first, second = (axes.get(f"target_{word}", axes.get(word)) for word in ("epsilon", "delta"))
         if given_target(first, second, risk) is not None:
             present |= {"epsilon", "delta"}

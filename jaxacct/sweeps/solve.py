@@ -11,8 +11,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.calibration import noise_rate_steps
-from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration
-from jaxacct.calibration.risk_targets import BESIDE, TARGETS
+from jaxacct.calibration.dp_sgd_search import BESIDE, LEAST_RTOL, TARGETS, Calibration
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from jaxacct.calibration.noise_of_selections import law_shape
+from jaxacct.calibration.noise_rate_steps import law_shape
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check_one, choice
 from jaxacct.mechanisms import RELATIONS
 from jaxacct.mechanisms.dp_sgd_run import SAME, usual_relation

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.calibration.dp_sgd_search import MAX_STEPS, RATE_RANGE
+from jaxacct.calibration.dp_sgd_search import MAX_STEPS, RATE_RANGE, gaussian_mu
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
 from jaxacct.calibration.search import least_private
-from jaxacct.calibration.starting_points import gaussian_mu
 from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.mechanisms import Mechanism, cap_for, compose, dp_sgd, repeat

@@ -1,0 +1,475 @@
+"""What is read off a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential
+privacy with its regret.  Derivations: jaxacct/representations/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from jaxacct.accounting.account import delta_without_attacks
+from jaxacct.accounting.dispatch import beyond_kernels, kinds_of, nearly_always_sampled
+from jaxacct.core.bounds import Bounds
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.engines.contour import delta_about, delta_along, reach
+from jaxacct.mechanisms import Components, Mechanism, components, directions
+from jaxacct.mechanisms.base import take_rows
+
+__all__ = [
+    "KNOWN_WIDTH",
+    "Deltas",
+    "GaussianFit",
+    "Place",
+    "Rates",
+    "best_epsilon",
+    "deltas_about",
+    "deltas_along",
+    "gaussian_fit",
+    "gaussian_regret",
+    "largest_mu",
+    "least_mu",
+    "posterior_of",
+    "rate_at",
+    "rate_from_three",
+    "start_at",
+    "three_places",
+]
+
+# The largest true-positive rate at a false-positive rate, `T(a) = min over E of {delta(log E) + E a}`.
+#
+# The sum is convex in E.  A secant finds about where it is least, and three values of delta around that place bracket
+# the minimum.  The place decides only how narrow the bracket is.
+
+Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
+"""(epsilons of shape (K, n), n rows) -> certified delta at them, of the same shape; any real epsilon."""
+
+TURNS = 8
+"""Most steps of the secant; each row leaves when it is near enough."""
+DIFFERENCE = 0.01
+"""Distance in eps of the difference quotient of delta, in deviations of the loss."""
+NEAR = 2e-4
+"""A place is near enough when the false-positive rate there is this close to the wanted one, as a normal quantile."""
+WIDTH = 0.0015
+"""Distance of the three values around the place, in deviations of the loss: far beyond NEAR, and small squared."""
+LONGEST = 2.0
+"""Longest step of the secant, in deviations of the loss."""
+LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
+"""Deviations of the loss that are thought possible when the search begins and goes on."""
+
+
+class Place(NamedTuple):
+    """About where the sum is least, row by row, and the deviation of the loss there."""
+
+    epsilon: np.ndarray
+    deviation: np.ndarray
+
+
+class Rates(NamedTuple):
+    """Brackets: of the largest true-positive rate, or of the deltas that it follows from."""
+
+    low: np.ndarray
+    estimate: np.ndarray
+    high: np.ndarray
+
+
+def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) -> Place:
+    """About the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
+
+    The normal quantile of `Q(L > eps)` is linear in eps for Gaussians and nearly so for compositions, so that its
+    secant needs few steps.  Without a start the deviation is that of the Gaussian with the same delta(0).
+    """
+    everywhere, wanted = np.arange(fpr.size), -ndtri(fpr)
+    if start is None:
+        start = start_at(np.asarray(deltas(np.zeros((1, fpr.size)), everywhere).estimate)[0], fpr)
+    epsilon, deviation = start.epsilon.copy(), start.deviation.copy()
+    low, high = np.full(fpr.size, -np.inf), np.full(fpr.size, np.inf)
+    last, last_gap = np.full(fpr.size, np.nan), np.full(fpr.size, np.nan)
+    rows = everywhere
+    for _ in range(TURNS):
+        at, spread = epsilon[rows], deviation[rows]
+        gap = _quantile(deltas, at, spread, rows) - wanted[rows]
+        with np.errstate(all="ignore"):  # what is not a number moves nothing
+            slope = (gap - last_gap[rows]) / (at - last[rows])
+            fresh = np.isfinite(slope) & (slope > 0.0)
+            spread = np.clip(np.where(fresh, 1.0 / slope, spread), LEAST_DEVIATION, LARGEST_DEVIATION)
+        low[rows], high[rows] = np.where(gap < 0.0, at, low[rows]), np.where(gap < 0.0, high[rows], at)
+        last[rows], last_gap[rows], deviation[rows] = at, gap, spread
+        moved = at - spread * np.clip(gap, -LONGEST, LONGEST)
+        inside = (moved > low[rows]) & (moved < high[rows])
+        moved = np.where(inside, moved, 0.5 * (low[rows] + high[rows]))
+        epsilon[rows] = np.where(np.isfinite(moved), moved, at)
+        rows = rows[np.abs(gap) > NEAR]
+        if not rows.size:
+            break
+    return Place(epsilon, deviation)
+
+
+def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
+    """The place for the Gaussian whose delta(0) is `advantage`."""
+    deviation = np.clip(2.0 * ndtri(0.5 * (1.0 + advantage)), LEAST_DEVIATION, LARGEST_DEVIATION)
+    return Place(deviation * (-ndtri(fpr) - 0.5 * deviation), deviation)
+
+
+def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """About the normal quantile of `Q(L > eps) = -d delta/dE`, by a difference quotient."""
+    half = 0.5 * DIFFERENCE * deviation
+    values = np.asarray(deltas(np.stack([epsilon - half, epsilon + half]), rows).estimate)
+    with np.errstate(all="ignore"):
+        tail = (values[0] - values[1]) / (2.0 * np.exp(epsilon) * np.sinh(half))
+        return -ndtri(np.clip(np.nan_to_num(tail), 1e-300, 1.0 - 1e-16))
+
+
+def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH) -> Rates:
+    """Certified bracket of `T(fpr)` from three values of delta around a place, which may be any.
+
+    width : distance of the three in deviations of the loss; the lower end needs a place about that near to the best.
+    """
+    at = three_places(place, width)
+    found = deltas(at, np.arange(fpr.size))
+    ends = (np.asarray(end) for end in (found.lower, found.estimate, found.upper))
+    return rate_from_three(at, Rates(*ends), place, fpr, width)
+
+
+def three_places(place: Place, width: float) -> np.ndarray:
+    """The eps of the three values, (3, n)."""
+    return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
+
+
+def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray, width: float) -> Rates:
+    """The bracket of `T(fpr)` from those of delta at `three_places`."""
+    distance = width * place.deviation
+    with np.errstate(over="ignore", invalid="ignore"):
+        line = np.exp(at) * fpr
+        ends = (found.low + line) * (1.0 - 16.0 * ROUNDOFF), found.estimate + line
+        upper = (found.high + line) * (1.0 + 16.0 * ROUNDOFF)
+        lower = ends[0]
+        # ratio of the distances in E, e^-distance, whose rounding is covered by the factors
+        ratio, rough = np.exp(-distance) * (1.0 + 1e-4), np.exp(distance) * (1.0 + 1e-4)
+        left = lower[1] - ratio * np.maximum(upper[2] - lower[1], 0.0)
+        right = lower[1] - rough * np.maximum(upper[0] - lower[1], 0.0)
+        turns = (lower[0] >= upper[1]) & (lower[2] >= upper[1]) & (distance > 1e-9 * np.abs(place.epsilon))
+        low = np.where(turns, np.minimum(left, right), fpr)
+        high = np.minimum(np.nan_to_num(np.min(upper, axis=0), nan=1.0, posinf=1.0), 1.0)
+    low = np.minimum(np.maximum(np.nan_to_num(low), fpr), 1.0)
+    agree = low <= high
+    low, high = np.where(agree, low, fpr), np.where(agree, high, 1.0)
+    return Rates(low, np.clip(np.nan_to_num(ends[1][1]), low, high), high)
+
+
+def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
+    """`p t/(p t + (1 - p) a)` for a true-positive rate t, rounded down (turn -1) or up (1)."""
+    with np.errstate(all="ignore"):
+        # a/t first: neither p t nor (1 - p)/p need be a float64
+        odds = (1.0 - prior) * (fpr / rate / prior)
+        found = 1.0 / (1.0 + odds) * (1.0 + turn * 16.0 * ROUNDOFF)
+    tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # the quotient may be subnormal, and then it is not accurate
+    if turn > 0:
+        found = np.where(tiny, 1.0, np.maximum(found, 1e-307))
+    elif turn < 0:
+        found = np.where(tiny | (found < 1e-300), 0.0, found)
+    return np.clip(np.where(rate > 0.0, found, prior), 0.0, 1.0)
+
+
+# The mu of Gaussian differential privacy that holds above a floor of the error rates.
+#
+# The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, f the trade-off function of both directions.
+# It is shown by tangents: `1 - f(a) <= delta(eps) + e^eps a` for every eps, and against the convex f_mu a tangent need
+# only be compared at the two ends of a cell.
+
+TANGENTS = 13
+"""Tangents of the first round, evenly spread in eps from 0 to the best one at the floor."""
+STRETCH = 4.0
+"""How far beyond the best place at the floor tangents reach where that place is not certain, as with atoms."""
+ROUNDS = 14
+"""How often tangents are added where the bound is largest."""
+DOUBLINGS = 3
+"""How often every cell is then halved while the bracket is not "ok"."""
+OK_WIDTH = 1e-4
+"""Relative width of a bracket that is "ok"."""
+ADDED = 3
+"""Tangents added to a row in a round."""
+KNOWN_WIDTH = 0.004
+"""Distance of the three values around a place that is known, in deviations of the loss: twice what it may be off."""
+NARROW = 2e-7
+"""A row is finished when its bracket of mu is relatively this narrow."""
+ROUNDING = 1e-13
+"""Relative error allowed for normal quantiles."""
+
+
+class GaussianFit(NamedTuple):
+    """Brackets row by row."""
+
+    mu: Bounds
+    lines: np.ndarray
+    """The tangents of the first round: (eps, lower and upper delta), each (K, n)."""
+    epsilon: np.ndarray
+    """The eps of the best tangent at the floor."""
+
+
+def gaussian_fit(
+    deltas: Deltas, floor: np.ndarray, kind: str, start: Place | None = None, narrow: float = NARROW
+) -> GaussianFit:
+    """mu of rows whose `deltas` are those of a relation that is its own reverse.
+
+    floor : least false-positive and false-negative rate, in (0, 1/2).  narrow : relative width at which a row is
+    finished.
+    """
+    size = floor.size
+    rows = np.arange(size)
+    place = best_epsilon(deltas, floor, start)
+    rate = rate_at(deltas, place, floor)
+    # without a lower end the place may be on either side of a jump of Q(L > eps)
+    last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, STRETCH)
+    first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, TANGENTS)[:, None], rows)
+    low = least_mu(rate, lines[1, 0], floor)
+    high = np.full(size, np.inf)
+    for turn in range(ROUNDS + DOUBLINGS + 1):
+        most, ends = largest_mu(lines, floor[rows])
+        high[rows] = np.minimum(high[rows], most)
+        enough = narrow if turn < ROUNDS else max(narrow, OK_WIDTH)
+        done = (high[rows] - low[rows] <= enough * high[rows]) | (turn == ROUNDS + DOUBLINGS)
+        if done.all():
+            break
+        rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
+        worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
+        if turn >= ROUNDS:  # many cells have nearly the largest bound
+            worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
+        lines = with_more(deltas, lines, worst, rows)
+    low = np.nan_to_num(low)
+    agree = low <= high  # of ends that contradict each other neither is used
+    low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
+    ok = np.isfinite(high) & (high - low <= OK_WIDTH * high)
+    status = np.where(agree, np.where(ok, "ok", "width"), "contradiction")
+    mu = Bounds(low if kind == "certified" else 0.0 * low, high, high, kind, status, "tradeoff")
+    return GaussianFit(mu, first, last)
+
+
+def least_mu(rate: Rates, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """The mu that a bracket of the true-positive rate at the floor and a lower end of delta(0) refute, NaN for none."""
+    low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
+    # only then is the floor in the range of the claim
+    return np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
+
+
+def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
+    """`Phi^-1(rate) - Phi^-1(fpr)`, the mu on whose curve a true-positive rate lies, rounded by `turn`."""
+    with np.errstate(invalid="ignore"):
+        first, second = ndtri(np.clip(rate * (1.0 + turn * 8.0 * ROUNDOFF), 0.0, 1.0)), ndtri(fpr)
+        return first - second + turn * ROUNDING * (np.abs(second) + np.where(np.isfinite(first), np.abs(first), 0.0))
+
+
+def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
+    """The mu whose curve meets the diagonal at an error rate up to 1/2, `-2 Phi^-1(rate)`, rounded by `turn`."""
+    with np.errstate(invalid="ignore"):
+        found = -2.0 * ndtri(np.clip(rate * (1.0 - turn * 8.0 * ROUNDOFF), 0.0, 0.5)) * (1.0 + turn * ROUNDING)
+        return np.maximum(found, 0.0)
+
+
+def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mu that all cells show, and the largest mu at each of the ends between two cells.
+
+    Cell k is where tangent k is used.  Any division of [floor, c] into cells is sound where a tangent meets the
+    diagonal at c or above it, with the mu that the diagonal asks for at c.
+    """
+    epsilon, _, delta = lines
+    with np.errstate(over="ignore"):  # a tangent so steep says nothing
+        ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
+    fixed = 0.5 * (1.0 - delta[0])  # on the diagonal; the rest follows by symmetry
+    floor = np.minimum(floor, np.maximum(fixed, 0.0))
+    with np.errstate(all="ignore"):
+        ends = (delta[:-1] - delta[1:]) / np.diff(ratio, axis=0)
+    ends = np.minimum.accumulate(np.clip(np.nan_to_num(ends, nan=1.0), floor, np.maximum(fixed, floor)), axis=0)
+    edges = np.concatenate([fixed[None], ends, floor[None]])  # falling; cell k is [edges[k + 1], edges[k]]
+    at_left, at_right = (_distance(delta + ratio * edge, edge, 1.0) for edge in (edges[1:], edges[:-1]))
+    used = edges[1:] < edges[:-1]
+    shown = np.where(used, np.maximum(at_left, at_right), -np.inf)
+    nowhere = ~used.any(axis=0)
+    alone = np.min(_distance(delta + ratio * floor, floor, 1.0), axis=0)
+    # beyond `fixed` another tangent may be the larger: there f_mu is at most `fixed`, and so below it
+    largest = np.maximum(np.where(nowhere, alone, np.max(shown, axis=0)), _on_diagonal(fixed, 1.0))
+    # a rate of 0 or more above 1 has no mu
+    largest = np.where((fixed > 0.0) & ~np.isnan(largest), largest, np.inf)
+    between = np.maximum(np.where(used[:-1], at_left[:-1], -np.inf), np.where(used[1:], at_right[1:], -np.inf))
+    return largest, np.nan_to_num(between, nan=np.inf)
+
+
+def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The tangents of some rows with others between tangents c and c + 1, for the (R, n) numbers c in `cells`."""
+    left, right = (np.take_along_axis(lines[0], cells + more, axis=0) for more in (0, 1))
+    together = np.concatenate([lines, _lines(deltas, 0.5 * (left + right), rows)], axis=1)
+    order = np.argsort(together[0], axis=0, kind="stable")
+    return np.take_along_axis(together, order[None], axis=1)
+
+
+def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(eps, lower and upper delta) of tangents, each (K, n)."""
+    found = deltas(epsilon, rows)
+    return np.stack([epsilon, found.lower, found.upper])
+
+
+# The regret of f_mu, the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a.
+#
+# It is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`, and at least that quotient at eps = 0.
+
+REGRET_ROUNDS = 8
+"""How often values of delta are added where the bound is largest."""
+VALUES_ADDED = 4
+"""Values added to a row in a round."""
+REGRET_WIDTH = 1e-3
+"""A row is finished when its bracket is relatively this narrow, or NARROW_ABSOLUTE wide."""
+NARROW_ABSOLUTE = 1e-7
+
+
+def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str) -> Bounds:
+    """The regret of f_mu, row by row, for deltas of a relation that is its own reverse.
+
+    lines : the first values of delta, as `GaussianFit.lines`; eps rises from 0.
+    """
+    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where it is needed
+
+    low, high = np.zeros(mu.size), np.full(mu.size, 0.5)  # a regret is never above 1/2: f(a + 1/2) - 1/2 <= 0
+    rows = np.flatnonzero(np.isfinite(mu) & (mu > 0.0))
+    high[mu == 0.0] = 0.0
+    lines = lines[:, :, rows]
+    for turn in range(REGRET_ROUNDS + 1):
+        if not rows.size:
+            break
+        epsilon, below, above = lines
+        flat = np.broadcast_to(mu[rows], epsilon.shape).reshape(-1)
+        gaussian = closed_form.delta(flat, epsilon.reshape(-1))
+        most, least = (end.reshape(epsilon.shape) for end in (gaussian.upper, gaussian.lower))
+        cells, last = _cells(epsilon, below, above, most)
+        bound = np.maximum(np.max(cells, axis=0), last) * (1.0 + 1e-12) + 4.0 * ROUNDOFF
+        low[rows] = np.maximum(low[rows], 0.5 * (least[0] - above[0]) - 4.0 * ROUNDOFF)
+        high[rows] = np.maximum(np.minimum(high[rows], np.maximum(bound, 0.0)), low[rows])
+        done = (high[rows] - low[rows] <= np.maximum(REGRET_WIDTH * high[rows], NARROW_ABSOLUTE)) | (
+            turn == REGRET_ROUNDS
+        )
+        rows, lines, cells = rows[~done], lines[:, :, ~done], cells[:, ~done]
+        if rows.size:
+            worst = np.argpartition(-cells, VALUES_ADDED, axis=0)[:VALUES_ADDED]
+            lines = with_more(deltas, lines, worst, rows)
+    low = low if kind == "certified" else np.zeros_like(low)
+    narrow = high - low <= np.maximum(10.0 * REGRET_WIDTH * high, NARROW_ABSOLUTE)
+    return Bounds(low, low + 0.5 * (high - low), high, kind, np.where(narrow, "ok", "width"), "tradeoff")
+
+
+def _cells(
+    epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, gaussian: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The largest quotient on every cell between two eps, and beyond the last.
+
+    On a cell delta_mu is below its chord, and delta above the chords of both neighbouring cells, extended, and above
+    its value at the right end.  Each quotient of two lines is monotone, so its ends decide.
+    """
+    with np.errstate(all="ignore"):
+        ratio = np.exp(epsilon)
+        # not a difference of two e^eps, of which nothing may be left between two that are near
+        width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
+        # at most the slope of delta: by symmetry -(1 - delta(0))/2 belongs to its slopes at E = 1
+        before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
+        # at least it
+        after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
+    after = np.concatenate([after, np.zeros_like(low[:1])])
+    bounds = []
+    for left, right in (
+        (low[:-1], low[:-1] + before * width),
+        (low[1:] - after * width, low[1:]),
+        (low[1:], low[1:]),
+    ):
+        at_left, at_right = (gaussian[:-1] - left) * share[:-1], (gaussian[1:] - right) * share[1:]
+        bounds.append(np.nan_to_num(np.maximum(at_left, at_right), nan=np.inf))
+    return np.min(bounds, axis=0), gaussian[-1] * share[-1]
+
+
+# Deltas of many runs at several epsilons of each, on one contour for each run.
+
+DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
+"""Of rtol: how narrow a bracket of one direction is to be, and what the contour may cut off."""
+
+LOWER_PLACE = 0.28
+"""Where the contour of adding is placed, over the place or the largest loss."""
+FAR_TOLERANCE = 1e-9
+"""What that contour may cut off, which is larger in relation to delta several deviations above its place."""
+ROUGH = 3e-3
+"""Relative distance of an upper end from the estimate that is near enough where rtol is not wanted."""
+
+
+def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
+    """delta of n runs at (K, n) real epsilons: on one contour for each run, or one by one where that is too wide.
+
+    run : DP-SGD, n of them.  rtol : relative width at which a bracket is narrow enough.
+    """
+    ends = np.zeros((3, *epsilon.shape))
+    one_contour = np.all(epsilon >= 0.0, axis=0)
+    with np.errstate(all="ignore"):
+        for direction in directions(run, relation):
+            parts = components(run, relation, direction)
+            one_contour &= _plain(parts)
+            rows = np.flatnonzero(one_contour)
+            if rows.size:
+                found = delta_about(
+                    parts.take(rows), epsilon[:, rows].T, ends[0][:, rows].T, DIRECTION_WIDTH * rtol, TOLERANCE * rtol
+                )
+                ends[:, :, rows] = np.maximum(ends[:, :, rows], np.stack(found).transpose(0, 2, 1))
+    # an upper end of 0 always looks narrow
+    one_contour &= np.all((ends[2] - ends[0] <= rtol * ends[2]) & (ends[2] > 0.0), axis=0)
+    ends *= 1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0])[:, None, None]
+    left = np.flatnonzero(~one_contour)
+    if left.size:
+        rest = delta_without_attacks(take_rows(run, left), epsilon[:, left], relation=relation, rtol=rtol)
+        ends[:, :, left] = rest.lower, rest.estimate, rest.upper
+    low, high = ends[0], np.minimum(ends[2], 1.0)
+    return Bounds(low, np.clip(ends[1], low, high), high, run.kind_under(relation), "ok", "tradeoff")
+
+
+def deltas_along(
+    run: Mechanism,
+    place: np.ndarray,
+    epsilon: np.ndarray,
+    both: np.ndarray,
+    relation: str,
+    rtol: float,
+    tolerance: float = TOLERANCE,
+    rungs: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper ends of delta of n runs at (K, n) epsilons, rising, on one contour for each run and direction.
+
+    Nothing is refined beyond that: where nothing is known the ends are 0 and 1.
+
+    run : DP-SGD, n of them.  place : (n,), near the eps where rtol is wanted.  both : (K, n), whether it is; elsewhere
+    a rough upper end is enough.  tolerance : of rtol, what the contour there may cut off by a first approximation of
+    delta.  rungs : (2, n), on which the contours of the directions begin; changed to those on which they ended.
+    """
+    rungs = np.zeros((2, place.size), int) if rungs is None else rungs
+    low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
+    with np.errstate(all="ignore"):
+        # the larger one first, as a rule: the other's upper ends need only not be larger
+        for direction, begin in zip(sorted(directions(run, relation), reverse=True), rungs, strict=False):
+            parts = components(run, relation, direction)
+            plain = _plain(parts) & np.all(epsilon >= 0.0, axis=0)
+            high[:, ~plain] = 1.0
+            rows = np.flatnonzero(plain)
+            if rows.size:
+                some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
+                if direction == "add":  # its loss is bounded, and its deltas matter near eps = 0
+                    at, cut_off = LOWER_PLACE * np.minimum(at, reach(some).largest_loss), FAR_TOLERANCE
+                    asked = np.zeros(asked.shape, bool)
+                widths = np.where(asked, DIRECTION_WIDTH * rtol, ROUGH)
+                rung = begin[rows]
+                found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off, rung)
+                begin[rows] = rung
+                low[:, rows] = np.maximum(low[:, rows], found.lower.T)
+                high[:, rows] = np.maximum(high[:, rows], found.upper.T)
+    return low * (1.0 - 4.0 * ROUNDOFF), np.minimum(high * (1.0 + 4.0 * ROUNDOFF), 1.0)
+
+
+def _plain(parts: Components) -> np.ndarray:
+    """Whether the contour engine alone answers, row by row."""
+    kinds = kinds_of(parts)
+    by_formula = kinds.gaussian | (kinds.sampled_steps == 1) | (kinds.sampled_steps == 2)
+    others = by_formula | beyond_kernels(parts, kinds) | nearly_always_sampled(parts)
+    return reach(parts).answers & ~kinds.empty & (parts.delta_infinity == 0.0) & ~others
