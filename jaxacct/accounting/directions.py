@@ -45,8 +45,6 @@ LARGEST_SLACK = 1e-3
 """Engines are asked if the difference of delta and the mass at infinity has at most this relative uncertainty."""
 BLOCK = 100_000
 """Rows answered together: 100,000 hold about 1 GiB while they are answered."""
-ROWS_WITH_PROGRESS = 16
-"""Configurations from which on a progress bar shows."""
 ROUNDS_TOGETHER = 20
 """Rounds whose profiles are computed together: their contours are then fewer and larger arrays."""
 ROWS_TOGETHER = 256
@@ -285,7 +283,8 @@ def _prepare_pairs(mechanism: Mechanism) -> None:
 
 
 def _bar(size: int) -> Progress:
-    return Progress(size, None if size >= ROWS_WITH_PROGRESS else False)
+    # configurations from which on a progress bar shows
+    return Progress(size, None if size >= 16 else False)
 
 
 def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:

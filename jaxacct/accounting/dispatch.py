@@ -52,16 +52,12 @@ FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 """What an engine may raise on a configuration that it cannot answer."""
 COSTLY = 0.05
 """Seconds of CPU for one configuration above which an engine is asked only after all theorems."""
-NARROW_BY_THEOREMS = 0.01
-"""If the theorems make a bracket narrower than this share of rtol, no costly engine is asked."""
 WIDE = {"epsilon": 0.01, "delta": 0.5}
 """Rényi accounting is tried for brackets with a larger relative width; it does not improve narrower ones."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
 """The contour engine refines to half of rtol, or of `REFINED_SHARE rtol` where that is at least NARROWEST."""
 NO_RELATIVE_ACCURACY = 1e-300
 """Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
-NEARLY_ALWAYS_SAMPLED = 0.9
-"""Sampling rate above which sampling may change less than the width of a bracket."""
 
 
 class Side(NamedTuple):
@@ -110,7 +106,8 @@ def beyond_kernels(parts: Components, kinds: Kinds) -> np.ndarray:
 
 def nearly_always_sampled(parts: Components) -> np.ndarray:
     """Where some sampling rate is so high that sampling may change less than the width of a bracket."""
-    return np.any((parts.gauss_n > 0) & (parts.gauss_q > NEARLY_ALWAYS_SAMPLED), axis=1)
+    # sampling rate above which sampling may change less than the width of a bracket
+    return np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1)
 
 
 def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: str) -> Side:
@@ -145,7 +142,8 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     # rows for the costly engines: all that are left where the user chose the engine
     wide = left & (wanting if engine == "auto" else True)
     if engine == "auto" and wide.any():
-        wide &= is_open(answer, NARROW_BY_THEOREMS * rtol, floor)
+        # if the theorems make a bracket narrower than this share of rtol, no costly engine is asked
+        wide &= is_open(answer, 0.01 * rtol, floor)
     for one in known:
         rows = np.flatnonzero(wide)
         if one.cost <= COSTLY or not rows.size:

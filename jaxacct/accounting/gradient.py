@@ -29,10 +29,6 @@ COUNT_FIELDS = ("steps", "candidates", "answers", "slots", "participations", "ep
 """Fields of whole numbers."""
 MOST_FIELDS = 400
 """Fields of a mechanism, at most: each is differentiated by itself, and takes time in proportion to all of them."""
-EPSILON_STEP = 1e-3
-"""Relative step of the central difference in epsilon itself, for what the contour cannot answer.
-
-The lattice engine's estimates are good to about 1e-5 there, which a smaller step would magnify."""
 
 
 @with_hints
@@ -159,7 +155,9 @@ def _differentiate(
             answer[rows] = (along + lost / finite) / slope
         rough = np.flatnonzero(~np.isfinite(answer))
         if rough.size:
-            low, high = _around(names[index], field, EPSILON_STEP)
+            # relative step of the central difference in epsilon itself, for what the contour cannot answer. The
+            # lattice engine's estimates are good to about 1e-5 there, which a smaller step would magnify
+            low, high = _around(names[index], field, 1e-3)
             ends = [_one_sided(at(index, v), delta, relation, direction).estimate[rough] for v in (low, high)]
             answer[rough] = (ends[1] - ends[0]) / (high - low)[rough]
         answers.append(answer)

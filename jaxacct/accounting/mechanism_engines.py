@@ -76,8 +76,6 @@ SECTIONS = 16
 """Points at which one turn of the search for epsilon evaluates delta, per configuration."""
 LARGEST_EPSILON = 1e300
 """Largest epsilon at which delta of the releases is evaluated."""
-MOST_SEARCHES = 40
-"""Turns of the search for epsilon; each divides the bracket by 17."""
 _SIDES = {"remove_one": ("remove",), "replace_one": ("remove",), "add_one": ("add",)}
 """The formula of each listed relation; the other relations take the larger of both."""
 _Ends = tuple[np.ndarray, np.ndarray]
@@ -193,7 +191,8 @@ class _Releases:
         small = (ends[1] <= delta) & np.isfinite(known)  # the other direction decides
         high = np.where(small, np.minimum(high, known), high)
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
-        for _ in range(MOST_SEARCHES):
+        # turns of the search for epsilon; each divides the bracket by 17
+        for _ in range(40):
             wide = high * (1.0 - 0.25 * self.question.effort.rtol) > low  # an infinite end stays as it is
             if not np.any(~small & np.isfinite(high) & wide):
                 break
@@ -227,8 +226,6 @@ def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 SHARES = 9
 """Shares of eps, or of delta in logarithms of the odds, that are tried for the first of the two steps."""
-NEARER = 5
-"""As many again between the neighbours of the best of them."""
 WIDEST_LOG_ODDS = 12.0
 """Shares of delta from e^-12 to 1 - e^-12."""
 
@@ -312,7 +309,8 @@ def _refined(values: Callable[[np.ndarray], np.ndarray], at: np.ndarray, apart: 
     """The least of the values at some places, and at more between the neighbours of the best."""
     coarse = values(at)
     best = np.take_along_axis(np.broadcast_to(at, coarse.shape), np.argmin(coarse, axis=0)[None], 0)
-    nearer = np.linspace(-1.0, 1.0, NEARER + 2)[1:-1].reshape(-1, *(1,) * (coarse.ndim - 1))
+    # five more between the neighbours of the best of them
+    nearer = np.linspace(-1.0, 1.0, 7)[1:-1].reshape(-1, *(1,) * (coarse.ndim - 1))
     fine = values(np.clip(best + apart * nearer, at.min(), at.max()))
     return np.minimum(coarse.min(axis=0), fine.min(axis=0))
 
@@ -473,8 +471,6 @@ def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
 
 SIGNS = {"add_one": (-1.0,), "remove_one": (1.0,)}
 """The directions of a relation: 1 remove, -1 add; both where it is not listed."""
-ROWS_WITH_PROGRESS = 8
-"""Configurations from which on a progress bar shows."""
 
 
 class MixtureContour(MechanismEngine):
@@ -505,7 +501,8 @@ class MixtureContour(MechanismEngine):
             return by_parts(parts_of)
         shape, places, target = question.flat()
         answers = Answer(*np.full((3, target.size), np.nan))
-        bar = Progress(target.size, None if target.size > ROWS_WITH_PROGRESS else False)
+        # configurations from which on a progress bar shows
+        bar = Progress(target.size, None if target.size > 8 else False)
         place, known = -1, dict[float, mixture.Known]()
         with contextlib.closing(bar):
             for done, at in enumerate(np.lexsort((target, places)).tolist()):  # neighbours share contours

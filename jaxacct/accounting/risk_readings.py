@@ -46,10 +46,6 @@ __all__ = [
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """(epsilons of shape (K, n), n rows) -> certified delta at them, of the same shape; any real epsilon."""
 
-TURNS = 8
-"""Most steps of the secant; each row leaves when it is near enough."""
-DIFFERENCE = 0.01
-"""Distance in eps of the difference quotient of delta, in deviations of the loss."""
 NEAR = 2e-4
 """A place is near enough when the false-positive rate there is this close to the wanted one, as a normal quantile."""
 WIDTH = 0.0015
@@ -88,7 +84,8 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     low, high = np.full(fpr.size, -np.inf), np.full(fpr.size, np.inf)
     last, last_gap = np.full(fpr.size, np.nan), np.full(fpr.size, np.nan)
     rows = everywhere
-    for _ in range(TURNS):
+    # most steps of the secant; each row leaves when it is near enough
+    for _ in range(8):
         at, spread = epsilon[rows], deviation[rows]
         gap = _quantile(deltas, at, spread, rows) - wanted[rows]
         with np.errstate(all="ignore"):  # what is not a number moves nothing
@@ -115,7 +112,8 @@ def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
 
 def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """About the normal quantile of `Q(L > eps) = -d delta/dE`, by a difference quotient."""
-    half = 0.5 * DIFFERENCE * deviation
+    # half the distance in eps of the difference quotient of delta
+    half = 0.005 * deviation
     values = np.asarray(deltas(np.stack([epsilon - half, epsilon + half]), rows).estimate)
     with np.errstate(all="ignore"):
         tail = (values[0] - values[1]) / (2.0 * np.exp(epsilon) * np.sinh(half))
@@ -179,10 +177,6 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 # It is shown by tangents: `1 - f(a) <= delta(eps) + e^eps a` for every eps, and against the convex f_mu a tangent need
 # only be compared at the two ends of a cell.
 
-TANGENTS = 13
-"""Tangents of the first round, evenly spread in eps from 0 to the best one at the floor."""
-STRETCH = 4.0
-"""How far beyond the best place at the floor tangents reach where that place is not certain, as with atoms."""
 ROUNDS = 14
 """How often tangents are added where the bound is largest."""
 DOUBLINGS = 3
@@ -222,8 +216,10 @@ def gaussian_fit(
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
     # without a lower end the place may be on either side of a jump of Q(L > eps)
-    last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, STRETCH)
-    first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, TANGENTS)[:, None], rows)
+    # how far beyond the best place at the floor tangents reach where that place is not certain, as with atoms
+    last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, 4.0)
+    # tangents of the first round, evenly spread in eps from 0 to the best one at the floor
+    first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
     low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
     for turn in range(ROUNDS + DOUBLINGS + 1):
@@ -390,13 +386,6 @@ def _cells(
 DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 """Of rtol: how narrow a bracket of one direction is to be, and what the contour may cut off."""
 
-LOWER_PLACE = 0.28
-"""Where the contour of adding is placed, over the place or the largest loss."""
-FAR_TOLERANCE = 1e-9
-"""What that contour may cut off, which is larger in relation to delta several deviations above its place."""
-ROUGH = 3e-3
-"""Relative distance of an upper end from the estimate that is near enough where rtol is not wanted."""
-
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
     """delta of n runs at (K, n) real epsilons: on one contour for each run, or one by one where that is too wide.
@@ -456,9 +445,12 @@ def deltas_along(
             if rows.size:
                 some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
                 if direction == "add":  # its loss is bounded, and its deltas matter near eps = 0
-                    at, cut_off = LOWER_PLACE * np.minimum(at, reach(some).largest_loss), FAR_TOLERANCE
+                    # the contour of adding lies lower, and what it cuts off is larger in relation to delta several
+                    # deviations above its place
+                    at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
-                widths = np.where(asked, DIRECTION_WIDTH * rtol, ROUGH)
+                # relative distance of an upper end from the estimate that is near enough where rtol is not wanted
+                widths = np.where(asked, DIRECTION_WIDTH * rtol, 3e-3)
                 rung = begin[rows]
                 found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off, rung)
                 begin[rows] = rung

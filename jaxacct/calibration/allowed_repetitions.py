@@ -29,17 +29,10 @@ __all__ = ["FAMILIES", "AllowedRepetitions", "repetitions_allowed"]
 
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
 """Families of laws of K, each with one free number, that can be searched."""
-LEAST_GAMMA = 1e-9
-"""Smallest gamma of a truncated negative binomial law that is searched: the largest E[K] of the family."""
 LARGEST_GAMMA = 1.0 - 1e-6
 """Largest gamma that is searched: E[K] is 1 up to 1e-6 there."""
-LEAST_MEAN = 1e-3
-"""Smallest mean of a Poisson law that is searched: nearly always nothing is released."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, of every family: more candidates than anybody trains."""
-EPSILON_SHARE = 0.02
-"""The search ends where epsilon is within half of this share of rtol below the target: E[K] is then nearer to its
-largest than rtol, unless epsilon grows by less than a hundredth of what E[K] grows by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +162,9 @@ def repetitions_allowed(
             (least, most),
             relation,
             Effort(1e-4),
-            rtol=EPSILON_SHARE * rtol,
+            # the search ends where epsilon is within half of this share of rtol below the target: E[K] is then nearer
+            # to its largest than rtol, unless epsilon grows by less than a hundredth of what E[K] grows by
+            rtol=0.02 * rtol,
             whole=family == "point_mass",
             closest=rtol,
         )
@@ -199,8 +194,10 @@ def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
     if family == "point_mass":
         return np.ones(()), np.full((), LARGEST_MEAN)
     if family == "poisson":
-        return np.full((), LEAST_MEAN), np.full((), LARGEST_MEAN)
-    low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, LEAST_GAMMA))
+        # smallest mean of a Poisson law that is searched: nearly always nothing is released
+        return np.full((), 1e-3), np.full((), LARGEST_MEAN)
+    # smallest gamma of a truncated negative binomial law that is searched: the largest E[K] of the family
+    low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))
     most = high.copy()
     for _ in range(60):  # where the mean passes the largest that is searched
         middle = 0.5 * (low + most)

@@ -11,7 +11,7 @@ from jaxacct.accounting import account
 from jaxacct.accounting.directions import answer
 from jaxacct.accounting.dispatch import engine_of_mechanism
 from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration, result
-from jaxacct.calibration.search import Found, Search, Start, certified_search, start_at
+from jaxacct.calibration.search import BestValues, Search, Start, certified_search, start_at
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import (
@@ -32,18 +32,8 @@ from jaxacct.mechanisms.base import require_mechanism, take_rows
 
 __all__ = ["calibrate", "search_mechanisms"]
 
-BISECTIONS = 10
-"""Of the logarithm of the bracket, for where a guess meets the target."""
 STEP = 1e-3
 """Of x, for the slope of a guess."""
-CLEAR = 2.0
-"""Factor from the target beyond which a guess says on which side an end of the bracket lies."""
-SECANTS = 5
-"""Most steps from the guess to the solution by estimates."""
-SECOND_ORDER = 10.0
-"""Distance in log(epsilon), in units of rtol, from which one more step of a secant is the last."""
-BELOW_TARGET = 0.25
-"""How far below the target the solution of estimates lies, in units of rtol: half of what still counts as met."""
 ROUGH = 0.9, 0.05
 """Relative widths at which epsilon is evaluated at both ends of the bracket, the second where the first cannot tell."""
 
@@ -157,7 +147,7 @@ def search_mechanisms(
     rtol: float,
     whole: bool,
     closest: float = 1e-12,
-) -> Found:
+) -> BestValues:
     """The least private value of each element, for arrays of one shape; what is found is flat.
 
     `make` is asked for all elements, since it may hold arrays of the shape of the batch; elements that are settled keep
@@ -206,7 +196,8 @@ def search_mechanisms(
 
     def excess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
         made, known = at(rows, some)
-        aim = target[rows] * (1.0 - BELOW_TARGET * rtol)
+        # how far below the target the solution of estimates lies, in units of rtol: half of what still counts as met
+        aim = target[rows] * (1.0 - 0.25 * rtol)
         return None if known is None else known.excess(part_of(made, rows), aim, deltas[rows], relation)
 
     while (deltas == 0.0).any():  # there epsilon is infinite for an unbounded loss
@@ -258,14 +249,16 @@ def _started(
     left, right, solved = low[rows], high[rows], np.zeros(rows.size, bool)
     if rows.size == 0:
         return Start(none, none, solved, none)
-    for _ in range(BISECTIONS):
+    # of the logarithm of the bracket, for where a guess meets the target
+    for _ in range(10):
         x = 0.5 * (left + right)
         further = (_known(guess(rows, np.exp(x))) > goal[rows]) == falls[rows]
         left, right = np.where(further, x, left), np.where(further, right, x)
     x = 0.5 * (left + right)
     slope = (_known(guess(rows, np.exp(x + STEP))) - _known(guess(rows, np.exp(x)))) / STEP
     at, before, seen, fresh = np.arange(rows.size), np.full(rows.size, np.nan), np.full(rows.size, np.nan), slope.copy()
-    for _ in range(SECANTS):
+    # most steps from the guess to the solution by estimates
+    for _ in range(5):
         found = excess(rows[at], np.exp(x[at]))
         if found is None:
             break
@@ -277,7 +270,8 @@ def _started(
         new = x[at] - found / fresh[at]
         good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
         x[at] = np.where(good, new, x[at])
-        near = np.abs(found) < np.where(second, SECOND_ORDER * rtol, 0.05 * rtol)
+        # distance in log(epsilon), in units of rtol, from which one more step of a secant is the last
+        near = np.abs(found) < np.where(second, 10.0 * rtol, 0.05 * rtol)
         solved[at] = good & near
         at = at[good & ~near]
         if at.size == 0:
@@ -307,7 +301,8 @@ def _at_ends(
     first, last = guess(rows, low), guess(rows, high)
     if first is not None and last is not None:
         at_low, at_high, falls = np.exp(first), np.exp(last), last < first
-        clear = np.minimum(np.abs(first - np.log(target)), np.abs(last - np.log(target))) > np.log(CLEAR)
+        # factor from the target beyond which a guess says on which side an end of the bracket lies
+        clear = np.minimum(np.abs(first - np.log(target)), np.abs(last - np.log(target))) > np.log(2.0)
         rows = rows[~(clear & ((first > np.log(target)) != (last > np.log(target))))]
     for rtol in ROUGH:
         if rows.size == 0:

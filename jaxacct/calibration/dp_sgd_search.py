@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.directions import answer
-from jaxacct.calibration.search import AIM, CLAIMED, Found, Search, Start, certified_search
+from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Search, Start, certified_search
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import plain_record
@@ -63,14 +63,8 @@ PLAIN = contour.LADDER[:2]
 """Rungs of the plain solve."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
 """The same for a delta that is to be met: near eps = 0 the integrand decays slowly, and the plain one still serves."""
-CALLS = 6
-"""Most calls of the split solve for a row on one rung; each call places the windows anew."""
-ENOUGH = 1e-6
-"""A row is solved when the estimated error of x after the last secant step is below this."""
 REACH, HALVINGS = 3.0, 14
 """`_one_hit` bisects between x - REACH and x + REACH, HALVINGS times."""
-LASTING = 0.05
-"""If x moved by less than this in its last call, the certificate uses the windows and the contour of that call."""
 NEARLY = 1.5
 """A solve on a rung is accepted if it needs at most this many times the rung's nodes: it is only an estimate."""
 RATE_RANGE = (1e-12, 1.0)
@@ -264,7 +258,7 @@ def checked(
     return goal, wanted, shape
 
 
-def found_for(goal: Goal, backend: str) -> Found:
+def found_for(goal: Goal, backend: str) -> BestValues:
     """The value of the unknown that meets epsilon at delta for Poisson samples."""
     with job(goal.epsilon.size, backend):
         search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
@@ -298,7 +292,7 @@ def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -
 
 
 def result(
-    found: Found,
+    found: BestValues,
     shape: tuple[int, ...],
     relation: str,
     monotone: bool = True,
@@ -465,7 +459,8 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
         if not rung.split or rung.chunk == 1:
             continue
         active = left.copy()
-        for _ in range(CALLS):
+        # most calls of the split solve for a row on one rung; each call places the windows anew
+        for _ in range(6):
             todo = np.flatnonzero(active)
             if todo.size == 0:
                 break
@@ -478,7 +473,8 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
             fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
             slope[todo] = np.where(usable & (new.slope * sign > 0), new.slope, slope[todo])
-            close = fits & (new.off < ENOUGH) & (new.moved < calibration.SETTLED)
+            # a row is solved when the estimated error of x after the last secant step is below this
+            close = fits & (new.off < 1e-6) & (new.moved < calibration.SETTLED)
             steep = goal.delta[asked[todo]] * new.slope if goal.on_delta else new.epsilon_slope
             found.slope[todo] = np.where(close, steep, found.slope[todo])
             found.solved[todo] = close
@@ -499,7 +495,8 @@ def _note(
     """Leave to the certificate what it need not find again."""
     rows = rows[close]
     hint.near[rows], hint.rung[rows] = near[close], rung
-    hint.usable[rows] = found.moved[close] < LASTING
+    # if x moved by less than this in its last call, the certificate uses the windows and the contour of that call
+    hint.usable[rows] = found.moved[close] < 0.05
     for kept, new in zip(jax.tree.leaves(hint.placed), jax.tree.leaves(found.placed), strict=True):
         kept[rows] = new[close]
 

@@ -28,7 +28,7 @@ from jaxacct.calibration.dp_sgd_search import (
     result,
     search_for,
 )
-from jaxacct.calibration.search import Found, Start, certified_search
+from jaxacct.calibration.search import BestValues, Start, certified_search
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice, refuse_tracers
@@ -48,16 +48,6 @@ if TYPE_CHECKING:
     from jaxacct.selection.law_of_k import Law
 
 __all__ = ["Calibration", "calibrate_noise_multiplier", "calibrate_sampling_probability", "calibrate_steps"]
-
-MOST_STEPS = 2.0**52
-"""Steps of the smallest sampling probability that is looked for where the epochs are given."""
-LEAST_RTOL_OF_SELECTIONS = 1e-3
-"""Relative closeness to the target that is wanted at most of a private selection: its bracket is no narrower than about
-1e-4."""
-SINGLE_RUN_SHARE = 0.65
-"""The search for its noise begins where a single run takes this share of the target."""
-USUAL_RATE = 0.01
-"""Sampling probability near which one is looked for where the epochs are given."""
 
 
 @with_hints
@@ -338,7 +328,7 @@ def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: i
     return "relation = 'replace_one'" if relation == "replace_one" else ""
 
 
-def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, backend: str) -> Found:
+def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, backend: str) -> BestValues:
     """By the certified brackets of the run itself; what Poisson sampling would need is where the search begins."""
     effort = account.effort_of_search(goal.rtol)
 
@@ -349,7 +339,8 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
 
     search = search_for(goal, certified)
     if "epochs" in goal.known:  # a smaller rate has more steps than are counted
-        search = search._replace(lowest=np.clip(goal.known["epochs"] / MOST_STEPS, *goal.limits))
+        # steps of the smallest sampling probability that is looked for where the epochs are given
+        search = search._replace(lowest=np.clip(goal.known["epochs"] / 2.0**52, *goal.limits))
 
     def started(rows: np.ndarray) -> Start:
         start = calibration_start(near, rows)[0]
@@ -359,7 +350,8 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
 
     usual = {name: goal.known[name] for name in ORDER if name in goal.known}
     if "epochs" in goal.known:
-        usual["steps"] = np.ceil(goal.known["epochs"] / USUAL_RATE)
+        # sampling probability near which one is looked for where the epochs are given
+        usual["steps"] = np.ceil(goal.known["epochs"] / 0.01)
     near = goal._replace(known=usual, relation="add_or_remove_one")
     with job(goal.epsilon.size, backend):
         return certified_search(search, started)
@@ -377,11 +369,13 @@ def law_shape(law: Any, candidates: str = "iid") -> tuple[int, ...]:
     return law.shape
 
 
-def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates: str, backend: str) -> Found:
+def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates: str, backend: str) -> BestValues:
     """The noise multiplier of every row for which the whole selection, not only a single run, meets the target."""
     from jaxacct.selection.mechanism import select
 
-    laws, rtol = law.flattened(shape), max(goal.rtol, LEAST_RTOL_OF_SELECTIONS)
+    # relative closeness to the target that is wanted at most of a private selection: its bracket is no narrower than
+    # about 1e-4
+    laws, rtol = law.flattened(shape), max(goal.rtol, 1e-3)
 
     def certify(relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
         pieces = []
@@ -396,7 +390,8 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     search = search._replace(rtol=rtol, closest=0.25 * rtol)
     if goal.relation == "add_or_remove_one":
         search = search._replace(leader=lambda rows, values: certify("remove_one", rows, values))
-    near = goal._replace(epsilon=SINGLE_RUN_SHARE * goal.epsilon)
+    # the search for its noise begins where a single run takes this share of the target
+    near = goal._replace(epsilon=0.65 * goal.epsilon)
     with job(goal.epsilon.size, backend):
         return certified_search(
             search, lambda rows: calibration_start(near, rows)[0]._replace(solved=np.zeros(rows.size, bool))

@@ -50,7 +50,7 @@ from jaxacct.calibration.dp_sgd_search import (
 from jaxacct.calibration.search import (
     AIM,
     CLAIMED,
-    Found,
+    BestValues,
     Start,
     beside,
     certified_search,
@@ -73,12 +73,7 @@ __all__ = ["calibrated_to_risk", "shown_on_one_contour"]
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
 """Two attempts at the lower end of a true-positive rate: the assumed distance of eps from the best one, in deviations
 of the loss, and the rtol of the deltas.  That end is then some 0.05 % or 1 % low."""
-NEAR = 2e-3
-"""A value is shown to be the best if the lower end of its rate is this near to the target, relative to the target's
-distances from chance and from 1."""
-WIDE = 0.02
-"""Relative width up to which the bracket of a rate has the status "ok"."""
-Risk = tuple[Found, np.ndarray, np.ndarray]
+Risk = tuple[BestValues, np.ndarray, np.ndarray]
 """What was found; the ends of the risk, (3, n); the eps that it follows from."""
 
 
@@ -104,7 +99,7 @@ def calibrated_to_risk(
 # One certified value of delta.
 
 
-def _value_for(goal: Goal, solved: RateSolve | None = None) -> Found:
+def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
     """The least private value for which the certified delta at the goal's epsilon is at most the goal's delta.
 
     solved : rows of it that need no solve.
@@ -157,10 +152,10 @@ def _to_bayes_success(goal: Goal, name: str, flat: dict[str, np.ndarray], shape:
     return found, np.stack([low, np.clip(ends[1], low, high), high]), odds
 
 
-def _together(pieces: list[tuple[np.ndarray, Found]]) -> Found:
+def _together(pieces: list[tuple[np.ndarray, BestValues]]) -> BestValues:
     """What was found for some rows and for others, in the order of the rows."""
     order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
-    return Found(*(np.concatenate(columns)[order] for columns in zip(*(some for _, some in pieces), strict=True)))
+    return BestValues(*(np.concatenate(columns)[order] for columns in zip(*(some for _, some in pieces), strict=True)))
 
 
 def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -205,7 +200,9 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
     high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
     epsilon[mirrored] *= -1.0
-    enough = wanted - NEAR * np.minimum(wanted - fpr, 1.0 - wanted)
+    # a value is shown to be the best if the lower end of its rate is this near to the target, relative to the
+    # target's distances from chance and from 1
+    enough = wanted - 2e-3 * np.minimum(wanted - fpr, 1.0 - wanted)
     low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, enough)
     rows = np.flatnonzero((found.status == "ok") & asked)
     best = low[rows] >= enough[rows]
@@ -219,7 +216,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     agree = ~(low > high)  # ends that contradict each other claim nothing
     high = np.where(agree, high, 1.0)
     low = np.where(agree & (found.kind == "certified"), low, 0.0)
-    found.word[:] = np.where((found.word == "ok") & (high - low > WIDE * high), "width", found.word)
+    # relative width up to which the bracket of a rate has the status "ok"
+    found.word[:] = np.where((found.word == "ok") & (high - low > 0.02 * high), "width", found.word)
     ends = np.stack([low, high, high])
     if name == "target_posterior":
         turned = zip(ends, (-1, 0, 1), strict=True)
@@ -277,7 +275,7 @@ class RateSolve(NamedTuple):
     """Whether the noise is near enough to be certified as it is."""
 
 
-def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Found, np.ndarray]:
+def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
     """The least private value whose true-positive rate at `fpr` is seen to be at most `rate`, and from which eps.
 
     Any eps gives a certified value.  The one that is chosen decides how little private it is.
@@ -304,7 +302,9 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Foun
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
     with np.errstate(all="ignore"):  # what is no number is another guess
-        again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= AGREES) & settled & ~sure)
+        # largest distance of the certified noise from that of a solve that was cut short, in the logarithm, if it is
+        # taken
+        again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
     if again.size:  # two guesses at the best eps: the one of less noise is the better
         first = epsilon[again].copy()
         by_rounds(again)
@@ -324,19 +324,9 @@ def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray)
     return goal._replace(epsilon=epsilon.copy(), delta=delta)
 
 
-SETTLED = 0.01
-"""Last step of the kernel in eps, times c, below which its eps is taken: the noise changes by the square of that."""
 ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
 """Rungs, steps of the kernel on the contour integral, and what that may cut off by a first approximation of delta: more
 steps, and less cut off, where the approximation has been poor."""
-AGREES = 3e-4
-"""Largest distance of the certified noise from that of a solve that was cut short, in the logarithm, if it is taken."""
-CLOSE = 1e-4
-"""Last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps."""
-FEW_NODES = 8.0
-"""How many times its nodes an eps may need for what the first attempt left to be a good guess."""
-CUT_SHORT = 25.0
-"""Of how many times the nodes of the last rung an eps may need: what is cut off hardly moves it."""
 
 
 @np.errstate(all="ignore")  # a guess that is not a number is not used
@@ -376,7 +366,9 @@ def _by_contour(
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
-        good = (moved < SETTLED) & (fits | (last & (need <= CUT_SHORT * rung.nodes))) & np.isfinite(at)
+        # an eps is taken after a small last step (times c): the noise changes by the square of that.  It may need many
+        # times the nodes of the last rung: what is cut off hardly moves it
+        good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
         # at the end of the range of eps no step is left to be taken, and none was needed
         inside = (
             (at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE))
@@ -384,11 +376,13 @@ def _by_contour(
             & (x < np.log(NOISE_RANGE[1]))
         )
         good &= inside
-        close = good & fits & (np.abs(off) < CLOSE) & (slope < 0.0)
+        # last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps
+        close = good & fits & (np.abs(off) < 1e-4) & (slope < 0.0)
         wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
         following = np.maximum(wanted, turn + 1)
         if guess and turn == 0:
-            guessed[rows] = inside & (slope < 0.0) & (need <= FEW_NODES * rung.nodes)
+            # how many times its nodes an eps may need for what the first attempt left to be a good guess
+            guessed[rows] = inside & (slope < 0.0) & (need <= 8.0 * rung.nodes)
         enough = good | guessed[rows] & (following == len(ATTEMPTS) - 1)
         due[rows] = np.where(enough, len(ATTEMPTS), following)
         kept = good | guessed[rows] & (turn == 0)
@@ -404,10 +398,6 @@ ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
 
 The distance of the places of the profile that are compared, in deviations of the loss, and their number.
 """
-ROUGH = 1e-4
-"""rtol at which the value is solved for in a round."""
-ROUGH_DELTA = 1e-3
-"""rtol of the deltas from which it is guessed; their estimates are better than that."""
 LARGEST_MOVE = 2.0
 """Longest move of eps from the best of these places, over their distance."""
 
@@ -418,7 +408,8 @@ def _by_rounds(
     """(the best eps, the value there), by the fast solves for the value at one eps after another."""
     rows, near = np.arange(rate.size), None
     for distance, places in ROUNDS:
-        rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=ROUGH, hint=no_hint(rate.size), near=near)
+        # rtol at which the value is solved for in a round
+        rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=near)
         near = np.clip(np.exp(calibration_start(rough, rows)[0].x), *goal.limits)
         near = np.maximum(np.round(near), 1.0) if goal.unknown == "steps" else near
         epsilon = _better(goal, epsilon, near, rate, fpr, distance * mu, places)
@@ -437,7 +428,8 @@ def _better(
     """The eps at which `delta + e^eps a` is least, by a parabola through the best of some places and its neighbours."""
     half = places // 2
     at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
-    run, effort = goal.run(np.arange(value.size), value), account.effort_of_search(ROUGH_DELTA)
+    # rtol of the deltas from which it is guessed; their estimates are better than that
+    run, effort = goal.run(np.arange(value.size), value), account.effort_of_search(1e-3)
     side = "add_one" if goal.relation == "add_one" else "remove_one"  # the larger as a rule
     with np.errstate(over="ignore"):  # a place whose sum is infinite is not the best
         asked = MechanismQuestion("delta", run, at, side, effort, "contour")
@@ -465,8 +457,6 @@ many times as much as the saddle point approximation shows.
 """
 ABOVE, FARTHEST = 8, 0.12
 """Tangents of a block above the place, in case the best eps is there, and the distance of the last in shares of it."""
-FAR = 0.2
-"""Change of the logarithm of a value beyond which the best eps is looked for anew."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
@@ -497,7 +487,8 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
         left = np.flatnonzero(fields["sampling_probability"] < 1.0)  # the others are known exactly
         if left.size:
             mine, x = rows[left], np.log(values[left])
-            far = np.flatnonzero(~(np.abs(x - made[mine]) <= FAR))
+            # change of the logarithm of a value beyond which the best eps is looked for anew
+            far = np.flatnonzero(~(np.abs(x - made[mine]) <= 0.2))
             if far.size:
                 again = best_epsilon(deltas_at(mine[far], values[left][far]), floor[mine[far]])
                 place.epsilon[mine[far]], place.deviation[mine[far]] = again

@@ -21,8 +21,8 @@ from jaxacct.core.progress import Waiting, waiting
 __all__ = [
     "AIM",
     "CLAIMED",
+    "BestValues",
     "Evaluate",
-    "Found",
     "Search",
     "Start",
     "beside",
@@ -41,18 +41,10 @@ FARTHEST, FEW_RTOL = 0.01, 10.0
 rtol and at most max(FARTHEST, rtol)."""
 AIM = 0.15
 """How far below the target a fast start aims, in units of rtol, so that its certificate usually holds at once."""
-NUDGES = 2
-"""How often a start that misses the target is moved along its slope before it is searched for."""
-MOST_TURNS = 60
-"""Most evaluations of one row; bisection alone needs 50."""
-FIRST_REACH = 0.3
-"""Longest first step in x; it doubles whenever a step wanted to be longer."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 """d log(epsilon)/dx of Gaussians, near enough to begin with: where epsilon falls (noise), and where it grows."""
 LARGEST_EXCESS = 8.0
 """log(epsilon/target) is clipped at this; what is not known counts as so much too large."""
-FAR_APART = 2.0
-"""Ratio of two whole numbers beyond which one between them is looked for in logarithms."""
 AT_LIMIT = 1e-12
 """Distance in x up to which a value counts as the limit itself."""
 
@@ -111,7 +103,7 @@ class Start(NamedTuple):
     """d log(epsilon)/dx, where a search from x begins with more than the usual slope."""
 
 
-class Found(NamedTuple):
+class BestValues(NamedTuple):
     """The best value of each row, with its certified epsilon; NaN where no value holds."""
 
     value: np.ndarray
@@ -150,7 +142,7 @@ class Found(NamedTuple):
             column[rows] = np.nan
 
 
-def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Found:
+def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
     """The least private value of every row that holds, with its certified epsilon.
 
     start : called once, with the rows that are not settled by their limits.
@@ -174,7 +166,7 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Fo
     return found
 
 
-def _told(evaluate: Evaluate, search: Search, found: Found, missed: np.ndarray, work: Waiting) -> Evaluate:
+def _told(evaluate: Evaluate, search: Search, found: BestValues, missed: np.ndarray, work: Waiting) -> Evaluate:
     """`evaluate`, with two side effects: it reports progress to `work`, and writes values shown to miss to `missed`.
 
     missed : the most private value of each row that is shown to miss the target; NaN where there is none yet.
@@ -196,7 +188,7 @@ def _lower_end(kind: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.nda
     return np.where(np.equal(kind, "certified"), lower, upper)
 
 
-def _judged(search: Search, found: Found, missed: np.ndarray, steep: np.ndarray) -> None:
+def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.ndarray) -> None:
     """Write the status of each value that holds, and whether it is shown to be the best one, from the brackets alone.
 
     A value is shown to be the best one in two cases.  Epsilon's lower end exceeds the target at a slightly less private
@@ -222,7 +214,7 @@ def _judged(search: Search, found: Found, missed: np.ndarray, steep: np.ndarray)
     found.shown[found.status == "not_binding"] = search.all_there_is
 
 
-def conclude(found: Found, rows: np.ndarray, best: np.ndarray) -> None:
+def conclude(found: BestValues, rows: np.ndarray, best: np.ndarray) -> None:
     """Write the status of the values of some rows that hold inside the limits: "ok" if shown to be the best."""
     found.shown[rows] = best
     found.status[rows[~best]] = "loose"
@@ -300,13 +292,13 @@ def least_private(
     return float(certified_search(search, start_at(one * min(max(start, limits[0]), limits[1]))).value[0])
 
 
-def _nothing(size: int) -> Found:
+def _nothing(size: int) -> BestValues:
     value, low, middle, high = (np.full(size, np.nan) for _ in range(4))
     status, kind, word, engine = (np.full(size, x, dtype="<U28") for x in ("infeasible", "certified", "infeasible", ""))
-    return Found(value, status, low, middle, high, kind, word, engine, np.zeros(size, bool))
+    return BestValues(value, status, low, middle, high, kind, word, engine, np.zeros(size, bool))
 
 
-def _settled_by_limits(search: Search, found: Found) -> np.ndarray:
+def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
     """Settle the rows in which the least private value, tried first, holds; returns the others."""
     rows = np.arange(search.target.size)
     first = search.privates_first
@@ -335,7 +327,7 @@ def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
 
 
 def _polish(
-    search: Search, found: Found, rows: np.ndarray, start: Start, steep: np.ndarray
+    search: Search, found: BestValues, rows: np.ndarray, start: Start, steep: np.ndarray
 ) -> tuple[np.ndarray, Start]:
     """Certify solutions and nudge those that miss by the secant; return the rows that need a search, and its start.
 
@@ -345,7 +337,8 @@ def _polish(
     due, x = np.flatnonzero(start.solved), start.x.copy()
     slope, last_x, last = start.slope.copy(), np.full(rows.size, np.nan), np.full(rows.size, np.nan)
     settled = np.zeros(rows.size, bool)
-    for _ in range(1 + NUDGES):
+    # a start that misses the target is moved along its slope twice before it is searched for
+    for _ in range(3):
         if due.size == 0:
             break
         here, at, target = rows[due], x[due], search.target[rows[due]]
@@ -374,7 +367,7 @@ def _polish(
     return rows[left], Start(x[left], slope[left], start.solved[left], log_slope[left])
 
 
-def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
+def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
     """A secant with the leader, if there is one; what it finds is evaluated in full, and searched again if it fails."""
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
@@ -395,7 +388,7 @@ def _led(search: Search, found: Found, rows: np.ndarray, x: np.ndarray, slope: n
 
 
 def _secant(
-    search: Search, found: Found, rows: np.ndarray, start: np.ndarray, first: np.ndarray | None = None
+    search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray | None = None
 ) -> np.ndarray:
     """A bracketed secant on log(epsilon); returns the x of the values kept, meaningless where a row is infeasible."""
     low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
@@ -408,11 +401,13 @@ def _secant(
     slope = _usual_slope(search, rows)
     if first is not None:
         slope = np.where(np.isfinite(first) & (first * slope > 0.0), first, slope)
-    reach = np.full(size, FIRST_REACH)  # longest step in x
+    # longest step in x; it doubles whenever a step wanted to be longer
+    reach = np.full(size, 0.3)
     closeness = search.closeness(rows)
     aim = np.log1p(-0.2 * closeness)
     active = np.ones(size, bool)
-    for turn in range(MOST_TURNS):
+    # most evaluations of one row; bisection alone needs 50
+    for turn in range(60):
         here = np.flatnonzero(active)
         if here.size == 0:
             break
@@ -455,7 +450,7 @@ def _secant(
     return kept
 
 
-def _whole_numbers(search: Search, found: Found, rows: np.ndarray, start: np.ndarray) -> None:
+def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
     """The least private whole number that holds: outwards from the start in growing strides, then between two ends."""
     low, high = search.lowest[rows], search.highest[rows]
     # the direction in which values grow less private ("bolder")
@@ -492,7 +487,8 @@ def _whole_numbers(search: Search, found: Found, rows: np.ndarray, start: np.nda
         bracketed = np.isfinite(fails_at) & np.isfinite(holds_at)
         outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
         n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
-        far = np.maximum(holds_at, fails_at) > FAR_APART * np.minimum(holds_at, fails_at)
+        # ratio of two whole numbers beyond which one between them is looked for in logarithms
+        far = np.maximum(holds_at, fails_at) > 2.0 * np.minimum(holds_at, fails_at)
         # two turns of three interpolate log(epsilon) linearly in log(n), which is usually quick; the third bisects,
         # since interpolation may make little progress
         if turn % 3:
