@@ -3,16 +3,15 @@
     python benchmarks/path_of_a_number.py                      # this checkout
     python benchmarks/path_of_a_number.py --base ../old        # and another one to compare with
 
-Each question is asked twice in a fresh process, and the second call is traced.  What runs inside a compiled program is
-not Python and is not counted, so XLA is asked: on NumPy the functions of the kernel itself are Python too.  A function
-counts once however often it is called; a comprehension belongs to the function that holds it; a lambda is a function.
-A function only passes its arguments on where its body, beside a docstring and imports, is one call whose arguments are
-parameters of the function, attributes of them, or literals.
+Each question is asked twice in a fresh process, and the second call is traced.  On NumPy the functions of the kernels
+are Python and counted too; what runs inside a compiled program is not.  A function counts once however often it is
+called; a comprehension belongs to the function that holds it; a lambda is a function.  A function only passes its
+arguments on where its body, beside a docstring and imports, is one call whose arguments are parameters of the function,
+attributes of them, or literals.
 """
 
 import argparse
 import ast
-import inspect
 import json
 import os
 import pathlib
@@ -22,19 +21,20 @@ import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 QUESTIONS = {
-    "ja.delta(ja.dp_sgd(1.0, 0.01, 1000), 2.0)": lambda ja: _by_xla(ja.delta, ja.dp_sgd(1.0, 0.01, 1000), 2.0),
-    "ja.epsilon(ja.dp_sgd(1.0, 0.01, 1000), 1e-5)": lambda ja: _by_xla(ja.epsilon, ja.dp_sgd(1.0, 0.01, 1000), 1e-5),
+    "ja.delta(ja.dp_sgd(1.0, 0.01, 1000), 2.0), XLA": lambda ja: ja.delta(
+        ja.dp_sgd(1.0, 0.01, 1000), 2.0, backend="xla"
+    ),
+    "ja.epsilon(ja.dp_sgd(1.0, 0.01, 1000), 1e-5), NumPy": lambda ja: ja.epsilon(
+        ja.dp_sgd(1.0, 0.01, 1000), 1e-5, backend="numpy"
+    ),
+    "ja.calibrate_noise_multiplier(2.0, 1e-5, 0.01, 1000), NumPy": lambda ja: ja.calibrate_noise_multiplier(
+        2.0, 1e-5, 0.01, 1000, backend="numpy"
+    ),
 }
 COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 """Names of code that Python runs in a frame of its own although nobody wrote a function."""
 WARM_UPS = 1
 """Calls before the one that is traced: the first compiles, imports and fills caches."""
-
-
-def _by_xla(ask, *arguments):
-    """Ask a public question of compiled programs; checkouts without a backend compile them anyway."""
-    chosen = {"backend": "xla"} if "backend" in inspect.signature(ask).parameters else {}
-    return ask(*arguments, **chosen)
 
 
 def trace(question, package):
