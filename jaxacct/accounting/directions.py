@@ -216,7 +216,7 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 
 
 def _least_of_guarantee(quantity: str, question: Question, asked: np.ndarray, side: Side) -> Side:
-    """The answer, lowered to the bound from the moments for rows that hold a zCDP guarantee."""
+    """The answer; rows with a zCDP guarantee are lowered to the bound from their moments."""
     rows = np.flatnonzero(asked & question.parts.guaranteed())
     if not rows.size:
         return side
@@ -239,7 +239,7 @@ def _removing(parts: Components, eps: np.ndarray) -> Components:
 def _other_delta(
     question: MechanismQuestion, both: tuple[Components, Components], first: Side, floor: np.ndarray
 ) -> Side:
-    """Delta in the second of both directions; where it is the same question as the first, that answer is taken."""
+    """Delta in the second direction; the first direction's answer where both ask the same."""
     eps = question.given
     one, parts = (_removing(side, eps) for side in both)
     # laws made for one direction may have other numbers of atoms
@@ -262,9 +262,9 @@ def _rows_that_differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
-    """delta = 0, as it is in these rows of the batch, is for mechanisms of bounded loss.
+    """Refuse delta = 0, which these rows of the batch ask for, if the loss is unbounded.
 
-    Mass at infinity that the pair below has not stands for losses without a bound.
+    Mass at infinity that the lower pair lacks stands for losses without a bound.
     """
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
@@ -275,7 +275,7 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
 
 
 def _prepare_pairs(mechanism: Mechanism) -> None:
-    """Make the profiles of all rounds of random allocation inside, which takes the longest."""
+    """Make the profiles of all rounds of random allocation in a mechanism, which takes the longest."""
     rounds = rounds_inside(mechanism)[: allocation_rounds.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
     for _ in on_cores(allocation_rounds.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], THREADS):
@@ -288,7 +288,7 @@ def _bar(size: int) -> Progress:
 
 
 def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
-    """Ask about epsilons that are wide again, with more losses of the rounds of random allocation inside; update found.
+    """Solve wide epsilons again, with more losses for the rounds of random allocation in them; `found` is updated.
 
     rows : (B,) the configuration of each answer.
     """

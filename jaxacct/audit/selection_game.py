@@ -40,7 +40,7 @@ _ERFINV_TAIL = np.sqrt(2.0) * np.array(
     [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047]
     + [1.00167406, 2.83297682]
 )
-"""The same as a polynomial of `sqrt(w) - 3` for w above 5."""
+"""erfinv(x)/x times sqrt(2) as a polynomial of `sqrt(w) - 3`, for w above 5 [Giles 2012]."""
 SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 """What a seed must be: 63 bits, from which keys are made."""
 

@@ -76,7 +76,7 @@ class AllowedRepetitions:
         return _law(self.family, self.eta, self.parameter)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain Python, ready for JSON: as `Bounds.to_dict`, which `Bounds.from_dict` reads back."""
+        """The result as plain Python, ready for JSON; `Bounds.from_dict` reads its "epsilon" back."""
         return plain_record(self)
 
     def _repr_html_(self) -> str:

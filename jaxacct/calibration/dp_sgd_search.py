@@ -62,11 +62,11 @@ TOLERANCE = 3e-7
 PLAIN = contour.LADDER[:2]
 """Rungs of the plain solve."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
-"""The same for a delta that is to be met: near eps = 0 the integrand decays slowly, and the plain one still serves."""
+"""Rungs for a search that must meet a delta: near eps = 0 the integrand decays slowly, and the plain one still serves."""
 REACH, HALVINGS = 3.0, 14
 """`_one_hit` bisects between x - REACH and x + REACH, HALVINGS times."""
 NEARLY = 1.5
-"""A solve on a rung is accepted if it needs at most this many times the rung's nodes: it is only an estimate."""
+"""A rung's solution is accepted if a certificate would need at most this many times its nodes: it is an estimate."""
 RATE_RANGE = (1e-12, 1.0)
 """Sampling probabilities that are searched."""
 MAX_STEPS = 10**9
@@ -311,7 +311,7 @@ def result(
 
 
 def started(goal: Goal, rows: np.ndarray) -> Start:
-    """Where to begin; what the fast solves learn for the certificates is left in the goal's hint."""
+    """Where the search starts; the fast solves leave what certificates can use in the goal's hint."""
     start, hint = calibration_start(goal, rows)
     for known, found_out in zip(jax.tree.leaves(goal.hint), jax.tree.leaves(hint), strict=True):
         known[rows] = found_out

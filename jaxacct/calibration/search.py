@@ -228,7 +228,7 @@ def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> 
 
 
 def least_apart(rtol: float) -> float:
-    """The largest relative distance at which a less private value that misses shows another value to be the best."""
+    """A value is the best if a less private one misses the target within this relative distance."""
     return min(FEW_RTOL * rtol, max(FARTHEST, rtol))
 
 

@@ -1,4 +1,4 @@
-"""Bounds: an answer with its bracket, its kind of statement and its status, which it may not overstate."""
+"""Bounds: an answer with its bracket, its kind of statement and its status."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NEEDS_ACTION = {
     "infeasible_rate": "No searched sampling probability meets the target; raise the noise multiplier or the "
     "target, or lower the steps.",
 }
-"""Statuses under which it is not."""
+"""Statuses under which an answer is not ok."""
 STATUSES = {**_NEEDS_NO_ACTION, **_NEEDS_ACTION}
 """Every status with a sentence that tells what it means and what to do."""
 

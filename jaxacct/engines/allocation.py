@@ -37,23 +37,23 @@ RETREATS = 4
 NARROW = 1e-2
 """Relative width at which a search ends, as a share of the width asked for."""
 CUT_OFF = 3e-3
-"""What a contour may leave out, relative to delta, as a share of the width asked for."""
+"""Tolerance of a contour in the search for epsilon: terms left out over delta, as a share of the width asked for."""
 NEAR = 0.01
 """Newton ends at steps this small, relative to the width at which the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
-"""Of the option that each direction is: a call, or a put."""
+"""1: delta is a call option on S, E(S - k)_+.  -1: it is e^eps times a put option, E(k - S)_+."""
 LEAST_S, MOST_S = 1e-4, 20.0
-"""1/sigma between which the contour is asked."""
+"""The contour is used only for 1/sigma in this range."""
 ROUGH = 0.5
-"""Relative width from which on theorems are asked for lower ends of epsilon, which spare the contour."""
+"""From this rtol on, theorems give lower ends of epsilon first: they may make the contour unnecessary."""
 PLACEMENTS = 3
 """Most placements of the contour for one delta."""
 SMALL = 1e-8
-"""What a contour may leave out of a delta, relatively."""
+"""Tolerance of a contour for delta: terms left out, relative to delta."""
 ROUGHLY = 1e-5
-"""What a contour leaves out, relative to delta, where only an estimate is asked for."""
+"""The tolerance, in place of SMALL, where only an estimate is asked for."""
 MOST_SLOTS = 1e9
-"""Slots up to which the contour is asked."""
+"""The contour is used only up to this many slots."""
 
 
 def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str) -> Answer:
@@ -67,7 +67,7 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str)
 
 
 def delta_of_both(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray) -> Answer:
-    """The larger of both directions, each end on its own; adding is left out where Chernoff shows it to be smaller."""
+    """Delta in the worse direction, end by end; "add" is skipped where Chernoff's bound shows that it is smaller."""
 
     def both(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
         worst = _delta_block(1.0, sigma, t, eps)
@@ -107,9 +107,9 @@ def epsilon(
 def epsilon_of_both(
     sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rtol: float = 1e-4, near: np.ndarray | None = None
 ) -> Answer:
-    """The larger of both directions, each end on its own.
+    """Epsilon in the worse direction, end by end.
 
-    The second direction is not solved where it is shown to lie below the first one's lower end.
+    "add" is not solved where its epsilon is shown to lie below the lower end of "remove".
     """
     begin = 0.0 if near is None else near
 
@@ -121,7 +121,7 @@ def epsilon_of_both(
 
 
 def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndarray, direction: str) -> np.ndarray:
-    """About log(epsilon at delta) - log(eps) by one step of Newton at eps, (B,); nothing is claimed."""
+    """Estimate of log(epsilon at delta) - log(eps), (B,), by one Newton step at eps."""
     sign = SIGNS[direction]
 
     def step(sigma: np.ndarray, t: np.ndarray, delta: np.ndarray, eps: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndar
 
 
 def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """About epsilon of removing a record, (B,); nothing is claimed."""
+    """Estimate of epsilon in the direction "remove", (B,)."""
     sigma, slots, delta = _flat(sigma, slots, delta)
     with np.errstate(all="ignore"):
         s = 1.0 / sigma
@@ -156,7 +156,7 @@ def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of delta by theorems: closed forms, and the Gaussian mechanism, which tells the slot."""
+    """Bounds of delta by theorems: closed forms, and from above the Gaussian mechanism, which reveals the slot."""
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
     if sign < 0:
@@ -196,7 +196,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of delta_remove by E(S - k)_+ = 1 - k + E(k - S)_+: of absolute accuracy, for large deltas."""
+    """(lower, upper) of delta_remove by E(S - k)_+ = 1 - k + E(k - S)_+; its error is absolute: for large deltas."""
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k
@@ -204,11 +204,11 @@ def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarra
 
 
 def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> Value:
-    """Delta by the contour, placed again where the guess of its size was poor."""
+    """Delta by the contour, which is placed again if the guess of delta was poor."""
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
-    shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
+    shift = np.where(sign > 0, 0.0, -eps)  # log(option) = log(delta) + shift
     value: Value | None = None
     for _ in range(PLACEMENTS):
         ends = np.empty((4, len(s)))

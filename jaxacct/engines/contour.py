@@ -57,27 +57,26 @@ LADDER = (
     Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
-"""For compositions of Gaussians.
-
+"""Rungs for compositions of Gaussians.
 Points and nodes grow about threefold from rung to rung, as does the time; a chunk shrinks accordingly.
 """
 LEAST_SPLIT_SIGMA = 0.06
 """Noise multiplier below which no split rung has been seen to certify; their programs would be compiled for nothing."""
 LEAST_SPLIT_RATE = 1e-13
-"""Sampling probability below which none has: losses that small are lost beside 1."""
+"""Sampling probability below which no split rung has been seen to certify: losses that small are lost beside 1."""
 PLAIN = (
     *LADDER[:3],
     Rung(1536, 512, 3, 2),
     Rung(2560, 1024, 3, 1),
     Rung(4096, 2048, 3, 1),
 )
-"""For compositions with Laplace or finite parts, which are not split."""
+"""Rungs for compositions with Laplace or finite parts, which are not split."""
 
 
 FIRST_SPLIT = sum(not rung.split for rung in LADDER)
 """Place of the first split rung of the ladder."""
 MOST_RUNGS = 5
-"""Rungs for many eps: on finer ones a contour takes as long as the ladder does for each eps."""
+"""Rungs of PLAIN on which many eps share a contour; on larger ones, the ladder is as fast for each eps by itself."""
 
 
 def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:
@@ -305,7 +304,7 @@ def _total_variation(parts: Components, known: Reach) -> np.ndarray:
 
 
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
-    """Brackets of the finite part of delta, 0 and 1 where nothing is known; every array (B, K).
+    """Brackets of the finite part of delta, from one contour a row; [0, 1] if nothing is known.  Arrays are (B, K).
 
     epsilon : at least 0; those of a row should be within about a deviation of the loss.
     floor : an upper end at most this is not refined.
@@ -328,9 +327,9 @@ def delta_along(
     tolerance: float,
     rung: np.ndarray,
 ) -> Answer:
-    """The same for many eps of a row, rising, which may be several deviations of the loss from that of the contour.
+    """Brackets of the finite part of delta at many rising eps of a row, from one contour placed for `place`.
 
-    Far from the contour the images leave no lower end.
+    An eps may be several deviations of the loss from `place`, but far away the images leave no lower end.
 
     place : (B,), the eps for which the contour is placed.  width : (B, K).
     both : (B, K), whether the lower end is wanted; else the upper end need only be near the estimate.

@@ -35,7 +35,7 @@ LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 QUICK = 2**18
 """Longest lattice made for a bracket narrower than the user's rtol; it costs a tenth of the longest of all."""
 NARROW = 2e-4
-"""A row is given up if even the longest lattice would leave it wider than this, relatively, and than rtol."""
+"""A row is given up if the longest lattice would leave its bracket wider, relatively, than both this and rtol."""
 SAYS_NOTHING = 0.9
 """Relative width of a bracket whose lower end is next to nothing, or whose upper end is missing."""
 NEARLY_AS_NARROW = 1.5
@@ -50,26 +50,26 @@ PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
 """Lengths of lattices for two pairs; each that is tried is LONGER places behind the one before."""
 LONGER = 2
 FIRST_ADDS = 1e-4
-"""What discretisation may add to epsilon at the first length for two pairs, relatively, by a formula."""
+"""For two pairs, the first length is the shortest at which, by a formula, discretisation adds this share of epsilon."""
 ENOUGH = 4e-4
 """Relative width of a bracket of epsilon between two pairs at which no longer lattice is tried."""
 MOST_PAIRS_OF_ROUNDS = 2**14
-"""Pairs of atoms that are added up for fewer steps of two pairs: rounds have hundreds of atoms, fine enough."""
+"""In place of MOST_PAIRS for two pairs: their rounds have only hundreds of atoms."""
 SHARE_OF_LATTICE = 0.1
-"""What discretisation may add to a bracket between two pairs, over its width, before a longer lattice is taken."""
+"""For two pairs, a longer lattice is taken if discretisation makes up more than this share of the bracket's width."""
 UNDERFLOW = 1e-300
-"""More than all that underflow takes from a payoff: 2.3e-308 from f and from each T f, at most 2^22 of them.
+"""Upper bound of all that underflow takes from a payoff: 2.3e-308 from f and from each T f, at most 2^22 of them.
 
 Times e^700, at which the scale of delta is capped, it is above 1, so that the cap is an upper bound too.
 """
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 LOST_MASS = 1e-290
-"""More P-mass than underflow takes from one law on the lattice, or moves on it."""
+"""Upper bound of the P-mass of one law that underflow removes from the lattice, or moves on it."""
 LARGEST_LOG_GROWTH = 0.69
-"""log of the P-mass of a lower composition above which no lower bound is drawn from it; below log 2."""
+"""A lower composition whose P-mass has a larger logarithm gives no lower bound; below log 2."""
 CROSSING_STEPS = 60
-"""Steps of Newton's method and bisections at most; the ends are evaluated wherever they lead."""
+"""Most steps of Newton's method and bisections; the ends are evaluated wherever they lead."""
 
 
 class LatticeAnswer(NamedTuple):
@@ -105,7 +105,7 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """The same compositions for the lattice; what is left out of them has mass e^cut."""
+        """The compositions cut into pieces for the lattice; the outcomes left out have mass e^cut."""
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -356,9 +356,9 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
 
 
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
-    """Whether what discretisation adds to the last bracket between two pairs is small, by the one before.
+    """Whether discretisation adds little to the last bracket between two pairs, judged by the bracket before it.
 
-    Relative widths end at 1, so that what falls is the logarithm of upper over lower end.
+    Relative widths never exceed 1; therefore the widths compared are log(upper/lower).
     """
     length, width = tried[-1]
     if width <= rtol:

@@ -225,7 +225,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[Nodes]) -> 
 
 
 def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
-    """An upper end alone, which serves where the other direction is far larger."""
+    """Chernoff's upper bound of delta, with lower end 0; it suffices if the other direction's delta is far larger."""
     try:
         at, logs = chernoff(parts, saddle(parts, lambda eps, _: eps < epsilon)[0])
     except FAILURES:
@@ -265,7 +265,7 @@ def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
 
 
 def _moved(lost: float, sign: float, epsilon: float) -> float:
-    """What delta is moved by where a chance of `lost` was left out: by e^eps as much in the direction add."""
+    """Most that delta changes if outcomes of probability `lost` are left out: `lost`, times e^eps for "add"."""
     if sign > 0 or lost == 0.0:
         return lost
     return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf

@@ -466,7 +466,7 @@ def _say() -> None:
 
 
 def _shown() -> bool:
-    """On a terminal or in a notebook, unless the user wants it quiet."""
+    """Whether to show progress: on a terminal or in a notebook, unless the user has asked for quiet."""
     return not devices.quiet() and (progress.on_terminal() or progress.in_notebook())
 
 

@@ -22,13 +22,13 @@ __all__ = [
 ]
 
 LARGEST_LOSS_UNITS = 256.0
-"""Units of rounding that a largest loss may be off by: 128 of a finite part's loss itself, and their sum."""
+"""Error of a largest loss, in units of rounding: 128 for a finite part's own loss, the rest for the sum."""
 LAPLACE_LOSS_UNITS = 32.0
-"""The same of a Laplace part alone."""
+"""Error of a Laplace part's largest loss, in units of rounding."""
 LOG_ERROR = 1e-12
-"""What logarithms of size 1 may be off by; times their size where they are larger."""
+"""Error of a logarithm, absolute if its size is at most 1 and relative beyond."""
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
-"""Thresholds of the tests on sums: so many deviations of P below what P expects."""
+"""Thresholds of the tests on sums: this many deviations below the mean, both under P."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
 """Pr[N(0, 1) > each of them]."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)

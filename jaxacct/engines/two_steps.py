@@ -1,8 +1,8 @@
 """Epsilon and delta of two steps of Poisson sampled Gaussians (README.md, "Two steps").
 
-The closed form of the second step is averaged over what the first puts out, cell by cell.  Either step may be the one
-that is integrated over; it is the one with the smaller total variation, which leaves G the smoother.  An end of epsilon
-is used only where the bound of delta there is on the right side of the target.
+The closed form of the second step is averaged over the outputs of the first, cell by cell.  Either step may be the
+first; it is the one with the smaller total variation, which makes G smoother.  An end of epsilon is used only where
+the bound of delta there is on the right side of the target.
 """
 
 from __future__ import annotations
@@ -27,58 +27,58 @@ LARGEST_TURN = 2.0
 WEIGHT_ERROR = 2e-14
 """Relative error of a cell's weights: of the quadrature, of its sum of ten positive terms, and of their products."""
 BEND_ERROR = 1e-13
-"""The same of C."""
+"""Relative error of C (README.md, "Two steps", a cell)."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
 """Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
-"""More than what underflows in a sum of products of masses and profiles."""
+"""Upper bound of what underflow loses in a sum of products of masses and profiles."""
 LOG_ZERO = -1e300
-"""The logarithm of 0 where arithmetic with infinities would not do."""
+"""Stands for log(0) where arithmetic with infinities would give NaN."""
 _ABSCISSAE, _HALVES = np.polynomial.legendre.leggauss(10)
 _NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
-"""Of Gauss-Legendre on [0, 1]."""
+"""Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 TAIL_SHARE = 1e-10
 """Share of delta that may lie in a tail, times what is not known of h there."""
 FIRST_SHARE = 0.7
-"""Share of the cells that is handed out before the others are used to let their widths grow gradually."""
+"""Share of the cells that are handed out at first; the others let the widths grow gradually."""
 SHORTER = 1.02
-"""By how much cells are shorter than they must be: one that lies in two intervals has the mean of their widths."""
+"""Cells are shorter than they must be by this factor, since one that lies in two intervals has their mean width."""
 GROWTH = 0.2
-"""By how much of its distance from another cell a cell may be longer than that one."""
+"""A cell may be longer than another one by at most this share of the distance between them."""
 POINTS_BEYOND = 12
-"""By how many points of the survey the cells go further to the right than they must."""
+"""The cells extend this many points of the survey further to the right than they must."""
 REACH = 39.0
 """Deviations beyond which a normal law has no mass in float64."""
 LEAST_LOG_DENSITY = -20.0
 """Least logarithm of the density of cells, over the largest."""
 LEAST_INTEGRAND = 1e-305
-"""What an integrand below it is replaced by before its logarithm is taken."""
+"""Floor under an integrand before its logarithm is taken."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
 """Points of the survey about a place where the integrand may have a kink, in the exponent y: dense towards it."""
 _WIDE = np.linspace(-REACH, REACH, 105)
 """Points of the survey about either mode, in deviations: four to three deviations."""
 CELL_COUNTS = (800, 5000)
-"""Cells of a configuration at first, and of one that came out wide."""
+"""Cells of a configuration at first, and again if its bracket came out wide."""
 WIDE = 1e-6
 """Relative width of a bracket beyond which it is wide."""
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
 """Cells of all configurations at a time: some 60 float64 arrays of them are alive at once, 32 MiB in all."""
 LEAST_BOUND = 1e-305
-"""What a bound of delta below it is replaced by before its logarithm is taken."""
+"""Floor under a bound of delta before its logarithm is taken."""
 NARROW_ENOUGH = 1e-300
-"""A delta down to which none need be narrow."""
+"""A bracket whose upper end is at most this need not be narrow."""
 MIDDLE_STEPS = 12
-"""Steps towards epsilon at most."""
+"""Most steps towards epsilon."""
 CLOSE = 1e-4
-"""The logarithm of delta over its target that is close enough."""
+"""Size of log(delta/target) that is close enough."""
 FARTHEST = 30.0
-"""The largest logarithm of delta over its target that counts."""
+"""Cap on the size of log(delta/target)."""
 END_STEPS = 6
-"""Steps towards either end at most."""
+"""Most steps towards either end."""
 ROUGH_STEPS = 30
-"""Estimates of delta at most, before cells are placed."""
+"""Most estimates of delta before cells are placed."""
 NEAR = 0.05
 """How near the logarithm of delta, and v, should come to the solution before cells are placed."""
 LARGEST_V = 37.0
@@ -99,7 +99,7 @@ def _steps(parts: Components) -> Steps:
 
 
 def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarray, *values: np.ndarray) -> Answer:
-    """Solve some rows at a time, and those that came out wide once more with more cells."""
+    """Solve some rows at a time, then rows with a wide bracket again with more cells."""
     size = parts.mu2.size
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
@@ -422,13 +422,13 @@ class Steps(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of the first step's output, and what of the bounds does not depend on eps."""
+    """Cells of the first step's output, and the parts of the bounds that do not depend on eps."""
 
     nodes: np.ndarray  # (B, N + 1)
     loss: np.ndarray  # (B, N + 1) log mix at the nodes
-    off: np.ndarray  # (B, N + 1) how far that may be off
-    first: np.ndarray  # (B, N) weight of h at the left end
-    last: np.ndarray  # (B, N) and at the right end, both masses of P
+    off: np.ndarray  # (B, N + 1) error of these losses
+    first: np.ndarray  # (B, N) P-mass that weighs h at a cell's left end
+    last: np.ndarray  # (B, N) P-mass that weighs h at a cell's right end
     wrong: np.ndarray  # (B, N) relative error of these weights
     log_bend: np.ndarray  # (B, N) log of C/2
     bend_wrong: np.ndarray  # (B, N) error of that logarithm
@@ -437,7 +437,7 @@ class Cells(NamedTuple):
     sound: np.ndarray  # (B,) whether every cell is short enough for the quadrature
 
     def take(self, rows: np.ndarray) -> Cells:
-        """Those of some of the rows."""
+        """The cells of some rows."""
         return Cells(*(x[rows] for x in self))
 
 

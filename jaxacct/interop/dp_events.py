@@ -390,7 +390,7 @@ def refuse(event: Any, path: str, reason: str) -> NoReturn:
 
 
 def checked(event: Any, path: str, build: Callable[[], Any]) -> Any:
-    """What `build` returns; its InputError becomes one of this event."""
+    """Call `build` and return its result; an InputError from it becomes an EventError that names the event."""
     try:
         return build()
     except InputError as error:

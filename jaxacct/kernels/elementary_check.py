@@ -48,7 +48,7 @@ def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.nd
     units = np.full(value.shape, VALUES[name][1])
     if name == "erfc":
         units *= 4.0 + np.square(arguments[0])
-    if name == "logaddexp":  # a maximum and a log1p, of which only the magnitudes add up
+    if name == "logaddexp":  # max + log1p: they may cancel, so the error is relative to magnitudes
         units *= 1.0 + 2.0 * np.maximum(*np.abs(arguments)) / np.maximum(np.abs(value), 1e-300)
     return units
 

@@ -26,7 +26,7 @@ from jaxacct.kernels.arrays import Array, Namespace, iterate, namespace, repeat
 CELLS = 16384
 """Cells of a trade-off curve."""
 SKETCH_SAMPLES = 384
-"""Cells at which the growth of phi' is looked at to place the sketch's rows and columns."""
+"""Cells at which phi' is sampled to place the sketch's rows and columns."""
 
 
 class Resolution(NamedTuple):
@@ -622,6 +622,6 @@ def bound(known: Lines, ratio: Array) -> Array:
         ends.append(known.weight[0] * first + known.weight[1] * last)
     own = xp.maximum(known.own_gain - ratio * known.own_cost, 0.0)
     best = _mean_above(own, *((1.0 - share) * ends[0] + share * ends[1] for share in known.share))
-    # what is to be won does not grow from row to row
+    # beyond the last row the gain is at most the last row's
     after = known.after * xp.maximum(own[-1, -1], ends[1][-1, -1])
     return (known.infinite + xp.sum(known.height * best) + after) * (1.0 + SUM_ROUNDING)

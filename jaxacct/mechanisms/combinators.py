@@ -274,13 +274,14 @@ class ProposeTestRelease(Combinator):
     The distance to instability is the least number of steps of the neighbouring relation to data where
     ``mechanism`` does not have its guarantee. It is released with Laplace noise of scale ``test_scale`` (it
     moves by at most 1 under that relation, whichever it is), and the mechanism is run if it comes out above
-    ``threshold``. Two unstable neighbours are told apart at worst always, but pass with probability
+    ``threshold``. On two unstable neighbours the mechanism may reveal everything, but it is run with probability
+    at most
 
-        delta_infinity = e^{-threshold/test_scale}/2
+        delta_infinity = e^{-threshold/test_scale}/2.
 
-    at most, and at any other two neighbours the mechanism has its guarantee; the composition of the Laplace
-    mechanism, a mass delta_infinity at infinite loss, and the mechanism dominates both cases. ``kind`` is
-    "bound". It cannot be sampled.
+    On any other two neighbours it has its guarantee. The composition of the Laplace mechanism, a mass
+    delta_infinity at infinite loss, and the mechanism dominates both cases. ``kind`` is "bound". It cannot be
+    sampled.
 
     Parameters
     ----------

@@ -177,11 +177,11 @@ class RandomAllocation(Mechanism):
 def _of_rows(
     sigma: np.ndarray, slots: np.ndarray, group: np.ndarray, present: np.ndarray, direction: str, below: bool
 ) -> FinitePart:
-    """The finite law of each configuration, of one loss 0 where it is absent."""
+    """The finite law of each configuration; where the part is absent, a single loss 0."""
     nothing = np.zeros(1), np.ones(1), np.ones(1)
     pairs = []
     for noise, t, g, here in zip(*(x.ravel() for x in (sigma, slots, group, present)), strict=True):
-        if not here or (below and g > 1.0):  # of a group nothing is claimed from below
+        if not here or (below and g > 1.0):  # groups have no lower bound
             pairs.append(FinitePair(*nothing, np.asarray(0.0), np.asarray(0.0)))
         elif below:
             loss, mass, _ = allocation_rounds.below(float(noise), float(t), direction)
@@ -189,7 +189,7 @@ def _of_rows(
         else:
             pairs.append(allocation_rounds.above(float(noise), float(t), float(g)))
     pair = stacked(pairs, sigma.shape)
-    if below:  # made for the direction that is asked for
+    if below:  # already made for this direction
         return FinitePart(pair.loss, pair.p, pair.p_infinity)
     return sample_pair(pair, np.asarray(1.0), direction)
 

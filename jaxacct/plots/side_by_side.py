@@ -196,7 +196,7 @@ def _end(one: Profile) -> float:
 
 
 def _answers(curves: list[_Curve], ask: Callable[[Profile], Bounds]) -> list[Bounds]:
-    """What each curve answers; a progress bar counts them."""
+    """The answer of `ask` for each curve's profile; a progress bar counts the curves."""
     found: list[Bounds] = []
     bar = Progress(len(curves), None, unit="curves")
     try:

@@ -320,7 +320,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Su
     relation = ledger.plan.relation
     filtered = any(line.plan.filter for headers in ledger.headers.values() for line in headers)
     profile = None
-    if filtered:  # a filter promises epsilon at every delta
+    if filtered:  # a filter promises an epsilon at every delta
         promised = ((float(ledger.epsilon(float(d)).upper), float(d)) for d in _DELTAS)
         profile = tuple((e, d) for e, d in promised if np.isfinite(e))
     title = "All runs of the ledger together" if several else f"The run “{safe(names[0])}”"

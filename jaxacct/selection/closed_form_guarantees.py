@@ -203,8 +203,8 @@ def propose_test_release_guarantee(
     """Generalised propose-test-release: `(eps + eps_test, delta + delta_test + failure)`-DP.
 
     The proposal is run with a data-dependent (eps, delta) that an (eps_test, delta_test)-DP test finds to hold, and the
-    test is wrong with probability at most ``failure``.  It has no Rényi guarantee; tuned by a selection, its point goes
-    into `two_point_selection`.
+    test is wrong with probability at most ``failure``.  It has no Rényi guarantee; to tune it, pass this point to
+    `two_point_selection`.
 
     Parameters
     ----------

@@ -42,11 +42,12 @@ ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 class Selection(AnySelection):
     """Run ``mechanism`` K times, K from ``law``, and release the best by any score: the worst case over scores.
 
-    The profile is H_E(A(X) || A(X')) of README.md of this folder, "The worst score", for every score that is a total
-    preorder of a candidate's own output, the same for every K.  Candidates must be i.i.d. given the data;
-    `AdaptiveSelection` is for others.  `ja.epsilon` and `ja.delta` of a selection by itself are brackets: the upper end
-    is the theorem's bound with all rounding, the lower end is what a genuine score order leaks.  Composed with other
-    mechanisms it is the pair of the profile's upper ends on a grid, and the answer is a bound.
+    The profile bounds H_E(A(X) || A(X')) of README.md of this folder, "The worst score".  It holds for every score that
+    is a total preorder of a candidate's own output and does not depend on K.  Candidates must be i.i.d. given the data;
+    for others there is `AdaptiveSelection`.  `ja.epsilon` and `ja.delta` of a selection by itself are brackets: the
+    upper end is the theorem's bound, rounded up; the lower end is the leak of an actual score.  In a composition with
+    other mechanisms, the pair of the profile's upper ends on a grid stands for the selection, and the answer is a
+    bound.
 
     Parameters
     ----------

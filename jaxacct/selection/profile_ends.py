@@ -164,7 +164,10 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
 
 
 def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
-    """`phi(1) - phi(1 - p)` between p times phi' in the middle and p times the mean of phi' at the ends."""
+    """(lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`.
+
+    phi' is convex: p times phi' in the middle is a lower bound, p times the mean of phi' at both ends an upper one.
+    """
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
     ends = np.clip(apart * factors, 0.0, 1.0)
     value, first, _ = evaluated(law, ends)
@@ -360,7 +363,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # with probability phi(1 - delta(0)) coupled candidates are all the same
+    # with probability phi(1 - delta(0)) all coupled candidates agree
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward)[0]

@@ -255,7 +255,7 @@ def grid_of_records(
 
 
 def _refuse_misspelt(names: Sequence[str]) -> None:
-    """Refuse a column that is taken for a missing input, or that would stand in the way of an answer."""
+    """Refuse a column whose name looks like that of a missing input, or is the name of a column of the answer."""
     given = {name for one in names for name in (one, *SETTLED_BY.get(one, ()))}
     given |= set() if "repetitions" in given else set(LAW_NUMBERS)
     absent = [name for name in COLUMNS if name not in given]

@@ -214,7 +214,7 @@ def run_of_row(row: Mapping[str, Any]) -> Mechanism:
 
 
 def target_of(row: Mapping[str, Any]) -> str | None:
-    """The name of the risk that a row of a table has as its target, None where it has none."""
+    """The name of the risk that a table's row has as its target; None if it has none."""
     return next((name for name in TARGETS if name in row and not np.isnan(float(row[name]))), None)
 
 

@@ -1,4 +1,4 @@
-"""Source: examples that stay where they are, on a disk say, and are loaded batch by batch beside the step."""
+"""Source: examples that stay on a disk, say; threads load the next batches while a step runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AHEAD = Constraint("use a number of batches from 0, such as 1", 0, 2**20, integr
 
 
 class Stopped(Exception):
-    """Loading was given up, because nobody waits for it any more."""
+    """Loading was stopped because its batches are no longer wanted."""
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def tune_on_subset(
         raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
     secret = Secret(key)
     setting = plan.settings[0]
-    run = Plan(  # a new ledger is told of the final run
+    run = Plan(  # the final run, with which a new ledger begins
         target_delta=plan.target_delta,
         dataset_size=plan.dataset_size,
         sampling_probability=setting.sampling_probability,
@@ -182,7 +182,7 @@ def tune_on_subset(
         lambda kind, configs: several(trainer(settings[kind], False), secret, init, configs),
         lambda params, _: float(score(params)),
     )
-    # where no candidate won: a draw that no data enter
+    # if no candidate won, take a draw that does not depend on the data
     number, tuned, value = found[0] if found else (0, None, math.nan)
     drawn, setting = configs[number], settings[place(number)]
     config = extrapolated(drawn, plan.growth, extrapolate)

@@ -477,37 +477,37 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""Losses that are read from one contour, and how far they may lie apart; what is too wide is asked again, turn by turn.
+"""(most losses, largest distance) of losses that share a contour, turn by turn; a turn takes what is still too wide.
 
-The distance is that of log(e^eps - 1 + NEAR deviations): where one slot decides, what is left out of a contour depends
-on how large that slot is, and for a loss near 0 it hardly matters."""
+Distance is measured in log(e^eps - 1 + NEAR deviations).  Where one slot decides, the size of that slot decides what a
+contour leaves out.  For a loss near 0 it hardly matters."""
 NEAR = 3.0
-"""Deviations of one round's loss within which losses are near 0."""
+"""Losses within this many standard deviations of one round's loss count as near 0."""
 CUT_OFF = 5e-3, 1e-3
-"""What a contour leaves out, as a share of the width wanted: where it is read first, and where it is asked again."""
+"""Tolerances of a contour, as shares of the width wanted: in the first turn, and in later ones."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
-"""(log of delta, relative width): above such a delta a wider bracket gets a contour of its own.
+"""(log of delta, relative width wanted above that delta); a wider bracket gets another contour.
 
-The largest deltas decide for many rounds.  There chords between losses are off by a few 1e-4 of delta, and where the
-smaller ones are, by a few hundredths."""
+For many rounds the largest deltas matter most.  Chords between losses are off by a few 1e-4 of a large delta, and by a
+few hundredths of a small one."""
 ALONE_FROM = -42.0
-"""log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower."""
+"""log of the delta below which no loss gets another contour: there it would hardly narrow the bracket."""
 LONG = 1000
-"""Nodes of a line from which on what it leaves wide is not asked again: longer lines gain little, and cost seconds."""
+"""A bracket that is wide after a line of more nodes gets no other contour: longer lines gain little, and take long."""
 KNOWN = 0.3
-"""Relative width of a bracket from which on its estimate takes the place of the guess."""
+"""An estimate replaces the guess of delta if its bracket is at most this wide, relatively."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
-"""1/sigma between which, and slots up to which, contours are placed."""
+"""Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
-"""log of the delta at which the losses end; what is left there is mass at infinity."""
+"""log of the delta at which the losses end; the mass beyond becomes mass at infinity."""
 FAR_LOG_DELTA = -31.0
 """log of the delta from which the losses lie further apart."""
 LARGEST_LOSS = 600.0
-"""e^eps and products with it stay within float64 up to here."""
+"""Largest loss: up to here, e^eps and products with it stay within float64."""
 BULK_POINTS = 110
 """Losses within a few deviations of the loss of one round; they decide the width for many rounds."""
 BULK_SPREAD = 2.0
-"""How far they spread, in deviations: the best density is the cube root of the law's, which is sqrt(3) as wide."""
+"""Spread of these losses, in deviations: the best density is the cube root of the law's, sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
 """By how much log delta falls from one loss to the next, beyond the bulk: they decide the width for few rounds."""
 MOST_GAP = 0.06
@@ -517,21 +517,21 @@ DENSE = 4.0
 LEAST_GAP = 1e-7
 """Least distance of two losses."""
 LEAST_DEVIATION = 1e-300
-"""Of one round's loss, whose variance may underflow."""
+"""Least standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
-"""Losses at which the guess of the profile is looked at."""
+"""Losses at which the guess of the profile is evaluated."""
 CELLS = 48
 """Cells of the grid."""
 ABSCISSAS = 12
 """Abscissas that are tried."""
 REACH = 8.6
-"""Deviations of the standard normal law that the cells cover; the rest is bounded by its mass."""
+"""The cells cover this many deviations of the standard normal law; the mass beyond bounds the rest."""
 TERMS_TOGETHER = 6000
-"""Nodes of lines that are evaluated together, over all rows: what they need stays near the processor."""
+"""Nodes evaluated together, over all rows: few enough for their arrays to stay in the processor's cache."""
 LONG_BULK = 100
-"""Nodes of the bulk's line above which a bulk that ends lower is tried."""
+"""If the bulk's line has more nodes than this, a bulk that ends lower is tried."""
 LOWER_SHARES = (0.25, 0.15)
-"""Where that bulk ends, as a share of the threshold's distance from the mean: more jumps, and no chance of the bulk."""
+"""Ends tried for that bulk, over the threshold's distance from the mean: a bulk that rarely gets there needs no line."""
 
 
 class Contour(NamedTuple):
@@ -551,7 +551,7 @@ def contours_at(
 ) -> list[tuple[Array, Contour]]:
     """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all (B,).
 
-    Rows whose lines are about as long come together, with their numbers, and short ones are not padded to long ones.
+    Returns (row numbers, contour) of groups of rows with lines of similar length, so that little is padded.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -582,7 +582,7 @@ def _rows_of(where: Place, rows: Array) -> Place:
 
 
 def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None = None) -> list[tuple[Array, Contour]]:
-    """Contours placed at `where`, and beside each the one of its bulk, in groups of lines that are about as long."""
+    """Contours placed at `where`, each with the contour of its bulk, in groups of lines of similar length."""
     longest = where.line.count if bulk is None else np.maximum(where.line.count, bulk.line.count)
     length = np.ceil(np.log2(longest + 1.0))
     found = []
@@ -620,8 +620,9 @@ def brackets_at(
 
 
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """(lower, estimate, upper) of the value at k, and estimates of Q(S > k) or Q(S < k), its derivative's size; (B,).
+    """(lower, estimate, upper, slope) of E(S - k)_+ or E(k - S)_+ at thresholds k; all (B,).
 
+    slope : an estimate of the size of its derivative in k, Q(S > k) or Q(S < k).
     The bracket holds for every threshold within 8 units of k.
     """
     with np.errstate(all="ignore"):
@@ -629,7 +630,7 @@ def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def estimate_near(found: Contour, k: Array) -> tuple[Array, Array]:
-    """(estimate, slope) as `bracket_near` has them, for a fraction of its work."""
+    """The estimate and slope of `bracket_near`, for a fraction of its work."""
     with np.errstate(all="ignore"):
         mid, slope = _outside(found, k)[:2]
         for one in (found,) if found.bulk is None else (found, found.bulk):
@@ -885,7 +886,7 @@ def _falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile
 
 
 def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ends by theorems, narrowed by contours where these can be placed; rounds that fail leave the others."""
+    """The ends by theorems, narrowed by contours where these can be placed; a round that fails keeps its theorems."""
     rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
     if rows.size == 0:
         return low, high
@@ -904,7 +905,7 @@ def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
 
 
 def _guess(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """log of about delta; nothing certified depends on it."""
+    """Estimate of log(delta); nothing certified depends on it."""
     with np.errstate(all="ignore"):
         found = allocation_law.guess(sign, s, t, np.exp(sign * eps))
     return found - min(sign, 0.0) * eps
@@ -915,7 +916,7 @@ def _outward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ends by theorems, narrowed by contours; what contradicts them is not used."""
+    """The ends by theorems, narrowed by contours; a contour's bracket that contradicts them is not used."""
     sign, s, t, eps, owner = asked
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
@@ -959,12 +960,12 @@ def _in_groups(
 
 
 def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Of the loss of one round, were it normal."""
+    """Standard deviation of one round's loss, if it were normal."""
     return np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
-    """The loss for which a contour is placed that is read at several: no slot may be far that is not at any of them."""
+    """The row for which a contour shared by several rows is placed: a slot that is far there is far for all of them."""
     return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 
 
@@ -984,5 +985,5 @@ def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarr
 def _placed(asked: _Asked, logs: np.ndarray, rows: np.ndarray, cut_off: float) -> list[tuple[np.ndarray, Contour]]:
     sign, s, t, eps, _ = asked
     s, t, eps, logs = s[rows], t[rows], eps[rows], logs[rows]
-    shift = np.where(sign > 0, 0.0, -eps)  # of the option against delta
+    shift = np.where(sign > 0, 0.0, -eps)  # log(option) = log(delta) + shift
     return contours_at(sign, s, t, np.exp(sign * eps), logs + shift, cut_off * _wanted(logs))

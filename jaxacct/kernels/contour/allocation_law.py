@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 NEGLIGIBLE = 1e-24
-"""Terms below this share of their sum are left out at the ends of the range of nodes."""
+"""Nodes at either end whose terms are below this share of the sum are left out."""
 MOST_PRODUCTS = 32_000
 """Multiplications of one matrix product, at most."""
 POINTS = 24
@@ -50,7 +50,7 @@ _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel."""
 RARE = 0.1
-"""Chance of a large slot below which it is looked at by itself in a guess."""
+"""If a large slot is rarer than this, a guess also considers it by itself."""
 LEAST_VARIANCE = 1e-300
 """Added to the variance of S, whose s^2 may underflow."""
 ROOM = 6.3
@@ -431,7 +431,7 @@ class Line(NamedTuple):
     c: Array
     """(B,) the abscissa."""
     step: Array
-    """(B,) of Im z, 2 pi over the period."""
+    """(B,) spacing of Im z, 2 pi over the period."""
     count: Array
     """(B,) index of the last node that is used."""
 
@@ -491,7 +491,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     less = np.expm1(sign * c[:, None] * nodes.x)
     base = np.where(whole[:, None], nodes.jump, nodes.bulk)
     rest = np.where(whole[:, None], 0.0, nodes.jump)
-    # what the base lacks of a probability law
+    # how far the base's mass falls short of 1
     root = np.sqrt(1.0 + windows.low_blur**2)
     lack = np.where(whole, 0.0, tail(np.where(whole, 0.0, windows.low) / root))
     lost = np.where(whole, 0.0, 2.0 * tail((windows.end - np.where(whole, 0.0, windows.low)) / windows.low_blur))

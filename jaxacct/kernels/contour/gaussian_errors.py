@@ -15,27 +15,27 @@ from jaxacct.kernels.special import SMALLEST_NORMAL, log1p, sum_depth
 LEVELS = 20
 """Heights of level sets about each mode; more would narrow the bound by little."""
 LOWEST_LEVEL = 5.5
-"""The lowest of them, as deviations of a normal density from its mode: 15 nats below it."""
+"""The lowest of these levels, in deviations of a normal density from its mode: 15 nats below it."""
 LEVEL_DOUBT_NATS = 16.0
 """Nats below a mode within which rounding may matter to its level sets."""
 LARGEST_HEIGHT_ERROR = 2.5e-4
 """Relative error of a height beyond which nothing is claimed; ROUNDED_DOWN allows for it."""
 ROUNDED_DOWN = 0.999
-"""What rounding leaves of the level sets' masses at least."""
+"""Factor that rounds the masses of level sets down."""
 FIRST_SIDE_LOBE = 0.217235
 """The supremum of |sin y / y| beyond its first zero, rounded up."""
 FINITE_LOSS_ERROR = 1e-26
-"""Absolute error of a finite loss, besides 16 units of itself (mechanisms/README.md)."""
+"""Absolute error of a finite loss, besides a relative one of 16 units (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
-"""Units of itself by which log mix is off, besides what is off in y (README.md, section 4)."""
+"""Relative error of log mix, in units, besides the effect of y's error (README.md, section 4)."""
 TALLEST_LINE = 12.0
 """Largest height of a shifted line, in u."""
 RANGE_FACTOR = 1.0 + 2.0 * TALLEST_LINE
-"""Mass beyond a grid's ends, and the two sides of the shifted path there, over the bound of the first."""
+"""Factor on the bound of the mass beyond a grid's ends; it covers the two sides of the shifted path there, too."""
 STRIP_SHARES = (0.5, 0.8, 0.95)
 """Heights tried for the shifted line, over the one that seems best; any of them gives a bound."""
 LARGEST_DOUBT = 0.1
-"""Error of the logarithm of a weight from which on the first order says nothing, and nothing is certified."""
+"""If the error of a weight's logarithm is larger, first order does not suffice and nothing is certified."""
 ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""
 LARGEST_EXPONENT = 600.0
@@ -193,7 +193,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)
     decay = 2.0 * xp.pi * alpha / step
     relative = 2.0 * xp.exp(0.5 * alpha**2 + xp.where(removing, 0.0, -c * shrunk) - decay) / (-xp.expm1(-decay))
-    # the error is relative to M(c) itself: from one half on the sum may have missed all of it
+    # the error is relative to M(c): from one half on it proves nothing
     error = xp.min(relative, axis=-1)
     return xp.where(error < 0.5, -log1p(-xp.minimum(error, 0.5)), xp.inf)
 

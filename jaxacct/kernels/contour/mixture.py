@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 LEAST_C, MOST_C = 1e-6, 1e7
-"""Range of the saddle points that are searched."""
+"""Range in which the saddle point is searched."""
 BISECTIONS = 46
-"""Halvings of the logarithm of the abscissa."""
+"""Bisection steps for the logarithm of the abscissa."""
 SMALL_LOSSES = 30.0
-"""Largest exponent up to which mix - 1 is a sum of expm1."""
+"""Largest exponent for which mix - 1 is computed as a sum of expm1."""
 RANGE = 12.0
 """Standard deviations that the grid goes beyond where the tilted law can have its mass."""
 STRIP_LINES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03)
@@ -49,21 +49,21 @@ MOST_POINTS = 100_000
 MOST_CELLS = 6e6
 """Most points times components."""
 REFINEMENTS = 8
-"""Times that the step is made 1.4 times shorter where the bound of the quadrature error is not small enough."""
+"""Most times that the step is shortened by 1.4, until the bound of the quadrature error is small enough."""
 LINES = (1.0, 0.6, 0.35, 0.2)
 """Heights of the moved lines, over the largest that serves."""
 HIGHEST_LINE = 3.0
 """Height above which no line is tried: the Gaussian grows by e^{v^2/2}."""
 BLOCK = 16
-"""Values of t that are taken at a time."""
+"""Values of t that are evaluated at a time."""
 PEELS = 3
 """Unimodal parts that are taken out of a density, one after the other."""
 SIDE_LOBE = 0.217235
 """sup |sin y|/y beyond the first zero, rounded up."""
 HEIGHT_SHARE = 0.998
-"""What heights are multiplied by: rounding of the density, and of the integral of the tilted law."""
+"""Factor on heights; it covers the rounding of the density and of the integral of the tilted law."""
 LOG_TOLERANCE = float(np.log(1e-9))
-"""What images and cut-off may cost, relative to delta."""
+"""Logarithm of the largest error by images and cut-off, relative to delta."""
 LARGEST_CANCELLATION = 3.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
 CHERNOFF_TRIED = 13

@@ -71,7 +71,7 @@ class Nodes(NamedTuple):
     tail: Array  # bound on the terms that were cut off, over Z
     images_at: Array  # abscissae of the Chernoff bounds for images to the right
     images_log: Array  # and their logarithms at eps = 0
-    needs: Array  # (points, nodes) with which the certificate would be narrow
+    needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 
 
 OWN_AXES = Nodes(0, 0, 0, 0, 1, (1, 1), 1, 1, 1, 0, 1, 1, 1)
@@ -318,7 +318,7 @@ LOG_FAR_IMAGE = -11.0
 NEWTON_STEPS = 6
 """Newton steps from the saddle point's eps to that of the contour integral."""
 LEAST_VALUE = 1e-300
-"""What a value or a lower end of at most this is replaced by before its logarithm is taken; such an end is not used."""
+"""Floor under values and lower ends before their logarithm is taken; a lower end at the floor is not used."""
 LARGEST_LOG_WIDTH = 0.1
 """Distance of the upper end of log delta from the estimate beyond which the estimate is not used."""
 MARGIN = 1.02
@@ -332,7 +332,7 @@ class Bracketed(NamedTuple):
     estimate: Array
     upper: Array
     ok: Array
-    needs: Array  # (points, nodes) that would do
+    needs: Array  # numbers of quadrature points and contour nodes that would make it narrow
 
 
 def axis_nodes(points: int) -> int:
@@ -402,7 +402,7 @@ def _ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) 
 
 
 def _by_chernoff(nodes: Nodes, epsilon: Array) -> Array:
-    """log delta(eps) from above by the bounds that serve the images."""
+    """Upper bound of log delta(eps), from the Chernoff bounds made for the images."""
     xp = namespace(nodes.t, epsilon)
     found = nodes.images_log - nodes.images_at * epsilon[..., None]
     found = found + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(found))
@@ -417,9 +417,9 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """The same at several eps, `around`: (K,), on the one contour that is placed for `epsilon`; `needs` has (1, 2).
+    """`delta` at several eps, `around`: (K,), from one contour, placed for `epsilon`; `needs` has shape (1, 2).
 
-    Every end holds wherever the contour is.  The ends are narrow within about a deviation of the loss.
+    Every end holds wherever the contour is.  Brackets are narrow within about a deviation of the loss from `epsilon`.
     """
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     nodes = lifted_nodes(nodes_for(law, point, epsilon, log_tol, points, count))
@@ -427,9 +427,9 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """`delta_about` for many eps, `along`: (K,), which cost little each: their sums are polynomials at K points.
+    """`delta_about` for many eps, `along`: (K,).  Each costs little: their sums are a polynomial at K points.
 
-    The period is long enough for the least of them, too, whose images to the right are enlarged by the tilt.
+    The tilt enlarges images to the right most at the least eps; the period is long enough for that one, too.
     Rounding is somewhat larger.
     """
     xp = namespace(law.sign, along)

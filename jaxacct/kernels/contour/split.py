@@ -47,7 +47,7 @@ NODE_COUNTS = 19
 LARGEST_CANCELLATION = 9.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand, where it is small there."""
 SURE_CANCELLATION = 1.5
-"""Nats that this may cost in any case: less would leave hardly any choice of abscissa."""
+"""Always allow this much cancellation (nats): less would leave hardly any choice of abscissa."""
 AFFORDED_CANCELLATION = 16.0
 """Nats that may be lost to cancellation in all.  Rounding is some e^-30, which leaves a relative accuracy of e^-14."""
 FREE_CANCELLATION = 12.0
@@ -57,12 +57,12 @@ SPARE_NATS = 2.0
 PLACEMENT_POINTS = 128
 """Quadrature points for placing the contour."""
 SCAN_FROM, SCAN_TO, SCAN_STEPS = 0.04, 6.0, 7
-"""Where the search for the saddle point may begin: so many abscissae between these multiples.
+"""The search for the saddle point starts at one of SCAN_STEPS abscissae from SCAN_FROM to SCAN_TO.
 
-They are multiples of log(1/delta) over the scale of losses.
+Their unit is log(1/delta) over the scale of losses.
 """
 _SCAN = np.geomspace(SCAN_FROM, SCAN_TO, SCAN_STEPS)
-"""These multiples."""
+"""The abscissae at which that search may start, in the same unit."""
 _CUTS = np.ceil(np.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
 """Numbers of contour nodes that are tried for the cut-off."""
 
@@ -468,7 +468,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """The same at several eps, `around`: (K,), on the one contour that is placed for `eps`; `needs` has (1, 2).
+    """`delta` at several eps, `around`: (K,), from one contour, placed for `eps`; `needs` has shape (1, 2).
 
     Every end holds wherever the contour is.
     """
@@ -516,7 +516,7 @@ class Certificate(NamedTuple):
     images_at: Array  # abscissa of the Chernoff bound for images to the right
     images_log: Array  # and its logarithm at eps = 0
     remainder: Remainder
-    needs: Array  # (points, nodes) with which the certificate would be narrow
+    needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 
 
 class _OnAxis(NamedTuple):

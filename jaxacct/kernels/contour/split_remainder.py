@@ -16,31 +16,30 @@ from jaxacct.kernels.law import LossLaw, log_mix
 from jaxacct.kernels.special import log1p
 
 LOW_WINDOWS = 14
-"""Places of the low window that are tried; no bound depends on how many."""
+"""Number of places tried for the low window; bounds hold for any number."""
 LOWEST_LOSS, HIGHEST_LOSS = 0.005, 0.8
-"""Between which losses, over the scale of losses (`scale_of`), they lie.
-
+"""Range of the losses at these places, over the scale of losses (`scale_of`).
 At the lowest nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
 """
 FAR_WINDOWS = 24
-"""Places of the far window that are tried; no bound depends on how many."""
+"""Number of places tried for the far window; bounds hold for any number."""
 NEAREST_EXCESS, FARTHEST_EXCESS = 0.05, 100.0
-"""By how much, over the scale of losses, the loss at these places exceeds eps."""
+"""Range of (loss - eps) at these places, over the scale of losses."""
 SHARE_OF_STEPS = 0.25
-"""Share of the steps' own losses that is the scale of losses where eps is small.
+"""For small eps the scale of losses is this share of the steps' own losses.
 
-With it, all of 180 random configurations of few hits are certified at eps = 0; with 1 as many, with 0.03 nine tenths.
+With it, all of 180 random configurations of few hits are certified at eps = 0; with 1, all too; with 0.03, nine tenths.
 """
 ABSCISSAE = 14
-"""Abscissae at which the Chernoff bounds that choose windows are tried."""
+"""Number of abscissae at which the Chernoff bounds that choose windows are tried."""
 LEAST_ABSCISSA, LARGEST_ABSCISSA = 1.5, 150.0
-"""Between which of them they lie, over 1/scale."""
+"""Range of these abscissae, in units of 1/scale."""
 BULK_END = 13.0
-"""Widths of the low window beyond it at which a bulk step ends sharply; what is left is counted by its mass."""
+"""A bulk step ends sharply this many widths of the low window beyond it; the mass beyond is added."""
 BULK_ABSCISSA_FACTORS = (0.85, 1.1)
-"""Where the bounds of bulk compositions are certified, around the best abscissa of a few."""
+"""Bounds of bulk compositions are certified at these multiples of the best of a few abscissae."""
 EXCESS_ABSCISSA_FACTORS = (0.8, 1.25)
-"""The same for the bounds of the excess."""
+"""Bounds of the excess are certified at these multiples of the best of a few abscissae."""
 CHOICE_POINTS = 160
 """Quadrature points for choosing windows; no bound depends on them."""
 CHOICE_REACH = 9.0

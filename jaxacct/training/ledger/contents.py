@@ -325,9 +325,9 @@ class Contents:
         return replace(spent, releases=spent.releases + more) if more else spent
 
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
-        """The steps left to a run whose outputs were seen; nothing if it ended by itself or has a Rényi filter.
+        """The remaining steps of a run whose outputs were seen; none if it ended by itself or has a Rényi filter.
 
-        README.md of this folder, "Outputs that were seen", says why they count.  `whole` is that of `epsilon`.
+        README.md of this folder, "Outputs that were seen", says why they count.  `whole` is as in `epsilon`.
         """
         spent, headers = self._known(run), self.headers[run]
         if any(line.plan.filter for line in headers):

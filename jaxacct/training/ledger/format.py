@@ -30,7 +30,10 @@ _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 
 
 class Run(NamedTuple):
-    """A run begins, or continues with another plan; told : whether looks are noted, unlike in version 1."""
+    """A run begins, or continues with another plan.
+
+    told : whether looks at its outputs are noted; version 1 did not note them.
+    """
 
     run: str
     by: str
@@ -212,7 +215,10 @@ def checked_seen(line: Seen) -> Seen:
 
 
 def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
-    """The entry in a whole line; InputError, naming the line, if there is none.  told : that of each `Run`."""
+    """The entry in a whole line; raises InputError with the line's number if there is none.
+
+    told : `Run.told` of each run that was read so far.
+    """
     try:
         node = load(text.decode())
         kind = node.pop("kind", None)

@@ -225,7 +225,7 @@ class Plan(PlanRequest):
         batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
         rate = batch / size
         averages = {"steps": steps, "epochs": steps * batch / size, "noise_multiplier": noise}
-        if len(segments) == 1:  # the very numbers, not an average of them
+        if len(segments) == 1:  # one segment: its own numbers, without an average's rounding
             rate, batch = segments[0].sampling_probability, segments[0].expected_batch_size
         averages |= {"sampling_probability": rate, "expected_batch_size": batch}
         one_size = len({s.expected_batch_size for s in segments}) == 1

@@ -180,7 +180,7 @@ def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
 
 
 def begins_pass(known: Sequence[Block], step: int) -> bool:
-    """Whether what comes before a step, or before the end of the run, is made of whole passes and ended blocks."""
+    """Whether only whole passes and ended blocks lie before a step (or before the end of the run)."""
     found = next((block for block in known if step < block.end), known[-1])
     return (step - found.start) % found.length == 0
 

@@ -63,17 +63,17 @@ and where whole numbers are solved for the share of the target."""
 _SHARE_OF_TOLERANCE = 0.2
 """The relative width asked of a bracket, as a share of the tolerance: the width must not decide what is close."""
 _RTOL_OF_ROUNDS = 1e-4
-"""No more is asked of rounds: their two pairs leave a bracket of 4e-4, which a finer and slower lattice leaves too."""
+"""Least rtol asked for rounds: their two pairs leave a bracket of 4e-4, on a finer and slower lattice too."""
 _BUDGET_OVER_USE = 1.0 + 1e-10
 """The budget, relative to what the plan uses: the same steps added in another order differ by their rounding."""
 _LEFT_IN_FILTER = 1e-9
-"""Of its budget a filter must have more than this share left, or nothing can follow: the rest is rounding."""
+"""A run can go on only if its filter has more than this share of its budget left: less may be rounding."""
 _FIRST_STEPS, _FIRST_RATE = 1000.0, 0.01
 """Where searches for steps and rates start, which changes only how long they take."""
 _STEPS_RANGE, _SLOTS_RANGE = (1.0, float(MAX_STEPS)), (1.0, 1e9)
 """Where numbers of steps and of slots are searched."""
 _MANY_STEPS = 10**6
-"""For a cap that has to be chosen before the number of steps is known: more than most runs have."""
+"""Steps assumed if a cap must be chosen before the number of steps is known: more than most runs have."""
 _NEAR_WHOLE = 1e-9
 """How far, relatively, sampling_probability * dataset_size may be from a whole batch size by rounding alone."""
 _OPEN = {
@@ -142,12 +142,12 @@ def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int
 
 
 def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarray:
-    """What a mechanism takes from a filter."""
+    """The Rényi divergence that a mechanism takes from a filter's budget."""
     return np.asarray(renyi_curve(mechanism, [chosen.order], relation).values[0])
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """For each order the budget that lets each of a batch of runs pass, and the epsilon that it promises."""
+    """For each order and each run of a batch: the budget that the run needs, and the epsilon which that promises."""
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * _BUDGET_OVER_USE
     pairs = zip(ORDERS, used, strict=True)
     promised = [epsilon_from_renyi([order], np.asarray(one)[None], terms.target_delta).upper for order, one in pairs]
@@ -155,9 +155,9 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 
 
 def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
-    """The filter that a plan fixes for its run: what the run uses, at the order where that is worth the least epsilon.
+    """The filter that a plan fixes for its run: its budget is what the run uses, at the order with the least epsilon.
 
-    A smaller budget would not do: the run in which nothing is changed spends as much.
+    A smaller budget would stop even a run in which nothing is changed.
     """
     used, promised = _filters(mechanism, terms)
     best = int(np.argmin(promised))
@@ -167,7 +167,7 @@ def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
 
 
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
-    """Upper ends of epsilon of a batch of runs, as the plan will claim it: exactly, or through its filter."""
+    """Upper ends of epsilon that the plan will claim for a batch of runs: those of the run, or those of its filter."""
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
     return np.asarray(epsilon_of_run(terms, mechanism).upper)

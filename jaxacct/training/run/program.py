@@ -80,18 +80,18 @@ class Program:
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
-        """What keys and session follow from: digests of the program and of the data."""
+        """Set the digests of program and data, from which keys and session follow."""
         self.carried = carried
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
         if self.frozen is not None:  # its form is in the program, its arrays are arguments
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
-        # their noise is an argument of the program, not a part of it
+        # the program takes their noise as an argument, so its digest does not cover it
         beside = repr((self._adaptive, self._private_loss)).encode()
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
-        """Get ready for the steps from one on, to before another: compile."""
+        """Compile, before the steps from `step` to before `until` are run."""
         self._compiled = self._traced.lower().compile()
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
@@ -233,7 +233,7 @@ class Streamed(Program):
         return self._release(carried, key.words, sums, settings)
 
     def close(self) -> None:
-        """End the threads, which are waited for."""
+        """End the threads and wait for them."""
         if hasattr(self, "_ahead"):
             self._ahead.close()
 
@@ -247,7 +247,7 @@ class Streamed(Program):
         return self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:
-        """The steps from one on, each drawn, loaded, and with the key that follows from what was loaded."""
+        """Draw and load the batches of the steps from `step` to before `until`; a step's key depends on its batch."""
         with ThreadPoolExecutor(self._source.workers, "jaxacct source") as pool:
             for number in range(step, until):
                 line, key, settings, partition = self.advance(line, number)

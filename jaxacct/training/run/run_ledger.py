@@ -153,7 +153,7 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
 
 
 def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> None:
-    """InputError where the processes of a run were not given the same; what they were given stays secret."""
+    """Raise InputError if the processes of a run were given different arguments; the message does not show them."""
     root, *line = state.lineage
     lineage, history = repr((root.key if root.known else None, *line)), repr(document(state.history))
     told = (lineage, history, repr((state.step, state.stopped, state.seen)), plan.to_json(), repr(how))

@@ -86,14 +86,14 @@ class Processes:
         return told[1:]
 
     def agree(self, name: str, own: bytes) -> None:
-        """InputError where the processes were not given the same."""
+        """Raise InputError if the processes were given different values."""
         everyone = self.gather(own)
         others = [number for number, given in enumerate(everyone) if given != everyone[0]]
         if others:
             raise InputError(f"{name} of process {others[0]} is another than that of process 0; give all the same")
 
     def any(self, *own: bool) -> tuple[bool, ...]:
-        """Of several questions, whether it is so in any process."""
+        """For each question, whether any process answers yes."""
         return tuple(any(answers) for answers in zip(*self.gather(bytes(own)), strict=True))
 
 
