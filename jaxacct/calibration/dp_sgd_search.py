@@ -62,7 +62,7 @@ TOLERANCE = 3e-7
 PLAIN = contour.LADDER[:2]
 """Rungs of the plain solve."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
-"""Rungs for a search that must meet a delta: near eps = 0 the integrand decays slowly, and the plain one still serves."""
+"""Rungs where a delta must be met: near eps = 0 the integrand decays slowly, and the plain contour still serves."""
 REACH, HALVINGS = 3.0, 14
 """`_one_hit` bisects between x - REACH and x + REACH, HALVINGS times."""
 NEARLY = 1.5

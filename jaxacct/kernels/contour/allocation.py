@@ -531,7 +531,7 @@ TERMS_TOGETHER = 6000
 LONG_BULK = 100
 """If the bulk's line has more nodes than this, a bulk that ends lower is tried."""
 LOWER_SHARES = (0.25, 0.15)
-"""Ends tried for that bulk, over the threshold's distance from the mean: a bulk that rarely gets there needs no line."""
+"""Ends tried for that bulk, over the distance from mean to threshold: a bulk that rarely gets there needs no line."""
 
 
 class Contour(NamedTuple):
