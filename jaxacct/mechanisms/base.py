@@ -263,10 +263,14 @@ def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, .
     >>> shape, rows.tolist(), deltas.tolist()
     ((2, 2), [0, 1, 0, 1], [1e-05, 1e-05, 1e-06, 1e-06])
     """
+    shape = broadcast_shape({"the mechanism": batch_shape(mechanism), name: np.shape(values)})
+    return shape, rows_in(mechanism, shape), np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
+
+
+def rows_in(mechanism: Mechanism, shape: tuple[int, ...]) -> np.ndarray:
+    """For each element of a batch of this shape, flat, the number of the mechanism's configuration there."""
     mine = batch_shape(mechanism)
-    shape = broadcast_shape({"the mechanism": mine, name: np.shape(values)})
-    rows = np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
-    return shape, rows, np.broadcast_to(np.asarray(values, np.float64), shape).reshape(-1)
+    return np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
 
 
 def require_mechanism(name: str, value: object) -> Mechanism:

@@ -196,6 +196,11 @@ def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePar
     return FinitePart(np.where(mass > 0.0, loss, 0.0), mass, np.broadcast_to(infinity, shape))
 
 
+def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
+    """One step of a pair, as `expand` gives it."""
+    return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
+
+
 def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = None) -> np.ndarray:
     """log(1 - q + q e^loss) within 16 units of itself and 1e-323, for every finite loss and 0 <= q <= 1.
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxacct.core.validation import PROBABILITY, RECORDS, InputError, Tracer, refuse_where
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
-from jaxacct.mechanisms.finite import log_mixture, sample_pair
+from jaxacct.mechanisms.finite import log_mixture, once, sample_pair
 from jaxacct.mechanisms.gaussian_mixtures import (
     LARGEST_GROUP,
     LOSS_OF_PRESENCE,
@@ -133,23 +133,22 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         base, ratio = self._base(), np.asarray(self.sampling_ratio, np.float64)
-        once = np.asarray(1.0)
         if self.group > 1 or (relation == "zero_out" and isinstance(base, Gaussian)):
             pairs = [self._pair(row, relation) for row in self._rows()]
-            return [(sample_pair(stacked(pairs, batch_shape(self)), once, direction), once)]
+            return once(stacked(pairs, batch_shape(self)), direction)
         replaced = relation in ("replace_one", "zero_out")  # setting a contribution to 0 replaces it
         if not isinstance(base, BaseMechanism):
             pair = pair_of_releases(base, "replace_one")
         elif base.symmetric():
             if not replaced or self._trivial():
-                return [(base.part(ratio, "replace_one", direction), once)]
+                return [(base.part(ratio, "replace_one", direction), np.asarray(1.0))]
             pair = base.finite_pair("replace_one")
         else:
-            orders = [base.part(once, "replace_one", each) for each in DIRECTIONS]
+            orders = [base.part(np.asarray(1.0), "replace_one", each) for each in DIRECTIONS]
             pair = either_order(*(cast(FinitePart, part) for part in orders))
         if not replaced or self._trivial():
-            return [(sample_pair(pair, ratio, direction), once)]
-        return [(sample_pair(_replaced(pair, ratio), once, direction), once)]
+            return [(sample_pair(pair, ratio, direction), np.asarray(1.0))]
+        return once(_replaced(pair, ratio), direction)
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         base, ratio = self._base(up=True), np.asarray(self.sampling_ratio, np.float64)
@@ -323,9 +322,8 @@ class SampledWithReplacement(OfGaussianMixtures):
         return True
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        once = np.asarray(1.0)
         pairs = [_pair(shift, weight, relation) for shift, weight in self._contributions()]
-        return [(sample_pair(stacked(pairs, batch_shape(self)), once, direction), once)]
+        return once(stacked(pairs, batch_shape(self)), direction)
 
     def branches(self, relation: str) -> list[list[Branch]] | None:
         if relation not in LOSS_OF_PRESENCE:

@@ -32,11 +32,6 @@ CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
 """Quantiles at which the profile is taken: within 9 deviations of the two ends, and beyond up to 37.
 
 So many cost about 1e-4 in epsilon; at 37 deviations the normal tail is 6e-300."""
-ROUNDING_OF_SQUARES = 4e-15
-"""Relative error allowed for the two terms whose difference is a point of the profile.
-
-The first is ample for a few roundings of logarithms up to 700 in magnitude, 8e-14 each; the second counts u^2 and the
-squares of the means, which cancel in the second term."""
 LEAST_RELATIVE_GAP = 1e-7
 """Points nearer than this, relative to the largest shift in deviations, are left out.
 
@@ -78,7 +73,8 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
         gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
         squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
-        doubt = 1e-12 + ROUNDING_OF_SQUARES * squares  # ample for a few roundings of logarithms up to 700, 8e-14 each
+        # roundings of logarithms up to 700, 8e-14 each; of u^2 and the squares of the means, which cancel in the cost
+        doubt = 1e-12 + 4e-15 * squares
         delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
     order = np.flatnonzero((loss > 0.0) & np.isfinite(loss) & ~np.isnan(delta))[:: int(sign)]
     return loss[order], np.minimum(delta[order], 1.0)
@@ -178,8 +174,13 @@ def zero_out_points(rate: float, s: float) -> tuple[Points, Points]:
     u = quantiles(-s, s)
     with_it, without = two_points(-s, s, rate), two_points(-s, 0.0, rate)
     forward = half_line_points(with_it, without, np.append(0.5 * s, u[u > 0.5 * s]))
+    return forward, sampled_points(rate, s)
+
+
+def sampled_points(q: float, shift: float) -> Points:
+    """H_a((1-q) N(0) + q N(shift) || N(0)) for a >= 1."""
     nothing = Mixture(np.zeros(1), np.ones(1))
-    return forward, half_line_points(two_points(0.0, s, rate), nothing, quantiles(0.0, s))
+    return half_line_points(two_points(0.0, shift, q), nothing, quantiles(0.0, shift))
 
 
 def replaced_gaussian(q: float, s: float) -> FinitePair:

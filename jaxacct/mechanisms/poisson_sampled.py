@@ -13,27 +13,31 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import COUNT, DELTA, OPEN_PROBABILITY, PROBABILITY, RECORDS, InputError, check
 from jaxacct.mechanisms.additive_noise import Gaussian
-from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
-from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.base import (
+    DIRECTIONS,
+    BaseMechanism,
+    Mechanism,
+    batch_shape,
+    register,
+    require_mechanism,
+    rows_in,
+)
+from jaxacct.mechanisms.finite import once, sample_pair
 from jaxacct.mechanisms.gaussian_mixtures import (
     LARGEST_GROUP,
     LOSS_OF_PRESENCE,
     Branch,
-    Mixture,
     MixtureOfGaussians,
     OfGaussianMixtures,
-    Points,
     binomial,
-    half_line_points,
     mixed_pair,
     mixture_pair,
     profile_of_points,
-    quantiles,
     replaced_gaussian,
     require_gaussian,
     revealed_pair,
     rows_of,
-    two_points,
+    sampled_points,
     whole_number,
     zero_out_points,
 )
@@ -123,17 +127,16 @@ class PoissonSampled(OfGaussianMixtures):
         )
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        (base, rate), once = self._flat(), np.asarray(1.0)
+        base, rate = self._flat()
         if self.group > 1:
-            return [(sample_pair(self._pair_of_group(relation), once, direction), once)]
+            return once(self._pair_of_group(relation), direction)
         if relation == "replace_one" and self._draws():
-            return [(sample_pair(replaced_pair(base, rate, batch_shape(self)), once, direction), once)]
+            return once(replaced_pair(base, rate, batch_shape(self)), direction)
         if isinstance(base, BaseMechanism):
-            return [(base.part(rate, relation, direction), once)]
+            return [(base.part(rate, relation, direction), np.asarray(1.0))]
         if np.all(rate == 1.0):
             return base.expand(relation, direction)
-        under = "replace_one" if relation == "replace_one" else "add_or_remove_one"
-        return [(sample_pair(pair_of_releases(base, under), rate, direction), once)]
+        return [(sample_pair(pair_of_releases(base, _under(relation)), rate, direction), np.asarray(1.0))]
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         base, rate = self._flat(up=True)
@@ -143,8 +146,7 @@ class PoissonSampled(OfGaussianMixtures):
             return [(base.part(rate, relation, direction), np.asarray(1.0))]
         if np.all(rate == 1.0):
             return base.expand_below(relation, direction)
-        under = "replace_one" if relation == "replace_one" else "add_or_remove_one"
-        return [(part_below_sampled(base, rate, batch_shape(self), under, direction), np.asarray(1.0))]
+        return [(part_below_sampled(base, rate, batch_shape(self), _under(relation), direction), np.asarray(1.0))]
 
     def has_bracket(self) -> bool:
         below, above = self._flat()[0], self._flat(up=True)[0]
@@ -199,15 +201,11 @@ class PoissonSampled(OfGaussianMixtures):
         if relation == "replace_one":
             return None
         if isinstance(base, MixtureOfGaussians):
-            size = int(np.prod(batch_shape(self)))
-            shape = batch_shape(self)
-            rates = np.broadcast_to(rate, shape).reshape(-1)
-            places = np.broadcast_to(np.arange(int(np.prod(batch_shape(base)))).reshape(batch_shape(base)), shape)
-            inner, found = base.rows(), []
-            for row in range(size):
-                shift, weight = inner[places.reshape(-1)[row]]
-                mixed = np.append((1.0 - rates[row]), rates[row] * weight)
-                found.append([Branch(1.0, np.append(0.0, shift), mixed)])
+            shape, inner = batch_shape(self), base.rows()
+            found = []
+            for q, row in zip(np.broadcast_to(rate, shape).reshape(-1), rows_in(base, shape), strict=True):
+                shift, weight = inner[row]
+                found.append([Branch(1.0, np.append(0.0, shift), np.append(1.0 - q, q * weight))])
             return found
         if not isinstance(base, Gaussian):
             return None
@@ -260,6 +258,11 @@ class PoissonSampled(OfGaussianMixtures):
                     "distance from 1 to be known; give the product as one rate"
                 )
         return base, product
+
+
+def _under(relation: str) -> str:
+    """The relation of the releases in a sample."""
+    return relation if relation == "replace_one" else "add_or_remove_one"
 
 
 def groups_inside(mechanism: Mechanism) -> bool:
@@ -339,12 +342,10 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
         return super().kind_under(relation, composed) if self._never_binds() and relation != "replace_one" else "bound"
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        once = np.asarray(1.0)
         if self._never_binds() and relation != "replace_one":
             rate = np.asarray(self.sampling_probability, np.float64)
-            return [(GaussianPart(np.asarray(self.mechanism.noise_multiplier, np.float64), rate), once)]
-        pair = stacked([_pair_of_step(*row, relation) for row in self._rows()], batch_shape(self))
-        return [(sample_pair(pair, once, direction), once)]
+            return [(GaussianPart(np.asarray(self.mechanism.noise_multiplier, np.float64), rate), np.asarray(1.0))]
+        return once(stacked([_pair_of_step(*row, relation) for row in self._rows()], batch_shape(self)), direction)
 
     def branches(self, relation: str) -> list[list[Branch]] | None:
         if relation not in LOSS_OF_PRESENCE and not (relation == "zero_out" and self._never_binds()):
@@ -424,7 +425,7 @@ def _pair_of_step(sigma: float, q: float, cap: Cap, relation: str) -> FinitePair
     if high == 0.0:
         return plain
     if relation == "replace_one":
-        points = _sampled_points(rate, 2.0 * s)
+        points = sampled_points(rate, 2.0 * s)
         capped = profile_of_points(points, points, 2.0 * s)
     elif relation == "zero_out":
         capped = profile_of_points(*zero_out_points(rate, s), 2.0 * s)
@@ -440,12 +441,6 @@ def _rest(chance: float) -> float:
 
 def _sampled(q: float, shift: float) -> FinitePair:
     return mixture_pair(np.array([0.0, shift]), np.array([1.0 - q, q]))
-
-
-def _sampled_points(q: float, shift: float) -> Points:
-    """H_a((1-q) N(0) + q N(shift) || N(0)) for a >= 1."""
-    nothing = Mixture(np.zeros(1), np.ones(1))
-    return half_line_points(two_points(0.0, shift, q), nothing, quantiles(0.0, shift))
 
 
 class Cap(NamedTuple):

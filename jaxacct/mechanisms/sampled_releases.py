@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import InputError, UnboundedLossError
 from jaxacct.mechanisms.additive_noise import Gaussian
-from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, element
+from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, element, rows_in
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian_mixtures import replaced_gaussian
 from jaxacct.mechanisms.loss_components import exact_product
@@ -178,10 +178,8 @@ def _one_after_the_other(
 
 def _elements(base: Mechanism, shape: tuple[int, ...]) -> list[Mechanism]:
     """The base's configuration for each row of a batch of this shape."""
-    mine = batch_shape(base)
-    places = np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
-    each = [element(base, index) for index in np.ndindex(*mine)]
-    return [each[place] for place in places]
+    each = [element(base, index) for index in np.ndindex(*batch_shape(base))]
+    return [each[row] for row in rows_in(base, shape)]
 
 
 def _stacked(base: Mechanism, pair: Callable[[Mechanism], FinitePair]) -> FinitePair:
