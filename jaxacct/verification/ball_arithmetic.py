@@ -117,10 +117,5 @@ def gaussian_tail(x: Any) -> Any:
 
 
 def integrate(function: Any, low: Any, high: Any, tolerance: Any) -> Any:
-    """The integral of a function along a segment, enclosed.
-
-    The function is called as ``function(z, analytic)`` with balls z.  Where ``analytic`` is true, it must return
-    something infinite unless it is analytic on the whole ball.  Every logarithm, root and power in it is therefore
-    given the flag, as in ``z.log(analytic)``.
-    """
+    """The integral of function(z, analytic) along a segment; it must be infinite where `analytic` and z is not."""
     return acb.integral(function, acb(low), acb(high), abs_tol=tolerance, rel_tol=tolerance)

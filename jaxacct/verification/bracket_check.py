@@ -244,10 +244,7 @@ class _Configuration:
         return 0
 
     def _at_least(self, epsilon: float, target: float, equal: bool = True) -> int:
-        """1 where delta(epsilon) >= target, -1 where it is smaller, 0 where that is not known.
-
-        equal : whether equality is enough.
-        """
+        """1 where delta(epsilon) >= target (> without `equal`), -1 where it is smaller, 0 where that is not known."""
         for low, high, aim in self._enclosures(epsilon, target):
             if low > aim or (equal and low >= aim):
                 return 1

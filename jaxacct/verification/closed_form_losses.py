@@ -166,11 +166,7 @@ class SampledLaplace(ClosedForm):
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """One sampled step, from the profile of a pair that is alike in both directions.
-
-    remove: H_E((1-q)Q + qP || Q) = q H_{1 + (E-1)/q}(P || Q); add: H_E(Q || (1-q)Q + qP) = a H_{Eq/a}(Q || P) with a =
-    1 - E(1-q), and 0 where a <= 0.
-    """
+    """One sampled step of a pair that is alike in both directions (README.md, "One step, and enumeration")."""
     grown = epsilon.exp()
     if direction == "remove":
         inner = 1 + (grown - 1) / rate

@@ -124,10 +124,7 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
 
 
 def states(parts: Any) -> int:
-    """How many totals of counts there are: the product of the binomial coefficients (n + a - 1 over a - 1).
-
-    Beyond TOO_MANY it is not computed, and FAR_TOO_MANY is returned.
-    """
+    """How many totals of counts there are, a product of binomial coefficients; FAR_TOO_MANY beyond TOO_MANY."""
     total = 1
     for part, count in parts:
         atoms = len(part.loss)
@@ -157,10 +154,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """The same sum for one law on a grid, by a power of its generating function.
-
-    None where the law is on no grid, has fewer than three losses, or the power has more than `most` terms.
-    """
+    """The same sum for one law on a grid, by a power of its generating function; None where that is not shorter."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid

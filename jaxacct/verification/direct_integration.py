@@ -119,12 +119,7 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 
 
 class _Two:
-    """What two steps add to a third whose ratio is m, where the third's output is below its cut.
-
-    It is +-payoff at the cuts b of grown/m, and for each step the integral of the other's closed form.  The integral
-    counts fully from the step's own cut a to b.  Below a it counts by half, since there the third step and this one
-    could change places and the outputs are counted in the terms of both.
-    """
+    """What two steps add to a third whose ratio is m, below its cut (README.md, "Two and three steps")."""
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims
@@ -199,10 +194,7 @@ def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> 
 
 
 def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
-    """The integral from any member of one ball to any member of another: the variable is the share t of the way.
-
-    wide : relative radius of what the function depends on; the integral need not be known more closely.
-    """
+    """The integral from any member of one ball to any of another, not closer than the relative radius `wide`."""
     way = high - low
 
     def along(t: Any, _: bool) -> Any:

@@ -170,12 +170,7 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """The pair whose profile is the larger of those of (p, q) and (q, p), in exact fractions.
-
-    Both profiles are convex and piecewise linear in E = e^eps, and so is their maximum m.  Its knots are the likelihood
-    ratios and the points where the profiles cross.  At a knot E the Q-mass is the rise of m's slope, and the P-mass is
-    E times that.  The limit of m is the P-mass of an infinite loss.
-    """
+    """The pair whose profile is the larger of those of (p, q) and (q, p), from its knots, in exact fractions."""
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)
     profiles = [_profile(one, two), _profile(two, one)]

@@ -35,11 +35,7 @@ _kept: list[tuple[Any, float, float, LineSum]] = []
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
-    """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, with at most `most` nodes.
-
-    build() gives the (part, count) pairs at the current precision.  A sum of more products than `dearest` raises
-    Unplanned.
-    """
+    """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, by at most `most` nodes."""
     with precision(128), np.errstate(all="ignore"):
         parts = build()
         key = (tuple((part.key, count) for part, count in parts), digits, most)
@@ -253,11 +249,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Plans in the order in which they are tried, until one is short.
-
-    The first sum is of the composition as it is.  For sampled Gaussians there follow the sum with the steps of small
-    loss taken apart, and, for remove, both sums again with the largest outputs left out.
-    """
+    """Plans in the order in which they are tried, until one is short: plain, small losses apart, largest cut off."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):
@@ -276,10 +268,7 @@ def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
 
 
 def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Plan:
-    """Choose the line near the saddle point, the period by the aliases and the cut-off by the decay.
-
-    apart : whether the steps with small loss are taken apart.
-    """
+    """The line near the saddle point, period by the aliases, cut-off by the decay; `apart`: small losses apart."""
 
     def action(c: np.ndarray) -> np.ndarray:
         # parts have no common type that says log_mgf returns an array
@@ -333,10 +322,7 @@ def saddle(parts: Any, epsilon: float) -> float:
 
 
 def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
-    """How far the least loss lies below epsilon and the largest above it, in floats and a little enlarged.
-
-    inf where the losses have no such end.
-    """
+    """How far the losses reach below and above epsilon, in floats and a little enlarged; inf where they have no end."""
     sides = []
     for name, sign in (("least", -1.0), ("largest", 1.0)):
         ends: list[Any] = [getattr(part, name, None) for part, _ in parts]
@@ -350,11 +336,7 @@ def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
 
 
 def _line(action: Any, saddle: float, wanted: float, gaps: tuple[float, float]) -> Line:
-    """The line that costs least, and for it the shortest period whose aliases are below e^wanted.
-
-    On a line below the saddle point the aliases above epsilon may fall much faster; the price is that more leading
-    digits of the sum cancel.
-    """
+    """The line that costs least, and its shortest period; below the saddle point, aliases may fall faster."""
     orders = saddle * np.geomspace(0.01, 30.0, 120)
     beneath = -1.0 - (saddle + 1.0) * np.geomspace(1e-2, 1e2, 30)
     sizes, deeper, starts = action(orders), action(beneath), action(saddle * np.array(LINE_SHARES))

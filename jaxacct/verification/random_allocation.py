@@ -105,10 +105,7 @@ class AllocationLoss:
                 yield [product[i, b] + spread for b in range(plan.width)]
 
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
-        """Weights w, exponents x and error with phi(z) = sum w e^{zx} within the error, for Re z >= c, 0 <= arg z.
-
-        The path is u - i angle sigma, on which X has the phase e^{-i angle}.  For angle = 0, z is real.
-        """
+        """Weights w, exponents x and error with phi(z) = sum w e^{zx}, Re z >= c, on a path turned by an angle."""
         s, t, down = 1 / self.sigma, self.slots, angle * self.sigma
         width = strip * self.sigma
         h = 2 * arb.pi() * width / arb(plan.digits + float((2 * width * width).upper()))

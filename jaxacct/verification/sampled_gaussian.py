@@ -101,10 +101,7 @@ class SampledGaussian:
         return acb(self.mean(x) if x > 0 else self.mirrored.mean(-1 - x))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
-        """Enclosures of M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time.
-
-        e^{i(a + b)l} = e^{ia l} e^{ib l}: a block of rows is one product of two matrices.
-        """
+        """Enclosures of M(c + i j step), a row of `width` at a time; a block of rows is one product of two matrices."""
         nodes = _Nodes(self, c, count, bits)
         error = acb(within(nodes.error), within(nodes.error))
         size = len(nodes.weights)
@@ -207,13 +204,7 @@ class SampledGaussian:
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
-        """Bound of h times the sum of N(u) mix^e over the nodes beyond the range, on the real line.
-
-        Beyond an end U the slope of log mix^e away from it is at most g, and N (with its share) falls at a rate of at
-        least f.  The sum is therefore at most the value at U times h + 1/(f - g).  On the right of remove g is
-        (c + 1)/sigma.  The stretch up to there is bounded piece by piece: on [a, b] the value is at most
-        N(a) mix(b)^e.  A piece is halved until its bound is below `small`.
-        """
+        """Bound of h times the sum of N(u) mix^e over the nodes beyond the range (README.md, "Range")."""
         exponent, total = self._exponent(c), arb(0)
         if self.direction == "remove":
             last = arb(self._steep(float((exponent / self.sigma).upper()) + 1.0, 1))
@@ -240,10 +231,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """The least rate at which N, with the shares that fall too, falls beyond an end.
-
-        A share adds x/width^2, x its distance from the cut in units of u, as d log Phi(-x)/dx <= -x for x >= 0.
-        """
+        """The least rate at which N, with the shares that fall too, falls beyond an end."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -301,11 +289,7 @@ class SampledGaussian:
         return int(np.clip(np.ceil(length / finest), 60, 4000))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Where N(u) mix^e has its mass, in floats: around its peak (add), or around its lowest and highest (remove).
-
-        At a peak, u is e/sigma times the share of rate e^y in mix.  That share rises with u.  All cuts lie in the first
-        window.
-        """
+        """Where N(u) mix^e has its mass, in floats: around its peaks; all cuts lie in the first window."""
         sigma, scale = float(self.sigma.mid()), self._exponent(c) / float(self.sigma.mid())
 
         def slope(u: np.ndarray) -> np.ndarray:
@@ -393,10 +377,7 @@ class SampledGaussian:
         return self._terms[c]
 
     def _strip(self, c: float, angle: float, wanted: float) -> tuple[Any, float, float]:
-        """How far on either side of the line at an angle a strip goes, 2 pi over the step, natural digits wanted.
-
-        A bound of the integrand holds on strips within the angle, and up to a right angle.
-        """
+        """How far a strip goes on either side of the line at an angle, 2 pi over the step, natural digits wanted."""
         farthest = 3.0 if self.direction == "remove" else 2.0
         widest = max(1.57 - angle, min(angle, farthest - angle))
         best = None
@@ -457,10 +438,7 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """The line that takes fewest nodes: its angle, 2 pi over the step, natural digits wanted, and nodes.
-
-        farthest : the bound of the step is taken at so many times the angle.
-        """
+        """The line with fewest nodes: angle, 2 pi over the step, digits, nodes; bounded at `farthest` angles."""
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
         for angle in ANGLES[self._steepest > ANGLES]:

@@ -63,12 +63,7 @@ class SmallLossSteps:
         return p, q
 
     def delta(self, parts: Any, epsilon: Any) -> Any:
-        """What the runs whose steps all have a small loss add to delta(eps).
-
-        With R the product of all mix under Q, remove adds E[(R - e^eps)_+], which is next to nothing.  Add adds
-        E[1 - e^eps R] + E[(e^eps R - 1)_+], which is next to P - e^eps Q.  Both expectations of ( )_+ are bounded by
-        (x - 1)_+ <= x^{1+a} a^a/(1 + a)^{1+a}.
-        """
+        """What the runs whose steps all have a small loss add to delta(eps) (README.md, "Steps with small loss")."""
         remove = parts[0][0].direction == "remove"
         a = arb(self.order)
         most = (a * a.log() - (1 + a) * (1 + a).log()).exp() * (-a * epsilon if remove else (1 + a) * epsilon).exp()
@@ -104,11 +99,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """The cuts after which the sum costs least, in floats; None where no cut helps.
-
-    All parts are cut at the same distance of the loss from its least (remove) or largest (add) value.  The cut is as
-    high as possible while the bound of what the steps with small loss add stays below e^wanted.
-    """
+    """The cuts after which the sum costs least, in floats, all at one distance of the loss; None without any."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
@@ -180,10 +171,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """The parts without their largest outputs, which together have a P-mass below e^wanted, in floats.
-
-    Such outputs hardly ever occur, and yet make M(c) huge where c is large: mix grows exponentially with the output.
-    """
+    """The parts without their largest outputs, of P-mass below e^wanted, which make M(c) huge; in floats."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
