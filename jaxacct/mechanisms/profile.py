@@ -186,7 +186,7 @@ def _as_one(
     padded = np.zeros((atoms, len(laws), most))
     for row, law in enumerate(laws):
         for column, values in zip(padded, law[:atoms], strict=True):
-            column[row, : values.size] = values
+            column[row, : law.loss.size] = values
     ends = np.array([law[atoms:fields] for law in laws], np.float64).reshape(-1, fields - atoms)
     return [*padded.reshape(atoms, *shape, most), *(end.reshape(shape) for end in ends.T)]
 

@@ -262,11 +262,11 @@ class Profile:
             if regret:
                 found = gaussian_regret(deltas, fit.lines, np.asarray(fit.mu.upper), kind)
                 lost[:, left], lost_words[left] = (found.lower, found.estimate, found.upper), found.status
-        mu, least = (
-            Bounds(*(end.reshape(shape) for end in three), kind, status.reshape(shape), "tradeoff")
-            for three, status in ((ends, words), (lost, lost_words))
-        )
-        return (mu, least) if regret else (mu, mu)
+        ends, lost = (end.reshape(3, *shape) for end in (ends, lost))
+        mu = Bounds(ends[0], ends[1], ends[2], kind, words.reshape(shape), "tradeoff")
+        if not regret:
+            return mu, mu
+        return mu, Bounds(lost[0], lost[1], lost[2], kind, lost_words.reshape(shape), "tradeoff")
 
     def advantage(self) -> Bounds:
         """The membership advantage, the largest TPR - FPR of any test: delta(0), the total variation distance."""

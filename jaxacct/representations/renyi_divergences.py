@@ -249,8 +249,8 @@ def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_r
     status = np.where(np.isinf(low), "mass_at_infinity", "ok")
     status = np.where(np.isinf(high) & np.isfinite(low), "width", status)
     middle = np.where(np.isinf(high), np.where(np.isinf(low), np.inf, low), 0.5 * (low + high))
-    ends = (x.reshape(shape) for x in (low, np.clip(middle, low, high), high))
-    return Bounds(*ends, kind, status.reshape(shape), "quadrature")
+    ends = [x.reshape(shape) for x in (low, np.clip(middle, low, high), high)]
+    return Bounds(ends[0], ends[1], ends[2], kind, status.reshape(shape), "quadrature")
 
 
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
