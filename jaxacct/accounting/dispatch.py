@@ -202,7 +202,7 @@ def upper_by_moments(quantity: str, question: Question) -> np.ndarray:
 
 
 def some_rows(question: Question, rows: np.ndarray) -> Question:
-    """The same question for some of the configurations."""
+    """The question for some of the configurations."""
     arrays = question.parts, question.kinds, question.target, question.slack, question.floor, question.hint
     parts, kinds, target, slack, floor, hint = jax.tree.map(operator.itemgetter(rows), arrays)
     return Question(parts, kinds, target, slack, floor, question.effort, hint)
@@ -360,7 +360,7 @@ class Lattice(Engine):
 
     @staticmethod
     def _accuracy(effort: Effort) -> dict[str, Any]:
-        """The relative width for which it plans, the one that is enough, and the limit on its memory."""
+        """The lattice's settings: the relative width it plans for, the width that is enough, and its memory limit."""
         planned = (0.8 if effort.in_search else 0.1) * effort.rtol
         return {"rtol": planned, "enough": effort.rtol, "memory_bytes": effort.memory_bytes}
 

@@ -186,7 +186,7 @@ OK_WIDTH = 1e-4
 ADDED = 3
 """Tangents added to a row in a round."""
 KNOWN_WIDTH = 0.004
-"""Distance of the three values around a place that is known, in deviations of the loss: twice what it may be off."""
+"""Distance of the three values around a known place, in deviations of the loss: twice the error of the place."""
 NARROW = 2e-7
 """A row is finished when its bracket of mu is relatively this narrow."""
 ROUNDING = 1e-13
@@ -206,17 +206,17 @@ class GaussianFit(NamedTuple):
 def gaussian_fit(
     deltas: Deltas, floor: np.ndarray, kind: str, start: Place | None = None, narrow: float = NARROW
 ) -> GaussianFit:
-    """mu of rows whose `deltas` are those of a relation that is its own reverse.
+    """Brackets of mu, row by row.
 
-    floor : least false-positive and false-negative rate, in (0, 1/2).  narrow : relative width at which a row is
-    finished.
+    deltas : of a relation that is its own reverse.  floor : least false-positive and false-negative rate, in (0, 1/2).
+    narrow : relative width at which a row is finished.
     """
     size = floor.size
     rows = np.arange(size)
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
-    # without a lower end the place may be on either side of a jump of Q(L > eps)
-    # how far beyond the best place at the floor tangents reach where that place is not certain, as with atoms
+    # tangents reach beyond the best place at the floor if that place is uncertain: without a lower end of the rate
+    # (as with atoms) it may be on either side of a jump of Q(L > eps)
     last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, 4.0)
     # tangents of the first round, evenly spread in eps from 0 to the best one at the floor
     first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
@@ -235,7 +235,7 @@ def gaussian_fit(
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)
-    agree = low <= high  # of ends that contradict each other neither is used
+    agree = low <= high  # ends that contradict each other are not used
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
     ok = np.isfinite(high) & (high - low <= OK_WIDTH * high)
     status = np.where(agree, np.where(ok, "ok", "width"), "contradiction")
@@ -384,7 +384,7 @@ def _cells(
 # Deltas of many runs at several epsilons of each, on one contour for each run.
 
 DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
-"""Of rtol: how narrow a bracket of one direction is to be, and what the contour may cut off."""
+"""Shares of rtol: the width of a bracket in one direction, and the contour's tolerance."""
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:

@@ -378,7 +378,7 @@ def cell_counts(masses: Any, law: Law, runs: int, *, seed: int = 0, progress: bo
     Returns
     -------
     numpy.ndarray of int64, shape (cells + 1,)
-        The first is of K = 0, as in `selection.output_law`, the probabilities of which these are counts.
+        The counts of `selection.output_law`: first the selections with K = 0, then the cells.
 
     >>> from jaxacct import selection
     >>> counts = cell_counts([0.5, 0.5], selection.PointMass(2), 1000)

@@ -42,7 +42,7 @@ DOWN = 1.0 - 8.0 * ROUNDOFF
 Inverse = Callable[[np.ndarray], np.ndarray]
 """y -> a lower bound of inf{x : F(x) >= y}, infinite where y > 1."""
 GUESSED = ("both", "in")
-"""Which guesses are made: of both kinds, or only that a canary was in."""
+"""Which guesses are made: both kinds, or only that a canary was in."""
 
 
 def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, delta: Any) -> Any:
@@ -448,7 +448,7 @@ def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
 
 
 def by_lines(lines: Lines) -> Inverse:
-    """Every line gives a lower bound, so that rounding may choose any of them."""
+    """The inverse of a curve of lines.  Every line gives a lower bound, so rounding may choose any of them."""
 
     def inverse(y: np.ndarray) -> np.ndarray:
         best = np.searchsorted(lines.breaks, y)
@@ -459,7 +459,7 @@ def by_lines(lines: Lines) -> Inverse:
 
 
 def by_gaussian(mu: np.ndarray) -> Inverse:
-    """Of mu-Gaussian DP in closed form, rounded down; mu broadcasts with y."""
+    """The inverse for mu-Gaussian DP, in closed form and rounded down; mu broadcasts with y."""
     from scipy.special import ndtr, ndtri
 
     def inverse(y: np.ndarray) -> np.ndarray:
@@ -470,7 +470,7 @@ def by_gaussian(mu: np.ndarray) -> Inverse:
 
 
 def halved(inverse: Inverse) -> Inverse:
-    """For guesses "in": of the curve F(2 x)/2, since either side holds the 1/2 of the coin."""
+    """The inverse for guesses "in": that of the curve F(2 x)/2, since a fair coin decides who is in."""
     return lambda y: 0.5 * inverse(2.0 * y)
 
 

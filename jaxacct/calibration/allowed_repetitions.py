@@ -185,12 +185,12 @@ def _law(family: str, eta: Any, parameter: Any) -> Law:
 
 
 def _parameter(family: str, values: np.ndarray) -> np.ndarray:
-    """The parameter of a law from what is searched: the odds 1/gamma - 1, the mean of Poisson laws, or the number."""
+    """The parameter of a law from the searched value: from the odds 1/gamma - 1, the Poisson mean, or the number."""
     return values if family in ("poisson", "point_mass") else 1.0 / (1.0 + values)
 
 
 def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
-    """The ends of what is searched."""
+    """The ends of the search range."""
     if family == "point_mass":
         return np.ones(()), np.full((), LARGEST_MEAN)
     if family == "poisson":
@@ -199,7 +199,7 @@ def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
     # smallest gamma of a truncated negative binomial law that is searched: the largest E[K] of the family
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))
     most = high.copy()
-    for _ in range(60):  # where the mean passes the largest that is searched
+    for _ in range(60):  # bisect for the parameter at which the mean is the largest that is searched
         middle = 0.5 * (low + most)
         beyond = np.asarray(_law(family, eta, _parameter(family, np.exp(middle))).mean) > LARGEST_MEAN
         low, most = np.where(beyond, low, middle), np.where(beyond, middle, most)

@@ -33,9 +33,9 @@ from jaxacct.mechanisms.base import require_mechanism, take_rows
 __all__ = ["calibrate", "search_mechanisms"]
 
 STEP = 1e-3
-"""Of x, for the slope of a guess."""
+"""Step in x with which the slope of a guess is estimated."""
 ROUGH = 0.9, 0.05
-"""Relative widths at which epsilon is evaluated at both ends of the bracket, the second where the first cannot tell."""
+"""rtol of epsilon at the two ends of the bracket: the second is used if the first does not tell them apart."""
 
 
 @with_hints

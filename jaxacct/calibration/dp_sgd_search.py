@@ -492,7 +492,7 @@ def _note(
     near: np.ndarray,
     found: calibration.Solved,
 ) -> None:
-    """Leave to the certificate what it need not find again."""
+    """Leave placements and rungs in the hint, so that the certificate need not find them again."""
     rows = rows[close]
     hint.near[rows], hint.rung[rows] = near[close], rung
     # if x moved by less than this in its last call, the certificate uses the windows and the contour of that call
@@ -502,9 +502,9 @@ def _note(
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """(x, d log delta / dx), replaced where n times the delta of one sampled step equals delta at a more private value.
+    """(x, d log delta / dx), replaced by the x at which n times the delta of one step is the target, if more private.
 
-    This product is nearly a lower bound of the true delta, and nearly equal to it where few hits are expected.
+    This product is nearly a lower bound of the true delta, and nearly equal to it if few hits are expected.
     """
     from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
 

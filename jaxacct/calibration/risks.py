@@ -102,7 +102,7 @@ def calibrated_to_risk(
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
     """The least private value for which the certified delta at the goal's epsilon is at most the goal's delta.
 
-    solved : rows of it that need no solve.
+    solved : noise multipliers found earlier; the search starts from those that are `close`.
     """
     goal = goal._replace(hint=no_hint(goal.delta.size))
     effort = account.effort_of_search(goal.rtol)
@@ -268,7 +268,7 @@ class RateSolve(NamedTuple):
     slope: np.ndarray
     """d log delta/d log noise."""
     rung: np.ndarray
-    """Of the contour."""
+    """Number of the contour's rung on which each row was solved."""
     fits: np.ndarray
     """Whether the contour had the nodes that its eps needs: otherwise that is a guess."""
     close: np.ndarray
@@ -302,8 +302,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
     with np.errstate(all="ignore"):  # what is no number is another guess
-        # largest distance of the certified noise from that of a solve that was cut short, in the logarithm, if it is
-        # taken
+        # a solve that was cut short counts only if the certified noise is within this of its own, in the logarithm
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
     if again.size:  # two guesses at the best eps: the one of less noise is the better
         first = epsilon[again].copy()
@@ -369,7 +368,7 @@ def _by_contour(
         # an eps is taken after a small last step (times c): the noise changes by the square of that.  It may need many
         # times the nodes of the last rung: what is cut off hardly moves it
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
-        # at the end of the range of eps no step is left to be taken, and none was needed
+        # at an end of its range, eps could not move on: a small step proves nothing there
         inside = (
             (at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE))
             & (x > np.log(NOISE_RANGE[0]))
@@ -450,13 +449,13 @@ def _better(
 BLOCK = 64
 """Tangents of a block, which share a contour."""
 TRIES = ((1, 1e-2), (1, 1e-2), (1, 1e-5), (4, 1e-8))
-"""Blocks of tangents, and what the contour may cut off of the width, try by try.
+"""For each try: the number of blocks of tangents, and the contour's tolerance as a share of the width.
 
-mu of a nearly Gaussian run hardly falls, and needs many tangents.  Where losses are rare and large, what is cut off is
-many times as much as the saddle point approximation shows.
+mu of a nearly Gaussian run hardly falls, and needs many tangents.  Where losses are rare and large, the contour cuts
+off many times as much as the saddle point approximation shows.
 """
 ABOVE, FARTHEST = 8, 0.12
-"""Tangents of a block above the place, in case the best eps is there, and the distance of the last in shares of it."""
+"""Tangents of a block above its place, in case the best eps is there; and the distance of the last, over the place."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:

@@ -50,7 +50,7 @@ def failed(table: Table) -> int:
 
 
 def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -> str:
-    """The answer for a person; a single one is followed by the lines `beside`.
+    """The answer as text: a table for a batch, otherwise a few lines, followed by those of `beside`.
 
     Every number that a claim relies on is rounded to the safe side.
     """

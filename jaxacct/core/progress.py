@@ -61,7 +61,7 @@ class Progress:
         return done == self._total or time.monotonic() - self._last >= self._pause
 
     def update(self, done: int, more: str = "") -> None:
-        """Show that so many are done, and more."""
+        """Show how many are done, followed by the text `more`."""
         if not self.due(done):
             return
         self._last = time.monotonic()
@@ -77,7 +77,7 @@ class Progress:
             _open.append(self)
 
     def _redraw(self, line: str) -> None:
-        """The line of a notebook: shown once, then updated where it stands, so that the last state is what is kept."""
+        """Show the line in a notebook once, then update it in place, so that the notebook keeps the last state."""
         from IPython.display import display
 
         shown = {"text/plain": line}
@@ -93,11 +93,11 @@ class Progress:
 
     @property
     def width(self) -> int:
-        """Of the widest line that was shown."""
+        """Width of the widest line that was shown."""
         return self._widest
 
     def erase(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._line is not None:
             self._line.update({"text/plain": ""}, raw=True)
         elif self.stands:

@@ -26,7 +26,7 @@ GIBIBYTE = 2**30
 LARGEST_COUNT = 2**53
 """Largest step count: every integer up to here is exact in float64."""
 MOST_SHOWN_CHARACTERS = 60
-"""Of a refused value in a message, which stays one readable line."""
+"""Most characters of a refused value in a message, which stays one readable line."""
 
 
 class InputError(ValueError):
@@ -93,7 +93,7 @@ class Constraint:
         return good
 
     def holds_of(self, value: float) -> bool:
-        """The same for one float, or int of at most 2**53, of Python; ten times as fast."""
+        """`holds` for one Python float, or int of at most 2**53; ten times as fast."""
         inside = value > self.lower if self.lower_open else value >= self.lower
         if self.upper is not None:
             inside = inside and (value < self.upper if self.upper_open else value <= self.upper)

@@ -53,7 +53,7 @@ __all__ = [
 NUMPY_MOST = 40_000
 """Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
 NUMPY_MOST_IF_KEPT = 1_500
-"""The same where `jaxacct warm` has kept the programs: loading them pays sooner."""
+"""NUMPY_MOST if `jaxacct warm` has kept the programs: loading them pays sooner."""
 NUMPY_MOST_SELECTIONS = 2_400
 """Largest job of private selections that NumPy does; each costs it as much as some 16 configurations.  `jaxacct warm`
 keeps none of their programs."""
@@ -240,7 +240,7 @@ class Runner(Protocol):
 
 
 def runner() -> Runner:
-    """What calls the lattice's kernels: NumPy on a CPU however large the job, unless the user asked for XLA."""
+    """The function that calls the lattice's kernels: by NumPy on a CPU, however large the job, unless XLA was asked for."""
     return _by_numpy if on_numpy(1, apart=True) else _by_xla
 
 
@@ -265,11 +265,11 @@ BLOCK = 256
 LEAST = 64
 """Fewest, where there are more than that many."""
 MOST_THREADS = 8
-"""Threads at most.  NumPy lets go of the interpreter inside its loops; where arrays are short, threads mostly wait."""
+"""Most threads.  NumPy releases the interpreter's lock in its loops; with short arrays, threads mostly wait."""
 ROWS_WITH_PROGRESS = 300
 """Configurations from which on a progress bar shows."""
 FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
-"""What a block may raise; it is then done row by row, and a row that fails has no answer but the largest bracket."""
+"""Exceptions that a block may raise.  It is then solved row by row; a row that fails gets the largest bracket."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -25,7 +25,7 @@ from jaxacct.engines import contour
 from jaxacct.engines.protocol import Answer
 
 LEAST_GAP = 1e-300
-"""Least difference of two Mills ratios, or slope, that is divided by."""
+"""Floor under a divisor: a difference of two Mills ratios, or a slope."""
 LARGEST_FLOAT = np.finfo(np.float64).max
 """A lower end of epsilon beyond it is cut to it, and stays a lower end."""
 ROUNDING_UNITS = 64.0
@@ -33,13 +33,13 @@ ROUNDING_UNITS = 64.0
 LEAST_EPSILON = 2.0**-1060
 """Least epsilon that a bisection halves in its exponent; it is subnormal, and below it halves are taken."""
 BISECTIONS = 78
-"""Eleven or twelve for the exponent of epsilon, 53 for its digits, and some to spare."""
+"""Bisection steps: eleven or twelve for the exponent of epsilon, 53 for its digits, and some to spare."""
 NEWTON_STEPS = 40
 """Newton steps for epsilon, the same number for all rows; the ends are certified wherever they lead."""
 SMALL_MU = 0.1
 """The largest mu for which the difference of Mills ratios is integrated."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
-"""Of Gauss-Legendre of order 6 on an interval of length 1 about 0."""
+"""Nodes and weights of the Gauss-Legendre rule of order 6 on [-1/2, 1/2]."""
 
 
 def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -85,7 +85,7 @@ def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:
 
 
 class Reach(NamedTuple):
-    """What the contour can do for each configuration; every array (B,)."""
+    """The configurations that the contour can answer, and bounds of their losses; every array (B,)."""
 
     answers: np.ndarray
     """Whether it can answer: there is a Gaussian part, and no Poisson sampled Laplace part."""
@@ -96,7 +96,7 @@ class Reach(NamedTuple):
 
 
 def reach(parts: Components) -> Reach:
-    """What the contour can do for each configuration."""
+    """The `Reach` of each configuration."""
     sampled, laplace = parts.gauss_n > 0, parts.laplace_n > 0
     some = np.any(sampled, axis=1)
     splits = some & ~(np.any(laplace, axis=1) | np.any(parts.finite_n > 0, axis=1))
@@ -122,7 +122,7 @@ def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
 
 
 class Hint(NamedTuple):
-    """What is known of the rows beforehand."""
+    """What a search already knows of the rows."""
 
     near: np.ndarray  # where epsilon, or the logarithm of delta, is expected; 0 where it is not known
     rung: np.ndarray  # of LADDER, to begin on
@@ -136,7 +136,7 @@ def no_hint(size: int) -> Hint:
 
 
 class _Question(NamedTuple):
-    """What is asked of every configuration, and how the answers are judged."""
+    """The question for every configuration, and how its answers are judged."""
 
     parts: Components
     reach: Reach

@@ -25,14 +25,14 @@ CLOSE_UNITS = 4.0
 """Units of 2^-52, relative, by which an operation that is tried may differ from NumPy's: float64 has them, pairs of
 float32 do not."""
 WORDS = 120
-"""Characters of a device's own complaint that are told."""
+"""Characters of a device's error message that are shown."""
 
 
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
-    """Inside, JAX has float64, and what is not placed elsewhere is computed on a device that really has it.
+    """Inside, JAX has float64, and computes by default on a device that really has it.
 
-    Where there is no such device, JAX takes no data from the host: NumPy goes on, and a function of JAX raises.
+    Without such a device, JAX takes no data from the host: NumPy works, and a function of JAX raises.
     """
     device = _first()
     if device is None:
@@ -64,7 +64,7 @@ def only_numpy() -> bool:
 
 
 def platform() -> str:
-    """What accounting runs on: "cpu", "gpu" and so on; "cpu" as well where `only_numpy`."""
+    """The platform on which accounting runs: "cpu", "gpu" and so on; "cpu" also if `only_numpy`."""
     device = _first()
     return "cpu" if device is None else device.platform
 
@@ -84,7 +84,7 @@ def _default() -> jax.Device:
 
 
 def _first() -> jax.Device | None:
-    """The default device if it certifies; else the host's CPU, or None, of which users are told once."""
+    """The default device if it certifies; else the host's CPU, or None, with one warning to the user."""
     default = _default()
     if fault(default) is None:
         return default
@@ -106,7 +106,7 @@ def _instead(default: jax.Device) -> jax.Device | None:
 
 @functools.cache
 def fault(device: jax.Device) -> str | None:
-    """What a device lacks for certificates, in words that follow "it has"; None if nothing: tried once a process.
+    """What a device lacks for certificates, in words that follow "it has", or None; tried once a process.
 
     This asks whether there is float64 and complex128 at all.  How accurate a device's elementary functions are is an
     assumption of kernels/README.md.  CPUs are not asked: JAX has both there.

@@ -43,7 +43,7 @@ NEARLY_AS_NARROW = 1.5
 ESTIMATE = 2.0 / 3.0
 """Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
 ATTEMPTS = 3
-"""Plans for one length at most: where the solution is far from the eps of a plan, another is made for the solution."""
+"""Most plans for one length: if the solution is far from the eps of a plan, another is made for the solution."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
 """float64 arrays of the lattice's length that are alive at once (measured), and those that each law adds."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
@@ -130,10 +130,10 @@ def epsilon(
     Parameters
     ----------
     parts : Components of one direction.
-    delta_lower, delta_upper : ends of what is known of d > 0, the target for the finite part of the
-        loss.  The answer's `upper` holds for the first, its `lower` for the second.
+    delta_lower, delta_upper : a bracket of d > 0, the target for the finite part of the loss.  The answer's
+        `upper` holds for the first, its `lower` for the second.
     rtol : wanted (upper - lower)/upper.
-    enough : a larger one; lattices longer than QUICK are made only to reach it.
+    enough : a larger width; lattices longer than QUICK are made only to reach it.
     memory_bytes : limit that decides the longest lattice.
 
     Call inside `with devices.double_precision():`.
@@ -153,7 +153,7 @@ def epsilon_of_pairs(
     rtol: float,
     memory_bytes: int,
 ) -> LatticeAnswer:
-    """The same between two pairs.
+    """Bracket of eps, as `epsilon`, between an upper and a lower pair.
 
     targets : d > 0 less the mass at infinity, rounded down for the pair above and rounded up for the pair below.
     ceiling : where eps is shown to be at most this, and it is above 0, that is the answer.
@@ -226,7 +226,7 @@ def deltas(
 def deltas_of_pairs(
     above: Components, below: Components, rows: Sequence[int], epsilon: np.ndarray, rtol: float, memory_bytes: int
 ) -> list[LatticeAnswer]:
-    """The same between two pairs."""
+    """Brackets of delta, as `deltas`, between an upper and a lower pair."""
     answers = [NOTHING] * len(rows)
     run = runner()
     for places in _alike(rows, epsilon, above, below):
@@ -403,7 +403,7 @@ def highest_loss(laws: list[LatticePart]) -> float:
 
 
 class LatticePlan(NamedTuple):
-    """What a bracket on the lattice is made with; nothing certified depends on it."""
+    """The settings with which a bracket on the lattice is made; nothing certified depends on them."""
 
     theta: float  # the tilt
     centre: float  # expected eps
@@ -446,11 +446,11 @@ def share_of(rtol: float) -> float:
 
 
 def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
-    """Tilt and window for a given eps, or for the eps at which delta is given; eps is taken as at least 0.
+    """Tilt and window for `eps`, or, if it is None, for the eps at which delta is e^log_delta; eps < 0 counts as 0.
 
-    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1), under the law without the
-    losses so high that they do not matter at `log_delta`: with them a heavy tail would draw the saddle to
-    itself.  `log_delta` 0 is unknown, and then nothing is left out.
+    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1).  Losses that are too rare to matter at
+    `log_delta` are left out first: a heavy tail would draw the saddle to itself.  log_delta = 0 stands for an unknown
+    delta; then nothing is left out.
     """
     untruncated = -1e4 if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]

@@ -37,16 +37,16 @@ __all__ = [
 MOST_PAIRS = 2**17
 """Most pairs of atoms that are added up; sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""What is cut off, over what may be left out: little, as a few more deviations cost little."""
+"""Mass that is cut off, over the mass that may be left out: little, since a few more deviations cost little."""
 UNDERFLOW = 1e-307
-"""More than a product of masses loses below float64's range."""
+"""Upper bound of what a product of masses loses below float64's range."""
 LOSS_UNITS = 128.0
-"""Units of rounding that a loss may be off by: 16 of the finite classes, `16 + 4 (1 + 1.45 |log q|)` of others
-that are sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
+"""Error of a loss in units of rounding: 16 for the finite classes, `16 + 4 (1 + 1.45 |log q|)` for others that are
+sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
 MOST_GAPS = 64
-"""How many distances of a finite law steer the choice of the step: those of the heaviest atoms."""
+"""Most distances of a finite law that steer the choice of the step: those of the heaviest atoms."""
 SUM_ROUNDING = 1e-8
-"""How far below 1 the sum of up to 2^22 masses may come out by rounding alone, 4e-10, with room to spare."""
+"""Rounding alone may leave the sum of up to 2^22 masses this far below 1 (4e-10, with room to spare)."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Placed(NamedTuple):
 
 
 class LatticePart(Protocol):
-    """What the engine asks of a part."""
+    """The interface of a part to the lattice engine."""
 
     @property
     def count(self) -> float:
@@ -254,12 +254,12 @@ class LatticePart(Protocol):
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         """Range of the ratio coordinate to put on the lattice.
 
-        What lies beyond has mass at most e^cut (the highest losses) and tilted mass at most e^share (the
-        lowest), in the composition.
+        In the composition, the losses above it have mass at most e^cut, and those below it tilted mass at most
+        e^share.
         """
 
     def highest(self) -> float:
-        """The largest loss, inf where there is none."""
+        """The largest loss; inf if losses are unbounded."""
 
     def gaps(self) -> list[tuple[float, float]]:
         """Distances that should be multiples of the step, with weights."""
@@ -442,12 +442,12 @@ class Finite:
     away: float = 0.0
     """P-mass of losses left out: at infinity above, not there below."""
     blur: float = 0.0
-    """How far each loss may be off."""
+    """Error of each loss."""
     wrong: np.ndarray | None = None
-    """How far each mass may be off, as one that came from exp(x) unless told."""
+    """Error of each mass; by default that of a mass computed by exp(x)."""
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
-        """The same composition with fewer steps, but for losses of mass e^cut."""
+        """The composition as fewer steps of larger laws; losses of mass e^cut are left out."""
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
@@ -570,7 +570,7 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
     coming, owed = index.tolist(), jumps.tolist()
     indebted = [*np.flatnonzero(jumps < 0.0).tolist(), len(coming)]
     place = debtor = 0  # in `coming`, and in `indebted` of the first debt that is not behind it
-    again: list[tuple[int, float]] = []  # a node that is looked at once more
+    again: list[tuple[int, float]] = []  # a node that is processed once more
     while again or place < len(coming):
         while indebted[debtor] < place:
             debtor += 1
@@ -598,7 +598,7 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
             whole = -np.expm1(-before - behind)
             to_left, to_right = -np.expm1(-behind) / whole, np.exp(-behind) * -np.expm1(-before) / whole
             owed[place] = owned + debt * to_right - 4.0 * ROUNDOFF * abs(owned)
-        # the node before is looked at again: it may now be in debt itself
+        # the node before is processed again: it may now be in debt itself
         again.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * ROUNDOFF) + debt * to_left))
     return np.array(nodes), np.array(masses)
 
@@ -608,13 +608,13 @@ class Atoms(NamedTuple):
 
     loss: np.ndarray  # (A,) ascending
     mass: np.ndarray  # (A,) P-masses
-    wrong: np.ndarray  # (A,) how far each mass may be off
-    away: float  # P-mass of what was left out
-    blur: float  # how far each loss may be off
+    wrong: np.ndarray  # (A,) error of each mass
+    away: float  # P-mass of the outcomes that were left out
+    blur: float  # error of each loss
 
 
 def inexact(mass: np.ndarray) -> np.ndarray:
-    """How far a mass that came from exp(x) may be off: a few units times |x|."""
+    """Error of a mass that was computed by exp(x): a few units times |x|."""
     return mass * ROUNDOFF * (32.0 + 8.0 * np.abs(np.log(mass)))
 
 

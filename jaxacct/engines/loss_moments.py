@@ -30,7 +30,7 @@ SEARCH_ROUNDS = 4
 REFINED_ORDERS = 13
 """Orders tried in each later round, between the neighbours of the best one so far."""
 NATS = 75.0
-"""What the trapezoid rule and its ends are planned to leave out, relative to the moment: e^-75."""
+"""The trapezoid rule and its ends are planned to leave out e^-75 of the moment."""
 MOST_NODES = 2**16
 """Most nodes of one quadrature; where more are needed the bracket is wide, or open."""
 NODES_AT_ONCE = 2**21

@@ -52,25 +52,25 @@ MOST_STEPS = 200
 HALVINGS = 60
 """Halvings of an interval of eps; float64 has no more to give."""
 MOVES = (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1)
-"""How far an end is moved, relatively, until it passes its check."""
+"""Relative moves of an end, tried in turn until it passes its check."""
 LARGEST_EPSILON = 1e7
 """Largest eps that is searched."""
 Row = list[tuple[float, list[Branch]]]
-"""What one configuration composes: how often, and the branches of one step."""
+"""One configuration: for each part, how often it is composed, and the branches of one step."""
 Ends = tuple[float, float, float]
 Known = dict[float, list[Nodes]]
-"""Contours of one row in one direction, by the chance that is left out."""
+"""Contours of one row in one direction, by the probability that is left out."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
-"""What the contour may raise on a row that it cannot answer."""
+"""Exceptions that the contour may raise on a row that it cannot answer."""
 LEFT_OUT = (1e-60, 1e-290)
-"""Chances, over the number of steps, of contributions that are left out: the first that is small enough is taken."""
+"""Probabilities, over the number of steps, of the contributions left out; the first that is small enough is taken."""
 PLACEMENTS = 4
 """Contours that are tried for one epsilon."""
 NARROW = 1e-6
 """Relative width at which no further contour is tried."""
 CONTOURS_KEPT = 3
-"""Contours of a row that are read for another epsilon before one is placed for it."""
+"""Earlier contours of a row that are tried for another epsilon before a new one is placed."""
 SHARE_LEFT_OUT = 1e-12
 """Share of delta that leaving them out may cost."""
 
@@ -286,10 +286,10 @@ def _is_one_step(parts: list[Part]) -> bool:
 
 
 def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
-    """The parts for the kernels, and the chance of all that was left out in any step.
+    """(parts for the kernels, probability that any step has a contribution that was left out).
 
-    Without the rarest contributions the law of a step is off by their chance in total variation, so that delta of all
-    steps is off by the sum of these in the direction remove, and by e^eps times that in the direction add.
+    Leaving out the rarest contributions changes the law of a step by their probability, in total variation.  Delta of
+    all steps then changes by at most the sum of these in the direction remove, and by e^eps times the sum in add.
     """
     steps = sum(count for count, _ in row)
     parts, lost = [], 0.0

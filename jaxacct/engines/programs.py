@@ -96,7 +96,7 @@ def safe_folder(create: bool) -> Path:
 
 
 def read(path: Path) -> bytes | None:
-    """What a file keeps, None where there is no such file, or it is damaged or not safe; it counts as used now."""
+    """The payload of a file, which then counts as used; None if the file is missing, damaged or not safe."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -113,7 +113,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, payload: bytes) -> bool:
-    """Whether a file now keeps a payload: written beside its place and renamed, so that nobody reads half of it."""
+    """Write a payload beside its place and rename it, so that half of it is never read; returns whether this worked."""
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)  # with mode 0600
@@ -176,7 +176,7 @@ def _others_write(status: os.stat_result) -> bool:
 
 
 def _digest(name: str, payload: bytes) -> bytes:
-    """Of the name too: a file that was renamed keeps another program than its name says."""
+    """The digest of a kept program; it covers the file's name, so that a renamed file is refused."""
     digest = hashlib.sha256(name.encode() + b"\n")
     digest.update(payload)
     return digest.digest()
@@ -185,9 +185,9 @@ def _digest(name: str, payload: bytes) -> bytes:
 # What the name of a file depends on
 
 ROOMS = ("kernels", "engines", "mechanisms", "selection")
-"""Rooms whose code gets into compiled programs."""
+"""Packages whose code gets into compiled programs."""
 FOUNDATIONS = ("core/floats.py",)
-"""Modules of other rooms whose constants do."""
+"""Modules of other packages whose constants get into compiled programs."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
 """Environment variables that decide what compilers make.  One too many costs a compilation, one missing soundness."""
 HARMLESS = re.compile(
@@ -360,7 +360,7 @@ def _works(program: Run, leaves: list[Any]) -> bool:
 
 @functools.cache
 def known(**options: Any) -> dict[str, Any]:
-    """Those of the compile options that this XLA has."""
+    """The compile options that this XLA knows."""
     lowered = jax.jit(lambda x: x).lower(0)
 
     def has(name: str) -> bool:
@@ -387,7 +387,7 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax
 # What preparing programs has cost, and the line that says so
 
 NOTICE_SECONDS = 1.0
-"""Seconds of compiling after which a user is told what is taking so long."""
+"""Seconds of compiling after which a line tells the user why it takes long."""
 
 
 class Clock:

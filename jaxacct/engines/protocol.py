@@ -1,4 +1,4 @@
-"""What every engine is asked and answers, and the list of engines that dispatch walks.
+"""The questions that engines get, the answers that they give, and the list of engines that dispatch walks.
 
 An engine answers for one direction of a batch (`Engine`), or for a mechanism as a whole that its parts do not describe,
 such as a private selection (`MechanismEngine`).  To add one, append it to the list by `register`.
@@ -50,7 +50,7 @@ class Effort(NamedTuple):
 
 
 class MechanismQuestion(NamedTuple):
-    """What a user or a search asks: epsilon at deltas, or delta at epsilons, of a mechanism under a relation."""
+    """A question of a user or a search: epsilon at deltas, or delta at epsilons, of a mechanism under a relation."""
 
     quantity: str
     """"epsilon" or "delta"."""
@@ -62,7 +62,7 @@ class MechanismQuestion(NamedTuple):
     engine: str = "auto"
     """The engine that is wanted, by name."""
     hint: Any = None
-    """What a search knows beforehand, for the engine that answers; it decides nothing but the time."""
+    """Knowledge of a search for the engine that answers; it changes only the time that the answer takes."""
     attacks: bool = False
     """Whether attacks, which take longer, may raise the lower end."""
 
@@ -75,7 +75,7 @@ class MechanismQuestion(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """What B compositions consist of."""
+    """The kinds of parts in each of B compositions."""
 
     empty: np.ndarray
     """(B,) nothing is released: every part is sampled at rate 0."""
@@ -98,20 +98,20 @@ class Question(NamedTuple):
     """(B,) the answer is not refined where its upper end is at most this, since the other direction is larger."""
     effort: Effort
     hint: Any = None
-    """As of `MechanismQuestion`, row by row."""
+    """`MechanismQuestion.hint`, row by row."""
 
 
 class Engine(ABC):
     """A way to compute brackets of epsilon and delta from the parts of a composition, one direction at a time."""
 
     name: ClassVar[str]
-    """As it stands in `Bounds.engine`."""
+    """The name that `Bounds.engine` shows."""
     cost: ClassVar[float]
     """Seconds of CPU for one configuration, roughly; cheap engines are asked first."""
     settles: ClassVar[bool] = False
-    """Whether what it answers is exact up to rounding, so that no other engine is asked."""
+    """Whether its answers are exact up to rounding, so that no other engine is asked."""
     refusal: ClassVar[str] = "this engine cannot answer for every configuration of the batch; use engine='auto'"
-    """What a user is told who asks for this engine where it cannot answer."""
+    """The message to a user who names this engine for a configuration that it cannot answer."""
 
     @abstractmethod
     def supports(self, question: Question) -> np.ndarray:
@@ -131,12 +131,12 @@ class MechanismEngine(ABC):
 
     name: ClassVar[str]
     cost: ClassVar[float] = 0.0
-    """They are asked before the engines of compositions, in the order in which they were registered."""
+    """0: these engines are asked before the engines of compositions, in the order in which they were registered."""
     classes: ClassVar[tuple[type[Mechanism], ...]]
     """The classes of mechanisms that it may answer for."""
     if_engine_is_named: ClassVar[str] = "refuses"
-    """What happens where a user names an engine of compositions: this one "refuses", or "stands back" since the parts
-    bound the mechanism as well, or "answers" by what that engine says of others."""
+    """What this engine does if a user names an engine of compositions.  It "refuses"; or it "stands back", since the
+    parts bound the mechanism as well; or it "answers", and asks the named engine about other mechanisms."""
     by_rows: ClassVar[bool] = False
     """Whether its time grows with the rows of a batch, so that a search asks only for those that it needs."""
 
@@ -149,13 +149,13 @@ class MechanismEngine(ABC):
         """The bracket of epsilon or delta."""
 
     def guess(self, mechanism: Any, delta: np.ndarray) -> np.ndarray | None:
-        """About epsilon at delta, at next to no cost, for a search to begin with; None where nothing is known."""
+        """A cheap estimate of epsilon at delta, where a search can start; None if nothing is known."""
         return None
 
     def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
-        """About log(epsilon at delta) - log(epsilon given), for a search; None where only brackets are known.
+        """An estimate of log(epsilon at delta) - log(epsilon given), for a search; None if only brackets are known.
 
-        It is good where the given epsilon is near the one at delta, and costs less than a bracket.
+        It is good if the given epsilon is near the one at delta, and costs less than a bracket.
         """
         return None
 

@@ -179,7 +179,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarr
 
 
 class Chance(NamedTuple):
-    """log p and log(1 - p) of a hit, and how far each may be off."""
+    """log p and log(1 - p) of a hit, with the error of each."""
 
     log_p: np.ndarray
     log_rest: np.ndarray

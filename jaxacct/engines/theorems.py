@@ -30,35 +30,35 @@ __all__ = [
 ]
 
 RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
-"""Shares of delta that are given to rare numbers of hits; the best of the bounds counts."""
+"""Shares of delta tried for rare numbers of hits; the best bound counts."""
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
-"""Logarithms of the probability that is given to them where delta is asked for; the best of the bounds counts."""
+"""Logarithms of probabilities tried for rare numbers of hits, if delta is asked for; the best bound counts."""
 BISECTIONS = 60
-"""Of the number of hits, which is whole and at most 2^53."""
+"""Bisection steps for the number of hits, which is whole and at most 2^53."""
 LEAST_EACH = 1e-306
 """Least delta of a step: one nearer to the end of float64's range has no relative accuracy."""
 LEAST_DELTA = 1e-307
-"""Least delta that a closed form is asked for."""
+"""Least delta for which a closed form is used."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
 """Thresholds of single outputs: standard quantiles about either mode."""
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
-"""Thresholds of counts and means: so many deviations of P below what P expects."""
+"""Thresholds of counts and means: this many deviations below the mean, both under P."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
-"""Minus logarithms of tails in which counts are looked for."""
+"""Minus logarithms of the tails in which thresholds of counts are searched."""
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
 """Exponents that are tried in Chernoff's bound of a mixture's tail, over that of a normal law as far out."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
-"""Thresholds of Laplace losses: by how much they lie below the largest loss."""
+"""Thresholds of Laplace losses, as distances below the largest loss."""
 MOST_THRESHOLDS = 24
-"""Atoms of a finite law that are taken for thresholds at most."""
+"""Most atoms of a finite law that serve as thresholds."""
 LOG_ERROR = 1e-12
 """Subtracted from, or added to, logarithms of size 1, for their rounding."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
-"""By how much more than its share of delta one of many steps is given, for what p d takes; the best bound counts."""
+"""One of many steps gets its share of delta times 1 plus one of these, to make up for p d; the best bound counts."""
 EXP_ERROR = 1024.0 * ROUNDOFF
-"""What e^x may be off by, relatively, where it is above SUBNORMAL: its argument is below 745 and known to a unit."""
+"""Relative error of e^x above SUBNORMAL: its argument is below 745 and known to a unit."""
 SUBNORMAL = 1e-307
-"""More than rounding can take from what is below the normal numbers."""
+"""Upper bound of the rounding error of numbers below float64's normal range."""
 LEAST_SHARE = 1e-306
 """Least delta of a step: one nearer to the end of float64's range has no relative accuracy."""
 
@@ -169,7 +169,7 @@ class Tests(NamedTuple):
 
 
 def log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """log Pr[N(mean, 1) > u], and how far it may be off."""
+    """(log Pr[N(mean, 1) > u], its error)."""
     x = mean - u
     value = log_ndtr(x)
     size = np.square(np.minimum(x, 0.0)) + (1.0 + np.minimum(np.abs(x), -np.minimum(x, -40.0))) * np.abs(mean)
@@ -312,7 +312,7 @@ def finite_counts(parts: Components, column: int) -> Tests:
 
 
 def _grown(x: np.ndarray) -> np.ndarray:
-    """At least -log(1 - x), for what may be off by x of itself; inf above 1/4."""
+    """An upper bound of -log(1 - x), the error of a logarithm whose argument has relative error x; inf above 1/4."""
     return np.where(x < 0.25, 1.2 * x, np.inf)
 
 

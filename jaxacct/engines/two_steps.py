@@ -40,7 +40,7 @@ _NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 TAIL_SHARE = 1e-10
-"""Share of delta that may lie in a tail, times what is not known of h there."""
+"""Tails are cut where their mass times the uncertainty of h is at most this share of delta."""
 FIRST_SHARE = 0.7
 """Share of the cells that are handed out at first; the others let the widths grow gradually."""
 SHORTER = 1.02
@@ -281,12 +281,12 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
 
 
 class Survey(NamedTuple):
-    """What the integrand looks like on a rough grid."""
+    """The integrand on a rough grid."""
 
     u: np.ndarray  # (B, S) ascending
     loss: np.ndarray  # (B, S) log mix
-    left: np.ndarray  # (B, S) how much h differs from there to the far left, at most
-    right: np.ndarray  # (B, S) and to the far right
+    left: np.ndarray  # (B, S) the most by which h differs from there to the far left
+    right: np.ndarray  # (B, S) the most by which h differs from there to the far right
     delta: np.ndarray  # (B,) estimate
 
 
@@ -361,7 +361,7 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
 
 
 def _share(left: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """(B, 1) the factor by which what is wanted uses up what is left."""
+    """(B, 1) the factor on `wanted` with which it uses up what is `left`."""
     return np.maximum(left, 0.0) / np.maximum(np.sum(wanted, axis=1, keepdims=True), 1e-300)
 
 

@@ -104,7 +104,7 @@ def to_json(mechanism: Mechanism) -> str:
 
 
 def to_whole_json(mechanism: Mechanism) -> str:
-    """The same with every field, including defaults that older documents lack."""
+    """A mechanism as JSON with every field, including defaults that older documents lack."""
     return _text(mechanism, every=True)
 
 
@@ -224,7 +224,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
 
 
 def _some_of(classes: Iterable[str]) -> str:
-    """The names of classes, so many of them that a refusal stays a readable line."""
+    """The names of the first few classes, so that a refusal stays a readable line."""
     names = sorted(classes)
     rest = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" or {rest} more classes of jaxacct.mechanisms" if rest > 0 else "")
@@ -392,7 +392,7 @@ def mechanism_of(text: str) -> Mechanism:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of one node; InputError for what is not allowed."""
+    """The value of one node; InputError if the node is not allowed."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None):
             return node.value

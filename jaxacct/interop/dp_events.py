@@ -41,7 +41,7 @@ from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial, select
 
 SIMPLEST = 10**6
-"""Data set size up to which the simplest ratio is looked for that is a sampling ratio to the last bit."""
+"""Largest data set size tried in the search for the simplest ratio that equals a sampling ratio to the last bit."""
 MAX_SENSITIVITIES = 1000
 """Most numbers of a field that is a list."""
 LARGEST_WHOLE = 2**53

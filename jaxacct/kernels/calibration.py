@@ -83,7 +83,7 @@ def sensitivity(
 
 
 def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: Array) -> Array:
-    """The change of `log mix` at the points of a grid, (X,), where sigma and q move by so much."""
+    """The change of `log mix` at the points of a grid, (X,), if sigma and q move by `sigma_moved` and `q_moved`."""
     sigma, q = sigma[..., None], q[..., None]
     in_sigma = t.posterior * (1.0 / sigma**2 - t.u / sigma) / sigma
     in_q = t.posterior / q - (1.0 - t.posterior) / (1.0 - q)
@@ -110,7 +110,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """The same of Laplace parts; the argument of M is taken between -pi and pi, as departures.polar does.
+    """`gaussian_change` for Laplace parts; the argument of M is taken between -pi and pi, as departures.polar does.
 
     `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)`.
     """
@@ -180,7 +180,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
     xp = namespace(law.sign, c)
     t = tilted_gaussian(law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.sign, c, nodes)
     sigma, q, n = law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.gauss_n[..., 0]
-    # nothing moves where q has reached its largest value
+    # a q at its largest value has derivative 0
     in_q = xp.where(q < LARGEST_Q, q, 0.0) * unknown[..., 1]
     moved = loss_change(sigma, q, t, sigma * unknown[..., 0], in_q)
     mean, mean_moved = xp.sum(t.weight * t.loss, axis=-1), xp.sum(t.weight * moved, axis=-1)
@@ -278,11 +278,12 @@ def solve_rate(
     count: int,
     steps: int,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """(eps, x, last step in eps times c, last step in x, d log delta/dx, nodes needed); sign: +1 remove, -1 add.
+    """(eps, x, c times the last step in eps, last step in x, d log delta/dx, nodes needed).
 
-    steps : on the contour integral, from a saddle point that is some hundredths off, or tenths where hits are few.
+    sign : +1 for remove, -1 for add.  steps : steps on the contour integral.  They start from a saddle point
+    approximation, which is off by some hundredths, or tenths where hits are few.
 
-    The last step in x is made at the final eps, so that x belongs to it.
+    The last step in x is made at the final eps, so that x belongs to that eps.
     """
     xp = namespace(sign, log_q, x0)
     one, axis = xp.ones_like(x0), plain.axis_nodes(points)

@@ -75,7 +75,7 @@ def truncated_negative_binomial_rise(mean: Array, eta: Array, gamma: Array, y: A
 def poisson(mean: Array, y: Array) -> tuple[Array, Array, Array]:
     """`phi = e^{mean (x - 1)}`."""
     value = namespace(mean, y).exp(-mean * y)
-    return value, mean * value, mean * mean * value  # of a Python float the square would raise
+    return value, mean * value, mean * mean * value  # `mean ** 2` of a Python float would raise OverflowError
 
 
 def poisson_steepness(mean: Array, y: Array) -> tuple[Array, Array]:

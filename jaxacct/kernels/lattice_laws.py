@@ -170,12 +170,12 @@ class Cells(NamedTuple):
         return Cells(*flipped)
 
     def without_first(self) -> Cells:
-        """The same with nothing in cell 0."""
+        """The cells with no mass in cell 0."""
         xp = namespace(*self)
         return Cells(*(xp.concatenate([xp.zeros(1), x[1:]]) for x in self))
 
     def with_atom(self, cell: Array, low: Array, high: Array, eta: Array) -> Cells:
-        """The same with an atom's hat masses added in one cell, and `eta` to its error."""
+        """The cells with an atom's hat masses added to one cell, and `eta` added to that cell's error."""
         here = namespace(*self).arange(self.low.shape[0]) == cell
         low, high, eta = self.low + here * low, self.high + here * high, self.eta + here * eta
         return Cells(low, high, eta, self.whole)

@@ -22,13 +22,13 @@ from jaxacct.kernels.special import log1p, total
 NEWTON_STEPS = 14
 """Safeguarded Newton steps from a start that may be far off.  Fixed, so that all of a batch take as many."""
 REFINEMENT_STEPS = 7
-"""The same from a start that is within a factor of two."""
+"""Newton steps from a start that is within a factor of two."""
 SAFE_STEP = 1e-7
 """Newton steps in log c of saddle_at most this size need no safeguard."""
 LARGEST_STEP = 3.0
 """Largest Newton step in log c."""
 SMALL_ABSCISSA = 1e-3
-"""Where mean and variance of the loss are taken as those without a tilt."""
+"""Below this abscissa, mean and variance of the loss are taken without a tilt."""
 CERTAIN_LOG_DELTA = -0.02
 """The largest log delta that a saddle is looked for: near delta = 1 the approximation has none."""
 LARGEST_LOG_DELTA = -0.01
@@ -279,7 +279,7 @@ def saddle_for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
 
 
 def saddle_for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
-    """The same for a law given by its cumulants."""
+    """`saddle_for_delta` for a law given by its cumulants."""
     xp = namespace(log_delta)
     target = xp.minimum(log_delta, CERTAIN_LOG_DELTA)
 

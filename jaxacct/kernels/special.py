@@ -27,11 +27,11 @@ from jaxacct.kernels.arrays import Array, erfc, keep_apart, namespace
 __all__ = ["log1p", "log1p_complex", "log1p_inline", "log_ndtr", "log_ndtr_sides", "logsumexp", "softplus"]
 
 SIMPLE_UNITS = 4.0
-"""Units of its value by which exp, log, sin, cos and arctan2 may be off; twice what has been measured (README.md)."""
+"""Error of exp, log, sin, cos and arctan2, in units of the value; twice the measured error (README.md)."""
 COMPOUND_UNITS = 6.0
-"""The same of log1p, expm1, hypot and logistic; half as much again as has been measured."""
+"""Error of log1p, expm1, hypot and logistic, in units of the value; 1.5 times the measured error."""
 LARGEST_ANGLE = 1e8
-"""Largest angle at which a sine or cosine is held to units of its value; glibc reduces larger ones in another way."""
+"""Largest angle at which a sine or cosine has this error; glibc reduces larger ones in another way."""
 SMALLEST_NORMAL = 2.0**-1022
 """The least positive normal number."""
 BLOCK_SIZE = 64

@@ -52,7 +52,7 @@ FINE = Resolution(256, 6, 768, 192, (36, 96))
 FINEST = FINE._replace(sketch=(144, 192))
 """Sees turns of the order that FINE misses here and there; not always better."""
 LEAST_ROW_MASS = 1e-18
-"""P-mass of rows below which they are all one."""
+"""Rows below this P-mass are merged into one."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
@@ -60,15 +60,15 @@ SLOPE_ERROR = 4e-12
 LEAST_SLOPE = 1e-300
 """phi' rounded up is at least this: below it float64 may have lost it."""
 SHARE_OF_BEST = 0.3
-"""Share of a row's best by which a column may overstate it: windows see to what is nearer."""
+"""A column may overstate a row's best by this share of it; windows resolve what is nearer."""
 SHARE_OF_ALL = 1e-4
-"""The same as a share of the whole leak."""
+"""A column may overstate a row's best by this share of the whole leak."""
 ACTIVE_SHARE = 3e-5
-"""Share of the whole leak that the best of a row must have for the row to be active."""
+"""A row is active if its best is at least this share of the whole leak."""
 LARGEST_FALL = 4.0
 """Nats by which a slope, or phi', may change from one sketched row or column to the next; more counts as this."""
 BISECTIONS = 20
-"""Of eps on the sketch: to a millionth of its range, far finer than the sketch sees."""
+"""Bisection steps for eps on the sketch: to a millionth of its range, far finer than the sketch resolves."""
 
 
 class Repetitions(Protocol):
@@ -255,11 +255,11 @@ SUM_ROUNDING = 1e-9
 WINDOW_MARGIN = 2
 """Shared columns by which a window reaches beyond the places that it is given."""
 GROUPS_PER_SHARED_COLUMN = 4
-"""Of so many groups of rows the first line is a shared column."""
+"""In one of this many groups of rows, the first line is a shared column."""
 LEAST_LINE = -1e300
 """Finite stand-in for the value of a line whose cost is infinite, so that a weight of 0 makes it 0."""
 PLACES_BETWEEN_COLUMNS = 32
-"""Places between two columns that are looked at for the end of a group."""
+"""Places between two columns that are tried for the end of a group."""
 SETTLED_EPSILON = 1e-3
 """Distance of two eps below which the order that is best at one is as good as best at the other."""
 MOST_ORDERS = 5

@@ -40,10 +40,10 @@ LEAST_MASS = 1e-290
 KEPT = 1024
 """Rounds whose profiles and pairs are kept; each takes some 40 kB."""
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
-"""What may be raised by a round that cannot be answered."""
+"""Exceptions that a round may raise if it cannot be answered."""
 Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
-"""Of one round, in both directions."""
+"""The profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
 """Which losses a round has: "dense" is for compositions whose bracket is wide, "far" where it has no upper end."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
@@ -135,7 +135,7 @@ def _parts_below(sigma: float, slots: float, losses: Losses) -> tuple[FinitePart
 def _or_else(
     make: Callable[..., Made], otherwise: Callable[[], Made], sigma: float, slots: float, *more: float
 ) -> Made:
-    """What `make` finds, or else something that claims less; that is not kept, so that it is tried again."""
+    """The result of `make`, or, if it fails, of `otherwise`, which claims less and is not cached: `make` is tried again."""
     try:
         return make(sigma, slots, _LOSSES.get(), *more)
     except FAILURES as error:

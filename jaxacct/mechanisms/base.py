@@ -93,7 +93,7 @@ class Mechanism(ABC):
         return any(mechanism.displaces() for mechanism in self.inside())
 
     def validated(self) -> Self:
-        """The same mechanism rebuilt through its constructor, so that every field has been checked."""
+        """The mechanism rebuilt through its constructor, so that every field is checked."""
         values = {}
         for field in dataclasses.fields(cast(Any, self)):
             value = getattr(self, field.name)

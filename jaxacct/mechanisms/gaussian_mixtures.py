@@ -83,7 +83,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
     """The pair that dominates the points of both directions; scale: the largest shift in deviations."""
     least = LEAST_RELATIVE_GAP * scale
-    # a profile falls: what it is at an eps it is at most at a larger one
+    # profiles fall: delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
     if not epsilon.size:
         return pair_of_profile(np.zeros(1), np.ones(1), np.ones(1))
@@ -91,7 +91,7 @@ def profile_of_points(forward: Points, reverse: Points, scale: float) -> FiniteP
     delta, back = np.concatenate([forward[1], none[1]]), np.concatenate([none[0], reverse[1]])
     order = np.argsort(epsilon, kind="stable")
     epsilon, delta, back = epsilon[order], delta[order], back[order]
-    # of points that nearly coincide only the last is kept, with what the earlier ones say
+    # of points that nearly coincide only the last is kept, with the least delta of them
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
     keep = np.append(np.diff(epsilon) > least, True)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])

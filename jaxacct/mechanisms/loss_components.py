@@ -86,7 +86,7 @@ class Components(NamedTuple):
     xi: np.ndarray
 
     def take(self, index: np.ndarray | slice) -> Components:
-        """The same components restricted to some batch elements (an index array, a mask or a slice)."""
+        """The components of some batch elements (an index array, a mask or a slice)."""
         return Components(*(field[index] for field in self))
 
     def guaranteed(self) -> np.ndarray:

@@ -199,7 +199,7 @@ def _levels(cells: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows to draw, the input along x, the one that makes families (or the vertical axis), and the rest."""
+    """Rows to draw; `x` is the input along x, `by` the one that makes families (or the vertical axis)."""
 
     table: Table
     quantity: str
@@ -209,7 +209,7 @@ class View:
     fixed: dict[str, Any]
 
     def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(lower, middle, upper) of what is drawn: the bracket where there is one."""
+        """(lower, middle, upper) of the drawn value: its bracket, or the value three times if it has none."""
         if self.value == measured(self.quantity):
             return self.table["lower"], self.table["estimate"], self.table["upper"]
         column = self.table[self.value]
@@ -217,7 +217,7 @@ class View:
 
 
 def measured(quantity: str) -> str:
-    """What lower, estimate and upper are of."""
+    """The quantity that lower, estimate and upper bracket."""
     return quantity if measures(quantity) else "epsilon"
 
 

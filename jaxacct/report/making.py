@@ -1,4 +1,4 @@
-"""`report`: what a page says, in the order in which somebody who signs reads it."""
+"""`report` writes the page on a claim, in the order in which the person who signs it reads."""
 
 from __future__ import annotations
 

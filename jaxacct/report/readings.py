@@ -24,9 +24,9 @@ _LINE, _GUESS, _INK, _GRID = "#0b5394", "#777777", "#333333", "#e2e2e2"
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """The false-positive rates at which a report states the true-positive rate."""
 _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_RATES]))
-"""The false-positive rates of the picture, those of the sentences among them."""
+"""The false-positive rates of the picture; they include those of the sentences."""
 _SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
-"""Of the claimed epsilon: where a profile is evaluated that is slow to evaluate."""
+"""A slow profile is evaluated at these multiples of the claimed epsilon."""
 _LEAST_GAP = 1e-4
 """Least distance of two points of a profile, above what `PrivacyProfile` asks for."""
 _BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
@@ -54,7 +54,7 @@ class Readings(NamedTuple):
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """The same upper ends, as those of a mechanism that leaks less than the one that was read."""
+        """The upper ends alone, as bounds for any mechanism that leaks less than the one that was evaluated."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)

@@ -49,7 +49,7 @@ SAMPLING = {
 }
 """How a batch is drawn, in words."""
 _DELTAS = np.geomspace(1e-10, 0.3, 14)
-"""Where the promise of a Renyi filter is read, for its risks."""
+"""Deltas at which a Rényi filter's epsilon is computed; the risks of its run follow from these points."""
 _LONGEST = 600
 """Characters of a mechanism that a page shows."""
 _LONGEST_DOCUMENT = 2**24

@@ -22,7 +22,7 @@ from jaxacct.core.validation import (
 _ORDERS_ZCDP = np.geomspace(0.02, 50.0, 1500)
 """Orders less 1 that are tried, relative to the best order of the simple bound."""
 UP_EXPONENTIAL = 1.0 + 1e-12
-"""The same behind an exponential, whose relative error grows with the exponent (at most about 745)."""
+"""Rounds an exponential up: its relative error grows with the exponent, which is at most about 745."""
 
 
 def log_kappa(c: np.ndarray) -> np.ndarray:

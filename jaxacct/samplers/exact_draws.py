@@ -115,7 +115,7 @@ def _bernoulli_exp_product(factor: Fraction, coin: Callable[[], bool], rng: rand
 
 
 def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
-    """The same for 0 <= exponent <= 1, by the alternating series of exp."""
+    """True with probability exp(-exponent), 0 <= exponent <= 1, by the alternating series of exp."""
     k = 1
     while rng.randrange(exponent.denominator * k) < exponent.numerator:
         k += 1

@@ -31,17 +31,17 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""Probability of the numbers of K that are not listed, as a share of delta: it widens the bracket by no more."""
+"""Largest probability of the values of K that are not listed, over delta; it widens the bracket by at most this."""
 LEAST_DELTA = 1e-290
-"""Smallest positive delta that is solved for: for a smaller one its upper end is the largest loss."""
+"""Smallest positive delta for which epsilon is searched; for a smaller one the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
 """Units of rounding by which one more factor of a product of ratios, or one more term of a sum, may be off."""
 NODES_BY_LATTICE = 8
-"""At so many numbers k, at most, the lattice engine takes the place of a contour engine that leaves the sum wide."""
+"""Most values k at which the lattice engine replaces a contour engine that leaves the sum wide."""
 MOST_ROUNDS = 12
-"""Rounds of new nodes for one eps, and of searches for one delta, at most; each adds nodes where most is open."""
+"""Most rounds of new nodes for one eps, and of searches for one delta; each adds nodes where the sum is widest."""
 LAST_EPS = 1e300
-"""Largest eps that is looked at, short of overflow."""
+"""Largest eps that is tried, short of overflow."""
 
 
 @register
@@ -346,7 +346,10 @@ def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class _Search:
-    """The least eps at which a sum is at most a target: `low` and `high` were compared there, the search is a guess."""
+    """Search for the least eps at which a sum is at most a target.
+
+    At `low` and `high` the sum's ends were compared with the target; all else is a guess.
+    """
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
@@ -404,7 +407,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Look just beyond the root for places at which the ends of the sum are on their side of the target."""
+        """Move `low` and `high` towards the root: try eps just beside it at which the sum's ends can be compared."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()

@@ -149,7 +149,7 @@ def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
 
 
 def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
-    """One end of the eps at which the sum falls to delta, the upper for side 1; inf below the mass at infinity."""
+    """One end of the eps at which the sum falls to delta: the upper one for side 1; inf below the mass at infinity."""
     top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
     low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
     beyond = _delta_by_sum(parts, high, side) > target
@@ -171,7 +171,7 @@ def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarr
 
 
 def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
-    """The same for the losses of one configuration, a single finite law."""
+    """`sum_of_atoms` for the losses of one configuration, a single finite law."""
     return sum_of_atoms(parts.finite_loss[0, 0], parts.finite_mass[0, 0], parts.delta_infinity[0], at, side)
 
 
@@ -306,7 +306,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
 
 
 def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of delta at rising eps, CONTOURS contours for all of them; 0 and 1 where nothing is known."""
+    """Ends of delta at rising eps, from CONTOURS contours for all of them; 0 and 1 if nothing is known."""
     blocks = -(-eps.size // CONTOURS)
     padded = np.append(eps, np.full(-eps.size % blocks, eps[-1])).reshape(-1, blocks)
     rows = part.take(np.zeros(len(padded), int))
@@ -324,7 +324,7 @@ def _last(run: Mechanism, level: float, relation: str) -> float:
 
 
 def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same for a finite law, at its atoms."""
+    """(eps, lower, upper) of the profile of a finite law, at its atoms."""
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]

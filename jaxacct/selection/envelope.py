@@ -37,9 +37,9 @@ from jaxacct.selection.law_of_k import Law, evaluated
 from jaxacct.selection.profile_ends import mass_on_top
 
 INFLATED = 4e-12
-"""More than the relative errors of generating functions and of sums."""
+"""Upper bound of the relative errors of generating functions and of sums."""
 LARGEST_EPS = 700.0
-"""Largest eps that is looked at: its exp is finite."""
+"""Largest eps that is tried: its exp is finite."""
 POINTS = 800
 """Values of eps > 0, and as many of eps < 0, at which a profile is taken for a table."""
 TAIL_SHARE = 1e-6
@@ -49,12 +49,12 @@ EVENLY = 0.25
 LOOSE, LOOSE_DELTA = (8e-5, 9e-5), 2e-3
 """Relative and absolute error of eps, and relative error of delta: a bound that is guessed to miss one is too loose."""
 IGNORED, FAR = 1e-6, 1e-9
-"""Shares of delta that are added for all r below the first node, and that lie beyond the last node at first."""
+"""Shares of delta: IGNORED is added for all r below the first node; FAR lies beyond the last node at first."""
 NEWTON_STEPS = (6, 2, 2)
 """Newton steps for eps in the two sketches and in the answer."""
 LINE_ERROR = 1e-12
-"""More than the relative error of the normal distribution function up to 38 deviations, and of a likelihood ratio up
-to `exp(700)`."""
+"""Upper bound of the relative error of the normal distribution function up to 38 deviations, and of a likelihood ratio
+up to `exp(700)`."""
 
 
 class Table(NamedTuple):
@@ -338,7 +338,7 @@ def _of_nodes(
 
 
 def _missed(made: Envelope, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """By how much the leak is guessed to be too high."""
+    """A guess of how far the bound lies above the true leak."""
     nodes = made.sums[0].at
     r, turn = np.exp(nodes), _turns(made)
     over = 0.5 * (excess[:, 1:] / r[:, 1:] + excess[:, :-1] / r[:, :-1]) + 0.125 * turn * np.diff(nodes)
@@ -347,7 +347,7 @@ def _missed(made: Envelope, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
 
 
 def _turns(made: Envelope) -> np.ndarray:
-    """By how much the slope rises about every cell between two nodes; the kink at the first node does not count."""
+    """The rise of the slope around each cell between two nodes; the kink at the first node does not count."""
     turn = made.sums[0].weight.copy()
     turn[:, 0], turn[:, -1] = turn[:, 1], turn[:, -2]
     return 0.5 * (turn[:, 1:] + turn[:, :-1])

@@ -50,9 +50,9 @@ from jaxacct.selection.law_of_k import (
 from jaxacct.selection.worst_case import known_curves
 
 MASS_ERROR = 16.0 * ROUNDOFF
-"""More than the absolute error of a mass: masses are at most 1 and a difference of two has a few roundings."""
+"""Upper bound of the absolute error of a mass: masses are at most 1, and a difference of two has a few roundings."""
 RELATIVE_ERROR = 4e-12
-"""More than the relative errors of phi, of phi' (exponents up to 700) and of masses."""
+"""Upper bound of the relative errors of phi, of phi' (exponents up to 700) and of masses."""
 ROUNDED_UP = 1.0 + 1e-11
 """A factor larger than the rounding of any formula of a bound from the base alone."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
@@ -310,7 +310,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
         cuts = (
             left + (np.minimum(right, LOG_ODDS_LAST) - left) * np.arange(PIECES_PER_CUT + 1)[:, None] / PIECES_PER_CUT
         )
-        cuts[-1] = right  # beyond all numbers for the last
+        cuts[-1] = right  # inf for the last cell
         if np.any(np.diff(cuts, axis=0) <= 0.0):
             break
         ends = np.stack([cuts[:-1], cuts[1:]]).reshape(2, -1)

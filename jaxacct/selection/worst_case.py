@@ -134,7 +134,7 @@ def _run(
 
 
 def _taken(tree: Any, index: Any) -> Any:
-    """The same places of every array."""
+    """The elements at `index` of every array of a pytree."""
     return jax.tree.map(lambda x: x[index], tree)
 
 

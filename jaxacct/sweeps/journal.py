@@ -42,7 +42,7 @@ _RECORD_HEAD = struct.Struct("<4sQI")
 _FRONT_SIZE = struct.Struct("<I")
 """Bytes of the JSON text that a record of rows begins with."""
 POLL_SECONDS = 0.2
-"""Between two looks for the files of other processes: short beside any sweep, and no load on a shared file system."""
+"""Pause between two checks for other processes' files: short for any sweep, and no load on a shared file system."""
 
 
 @dataclass(frozen=True)

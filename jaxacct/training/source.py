@@ -123,7 +123,7 @@ class Layout:
         return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in jax.tree_util.tree_leaves(self.example)]
 
     def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
-        """Put examples, by their numbers, into the rows of buffers; Stopped if nobody waits any more."""
+        """Put examples, by their numbers, into the rows of buffers; raises Stopped if they are no longer wanted."""
         self._check_length()
         rest = list(into)
         for column in self._columns:

@@ -51,18 +51,18 @@ FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial"
 FIXED = "fixed"
 """A fixed number of candidates, for adaptive ones."""
 LARGEST_MEAN = 1e6
-"""Largest E[K] that is looked for: more candidates than anybody trains."""
+"""Largest E[K] that is searched: more candidates than anybody trains."""
 LARGEST_ROUND = 2**20
-"""Numbers of candidates of one round that count for the quantile of several, at most."""
+"""Largest number of candidates in a round that the law of several rounds' total takes into account."""
 EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
-"""An E[K] is near enough whose epsilon is within half of the first below the target, relatively, or which is within the
-second of one that no longer meets the target."""
+"""An E[K] is near enough in two cases.  Its epsilon is below the target by at most half of EPSILON_RTOL, relatively.
+Or an E[K] that is larger by at most MEAN_RTOL, relatively, misses the target."""
 UNSPENT = 2e-3
 """An option with the status "ok" leaves at most this share of the target unspent."""
 ONE_TARGET = "ask for one target at a time"
 """The remedy in errors about arguments that must be single numbers."""
 MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
-"""What an E[K] must be."""
+"""Allowed values of E[K]."""
 
 
 @dataclass(frozen=True)
@@ -353,25 +353,25 @@ class Way:
     count: int
 
     def law(self, mean: float) -> Law:
-        """Of K in one round, for so many expected candidates in all rounds together."""
+        """The law of K in one round, for this many expected candidates in all rounds together."""
         if self.family == FIXED:
             return PointMass(max(math.floor(mean), 1))
         return law_of_mean(self.family, mean / self.count, self.eta)
 
     @property
     def search(self) -> str:
-        """In words."""
+        """The kind of search, in words."""
         return "adaptive" if self.family == FIXED else "iid" if self.count == 1 else f"{self.count} rounds"
 
     @property
     def least(self) -> float:
-        """The least number of expected candidates that is looked for."""
+        """The least expected number of candidates that is searched."""
         return self.count * {"poisson": 0.05, FIXED: 1.0}.get(self.family, 1.0 + 1e-6)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What all options share."""
+    """The settings that all options share."""
 
     target: float
     delta: float
@@ -426,7 +426,7 @@ class Task:
 
 
 def _sum(law: Law, count: int) -> Law:
-    """The law of a sum of so many draws, for what it costs; negligible tails are left out."""
+    """The law of a sum of `count` draws, from which the cost is estimated; negligible tails are left out."""
     if count == 1:
         return law
     if isinstance(law, Poisson):

@@ -124,7 +124,7 @@ class Secret:
         return int.from_bytes(self.root(purpose, number)[:16], "little") * size >> 128
 
     def key(self, purpose: bytes, number: int = 0) -> Any:
-        """The same as a key of ChaCha20."""
+        """`root` as a key of ChaCha20."""
         return key_from_bytes(self.root(purpose, number))
 
 
@@ -212,15 +212,15 @@ def selected(
     value: Callable[[Any, int], float],
     together: int = CANDIDATES_PER_CALL,
 ) -> tuple[list[Found], list[dict[str, Any]]]:
-    """(the best `top` of K candidates, best first; all configurations, of which the first has seen no data).
+    """(the best `top` of K candidates, best first; all configurations).  The first configuration has seen no data.
 
-    kind_of : (config, number) -> what candidates that are trained together have in common.  group : (kind, configs) ->
-    what trains some candidates of a kind.  value : (result, number) -> score.
+    kind_of : (config, number) -> a key; candidates with one key are trained together.  group : (kind, configs) -> a
+    function that trains some candidates of this kind.  value : (result, number) -> score.
     """
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
-        # what is proposed sees nothing that is not paid for: K is public, and an exception of `propose` the user's own
+        # `propose` sees only outputs that are accounted for; K is public, and its exceptions are the user's own
         configs = [space.proposed([], secret.key(b"config", 0))]
         history: list[Tried] = []
         best: list[Found] = []
@@ -296,20 +296,20 @@ def several(
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of the user's gives, or Raised: an exception would tell its message, and how many came before.
+    """The result of a user's function, or Raised.
 
-    What is no Exception, such as KeyboardInterrupt and SystemExit, goes on.
+    An exception that went on would reveal its message, and how many candidates came before.  KeyboardInterrupt, SystemExit and other non-Exceptions pass through.
     """
     try:
         return function(*arguments)
-    except Exception:  # whatever it is, it is part of what the candidate puts out
+    except Exception:  # any exception is part of the candidate's output
         return Raised()
 
 
 def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
-    """Of each candidate; where training them together raises, of each by itself, lest one ruin the others.
+    """The result of each candidate; if training them together raises, each is trained alone, so that one spoils no other.
 
-    A candidate's result depends on its own key alone, so that the second training is the first one once more.
+    A candidate's result depends on its own key alone; therefore training it again gives the same result.
     """
     together = _attempt(run, filled)
     if not isinstance(together, Raised):

@@ -51,7 +51,7 @@ WHOLE_POINTS = 160
 MIXTURE_POINTS = 200
 """Values of eps through which the mixture of the candidates' profiles is taken."""
 LAST_DELTA_SHARE = 1e-4
-"""Profiles end where delta is this share of the target delta; what is left counts as mass at infinity."""
+"""Profiles end where delta is this share of the target delta; that delta counts as mass at infinity."""
 FEW_CANDIDATES = 10.0
 """E[K] from which on mixtures end further down: the mass at infinity of a selection is up to E[K] times theirs."""
 SUM_ERROR = 1e-10

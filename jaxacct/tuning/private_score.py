@@ -24,7 +24,7 @@ from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_cl
 UNIT_BITS, LOWER_BITS = 20, 10
 """A value has at most 2^20 units.  The upper and the lower 10 bits of it are summed in 32 bits by themselves."""
 MOST_EXAMPLES = 2**20
-"""Examples at most: each part is at most 2^10, so that its sum is at most 2^30."""
+"""Most examples: each part of a score is at most 2^10, so that its sum is at most 2^30."""
 BLOCK_SIZE = 256
 """Examples whose values are computed together: one program serves any number of examples."""
 _NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
@@ -140,7 +140,7 @@ def _blocks(data: Any) -> tuple[Any, Any]:
 
 
 class Whole(NamedTuple):
-    """What a tuning costs: its epsilon, the mechanism that a ledger is told, and one candidate."""
+    """The cost of a tuning: its epsilon, the mechanism that the ledger notes, and one candidate."""
 
     epsilon: Bounds
     mechanism: Mechanism

@@ -43,7 +43,7 @@ _CLOCK = threading.local()
 
 @contextmanager
 def precision(bits: int) -> Iterator[None]:
-    """Work at so many bits.  The setting is global in python-flint, so that threads take turns."""
+    """Work at `bits` bits.  The setting is global in python-flint, so threads take turns."""
     with _LOCK:
         before = ctx.prec
         ctx.prec = max(int(bits), 53)  # at least those of a float64

@@ -22,7 +22,7 @@ from jaxacct.verification.result import NotCovered, Unplanned
 MOST_STEPS = 10**7
 """More steps of a law with two or more losses are never enumerated."""
 TOO_MANY = 10**12
-"""More totals than anybody adds up."""
+"""More totals than can be added up in practice."""
 FAR_TOO_MANY = 10**30
 """Stands for any number of totals above TOO_MANY."""
 LEVELS = 4
@@ -34,7 +34,7 @@ DIGITS = (4, 10, 15, 22)
 NODES = (20_000, 100_000, 400_000, 1_000_000)
 """Most nodes of a sum over a line, by level: the last bounds the time and memory that one question may take."""
 GAUSSIAN_DIGITS = (12, 15, 19, 25)
-"""The same where all steps are sampled Gaussians: engines are so narrow there that fewer digits seldom decide."""
+"""DIGITS where all steps are sampled Gaussians: engines are so narrow there that fewer digits seldom decide."""
 MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
 """Most totals of finite laws that are added up one by one, by level; more are left to the sum over a line."""
 
@@ -139,7 +139,7 @@ def states(parts: Any) -> int:
 
 
 def enumerate_totals(parts: Any, epsilon: Any) -> Any:
-    """Sum of mass (1 - e^{eps - loss})_+ over the totals of the losses."""
+    """The sum of mass (1 - e^{eps - loss})_+ over all totals of the losses."""
     *rest, last = parts
     fixed = [(arb(0), arb(1))]
     for part, count in rest:
@@ -154,7 +154,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """The same sum for one law on a grid, by a power of its generating function; None where that is not shorter."""
+    """The sum of `enumerate_totals` for one law on a grid, by a power of its generating function, or None if too long."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid

@@ -219,7 +219,7 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class RevealedPairs:
-    """One of several pairs, drawn with a probability and told, for one step."""
+    """One step with one of several pairs, which is drawn with a probability and revealed."""
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None
@@ -252,7 +252,7 @@ class RevealedPairs:
 
 @dataclass(frozen=True)
 class Revealed(RevealedPairs):
-    """The same of laws whose M(z) are known, for any number of steps: M(z) = sum of probability times M_i(z)."""
+    """Any number of such steps with laws whose M(z) are known: M(z) is the sum of probability times M_i(z)."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))

@@ -154,7 +154,7 @@ class LineSum:
 
 
 def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
-    """What the sum has beyond delta(epsilon): the aliases, delta at epsilon + j period for j = +-1, +-2, ..."""
+    """The excess of the sum over delta(epsilon): the aliases, delta at epsilon + j period for j = +-1, +-2, ..."""
     c, period, orders = arb(plan.line.c), arb(plan.line.period), plan.line
     total, bound = arb(0), arb(0)
     if orders.above is not None:

@@ -69,7 +69,7 @@ class Asked:
 
     @property
     def moved(self) -> int:
-        """How far a record moves a statistic, in units of the add/remove sensitivity."""
+        """The most by which a record moves a statistic, in units of the add/remove sensitivity."""
         return 2 if self.relation == "replace_one" else 1
 
     @property
@@ -133,7 +133,7 @@ class Composition:
 
     @property
     def keys(self) -> frozenset[Any]:
-        """What is composed; equal for two directions whose losses have the same law."""
+        """A key of the composition; it is equal for two directions whose losses have the same law."""
         return frozenset((part.key, count) for part, count in self.parts)
 
     @property
@@ -350,7 +350,7 @@ def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = Tr
 
 @defines(RandomAllocation)
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
-    """One slot of t, of a single slot the Gaussian itself.  Under zero_out nobody else's slot moves either."""
+    """One of t slots; with a single slot, the Gaussian itself.  No other record's slot moves, under zero_out either."""
     _refuse(asked, "RandomAllocation")
     if participations != 1:
         raise NotCovered("random allocation of several slots to a record")

@@ -193,7 +193,7 @@ class SampledGaussian:
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
     def _apart(self, c: Any, angle: Any, strip: Any) -> Any:
-        """The same bound where log mix is replaced by the mean of log mix at angle + strip and at angle - strip."""
+        """The bound of `_grown` with log mix replaced by its mean over angle + strip and angle - strip."""
         risen = self._risen(angle) * self._risen(strip)
         if self.direction == "remove":
             return risen
@@ -254,7 +254,7 @@ class SampledGaussian:
         return self.altered(direction="add" if self.direction == "remove" else "remove")
 
     def altered(self, **fields: Any) -> Self:
-        """With other fields, and without the values computed before."""
+        """A copy with some fields changed, and without the values computed before."""
         return replace(self, **fields, _means={}, _terms={})
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:

@@ -59,11 +59,11 @@ MOST_NODES = 6_000
 PROBES = 12
 """Most indices that are tried for the last node."""
 PAST_THE_GOAL = 0.02
-"""By how much, in the logarithm, the secant aims past the goal, so that what it finds is mostly enough."""
+"""The secant aims this far past the goal, in the logarithm, so that the index found is mostly large enough."""
 STRIDE = 0.8
-"""Step of the logarithm of the index where the bound says nothing about the way to go."""
+"""Step of the logarithm of the index if the bound does not tell the direction."""
 NEAR_ENOUGH = 0.2
-"""Distance, in the logarithm, of an index that is not too small from one that is, or from where the secant sees it."""
+"""The search ends at a large enough index this near, in the logarithm, to one too small or to the secant's guess."""
 Some = TypeVar("Some")
 COARSE = 160
 """Cells of the grids on which choices are made, and the images bounded."""
@@ -85,7 +85,7 @@ LOW_SHARE = 0.5
 Jumps larger than half of it leave the others less than half; the scales of both contours are then near their values.
 """
 POOR = 2.0
-"""log of the scale of a put over its value, roughly, where the guess is of no use."""
+"""log(scale/value) of a put, roughly; it replaces a guess that is of no use."""
 BULK_END = 9.0
 """Widths of the window behind which the law of the bulk ends."""
 
@@ -177,7 +177,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # the scale bounds the value but for a factor of the abscissa, so that a guess above it is a poor one
+    # up to a factor in the abscissa, the scale bounds the value: a guess above it is poor
     log_value = np.where(split, guess, np.where(guess < at, at, at - POOR))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -509,7 +509,7 @@ BULK_POINTS = 110
 BULK_SPREAD = 2.0
 """Spread of these losses, in deviations: the best density is the cube root of the law's, sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
-"""By how much log delta falls from one loss to the next, beyond the bulk: they decide the width for few rounds."""
+"""Fall of log delta from one loss to the next, beyond the bulk; these losses decide the width for few rounds."""
 MOST_GAP = 0.06
 """Largest distance of two losses above the far ones: where one slot decides, losses spread over several units."""
 DENSE = 4.0

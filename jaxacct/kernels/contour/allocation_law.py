@@ -58,7 +58,7 @@ ROOM = 6.3
 SMALLEST = 1e-290
 """Masses below it, and likelihood ratios, may have lost digits to underflow."""
 LARGEST_LOG = 600.0
-"""A bound of a window that is larger than its exponential stands for one that says nothing."""
+"""Cap of the logarithm of a window's bound: a larger bound says nothing."""
 SLACK = 1e-11
 """Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (README, 5)."""
 
@@ -67,13 +67,13 @@ class Windows(NamedTuple):
     """The smooth cuts of one slot's law: bulk below `low`, far above `high`; the law ends sharply at `end`."""
 
     low: Array
-    """(B,) -inf: there is no bulk, and everything is integrated."""
+    """(B,) upper end of the bulk in u; at -inf there is no bulk, and everything is integrated."""
     low_blur: Array
     high: Array
-    """(B,) inf: nothing is far."""
+    """(B,) lower end of the far outputs in u; at inf nothing is far."""
     high_blur: Array
     start: Array
-    """(B,) u below which the law is only bounded."""
+    """(B,) lower end of the grid in u; the law below it is only bounded."""
     end: Array
 
 

@@ -108,7 +108,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
 
 
 def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
-    """Points on which `_step_error` would be negligible at t_max: the phase turns by t posterior/sigma per unit."""
+    """How many points make `_step_error` negligible at t_max: the phase turns by t posterior/sigma per unit."""
     xp = namespace(t.u, t_max)
     turning = t_max * xp.max(t.posterior * (t.weight > 1e-14), axis=-1) / sigma
     reach = xp.minimum(9.0, 0.95 * xp.pi * sigma)
@@ -187,7 +187,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
     # |mix|^-c grows like e^{c s v^2/8}: a tall line is no use against a large c
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
-    # half a period at most for the last line, and just below a whole one for the others
+    # heights: at most half a period for the last line, and just below a whole one for the others
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
     alpha = xp.minimum(tallest, xp.where(xp.asarray([True, False, True]), best, xp.inf))
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)

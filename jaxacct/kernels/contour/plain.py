@@ -308,7 +308,7 @@ ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07,
 LARGEST_CANCELLATION = 5.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
 LARGEST_CANCELLATION_FINE = 1.5
-"""The same on the fine rungs, where hidden humps make for more cancellation than Chernoff shows."""
+"""LARGEST_CANCELLATION on fine rungs, where hidden humps cause more cancellation than Chernoff's bound shows."""
 FINE_AXIS_POINTS = 128
 """Points on the real axis from which on a rung counts as fine."""
 FEWEST_AXIS_POINTS = 32
@@ -336,12 +336,12 @@ class Bracketed(NamedTuple):
 
 
 def axis_nodes(points: int) -> int:
-    """Nodes for the work on the real axis, where the trapezoid rule is at its best."""
+    """Number of nodes on the real axis, where the trapezoid rule is most accurate."""
     return max(FEWEST_AXIS_POINTS, points // 4)
 
 
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array]:
-    """(abscissa, period), chosen together; `axis` nodes for the work on the real axis.
+    """(abscissa, period), chosen together; `axis` : number of nodes on the real axis.
 
     The images that the trapezoid rule adds are bounded by 1 to the left (`e^{-c period}` of it) and by Chernoff
     to the right.  Tails of sampled mechanisms are nearly exponential, so an abscissa somewhat below the saddle
@@ -353,7 +353,7 @@ def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
 def place_with_bounds(
     law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
 ) -> tuple[Array, Array, Array, Array]:
-    """The same, and the abscissae of Chernoff bounds, (A,), with their logarithms at eps = 0, (A,)."""
+    """(abscissa, period, abscissae of Chernoff bounds, (A,), logarithms of these bounds at eps = 0, (A,))."""
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)

@@ -293,17 +293,17 @@ LEAST_LOG_SCALE = -690.0
 USUAL_LOG_DELTA = -20.0
 """Where log delta starts if nothing is known."""
 BELIEVED = 1e6
-"""The trust (`Start`) in a value that a split rung has found without certifying it: believed, but to be improved on."""
+"""The trust (`Start`) in a value that a split rung found without certifying it: believed, but still improved."""
 LARGEST_MOVE = 2.5
-"""Factor by which eps moves in one round at most: the contour was placed for an eps near it."""
+"""Largest factor by which eps moves in one round: the contour serves only eps near the one it was placed for."""
 NEWTON_STEPS = 7
 """Newton steps on the integral in one round; from a value within LARGEST_MOVE more change nothing."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
-"""Ends of the range in which eps is looked for."""
+"""Range in which eps is searched."""
 LEAST_PLAUSIBLE = 1e-11
-"""A saddle point approximation below this, next to the end of its range, disbelieves no starting value."""
+"""A saddle point approximation below this is near the end of its range: no starting value is rejected because of it."""
 LARGEST_LOG_DELTA_FALL = 20.0
-"""Nats by which log delta falls in one round at most."""
+"""Most nats by which log delta falls in one round."""
 MARGIN = 1.05
 """Factor on the distance between an end and the estimate, since the slope changes along the way."""
 LEAST_RELATIVE_SLOPE = 1e-3
@@ -415,7 +415,7 @@ def epsilon(
 def epsilon_placed(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, start: Array, placed: Placement, points: int, count: int
 ) -> Bracketed:
-    """The same from a solution and a placement that are known already, from nearly the same law.
+    """`epsilon` from a solution and a placement that are known already, from nearly the same law.
 
     The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder assume the
     remove direction, so that in the add direction nothing is certified for windows that cut anything off.
@@ -661,7 +661,7 @@ class _Units(NamedTuple):
 def _units(
     sigma: Array, q: Array, c: Array, nodes: Grid, parts: TiltedParts, low: Array, high: Array
 ) -> tuple[_Units, _Units]:
-    """Of bulk and jumps: as in gaussian_errors.py, with the nodes' own errors and the windows'."""
+    """Rounding of bulk and of jumps, as in gaussian_errors.py, with the errors of the nodes and of the windows."""
     xp = namespace(nodes.u, c)
     z, size, place = xp.abs(c)[..., None] + 1.0, xp.abs(nodes.loss), xp.abs(nodes.u)
     sigma, q, low, high = (x[..., None] for x in (sigma, q, low, high))

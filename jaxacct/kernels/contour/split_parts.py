@@ -260,9 +260,9 @@ def place_of(sigma: Array, q: Array, loss: Array) -> Array:
 
 
 SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
-"""Heights tried for the shifted line: 0 is what suits the far window, 1 the widest strip, geometrically between."""
+"""Heights tried for the shifted line, on a geometric scale: 0 suits the far window, 1 is the widest strip."""
 AXIS_SHIFT_EXPONENTS = (0.1, 0.3, 0.5)
-"""The same where t = 0."""
+"""SHIFT_EXPONENTS for t = 0."""
 USELESS = 1e30
 """An error that certifies nothing.
 
@@ -273,7 +273,7 @@ STAIRS = 12.0
 LEAST_SIGMA = 2e-3
 """Noise multiplier below which nothing is certified: 1/sigma is too large for closed forms of the remainder."""
 LEAST_SIGMA_PER_STEP = 0.05
-"""The same over the spacing of the grid, which below that cannot see the law (kernels/README.md, section 6)."""
+"""LEAST_SIGMA over the spacing of the grid: below it the grid cannot resolve the law (kernels/README.md, section 6)."""
 TALLEST_LINE = 12.0
 """Largest height of a shifted line, in u."""
 STRIP_SHARE = 0.97
@@ -481,7 +481,7 @@ def step_errors(
 def axis_errors(
     sigma: Array, q: Array, sign: Array, low: Array, high: Array, c: Array, nodes: Grid, parts: TiltedParts
 ) -> Array:
-    """The same for t = 0 on an even grid, from `mix cos(v/2) <= |mix(x + i sigma v)| <= mix` at every height."""
+    """`step_errors` for t = 0 on an even grid, from `mix cos(v/2) <= |mix(x + i sigma v)| <= mix` at every height."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(sigma, q, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -528,7 +528,7 @@ def decay(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Ar
 
 
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """The same where keep_bulk is 1, and where it is 0: an axis in front of everything but the law.
+    """`decay` where keep_bulk is 1 and where it is 0: all arguments but the law have an axis in front for this.
 
     Frequencies have another axis in front of that one.
     """
@@ -580,7 +580,7 @@ def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jum
 
 
 def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, rise: Array) -> Array:
-    """By how much errors (J, 2) relative to the parts can raise K(c)."""
+    """The most by which errors of the parts, (J, 2) and relative, can raise K(c)."""
     xp = namespace(law.gauss_n, errors)
     n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
     share = logistic(xp, parts.log_jump - parts.log_bulk)

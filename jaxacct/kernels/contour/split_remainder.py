@@ -51,7 +51,7 @@ LARGEST_MOMENT = 1e200
 FAR_CELLS_BELOW, FAR_CELLS_ABOVE = 25.0, 40.0
 """Widths of the far window between which the far moment is bounded cell by cell: 1 - w2 < e^-312 below."""
 LAST_NODE_SHARE = 1e-60
-"""More than the share of the far mass that the integrated law loses beyond its last node."""
+"""Upper bound of the share of the far mass that the integrated law loses beyond its last node."""
 FAR_ROUNDING = 1e-11
 """Relative rounding of the far masses, far more than their few operations make."""
 OUTWARD = 1.000001
@@ -60,7 +60,7 @@ OUTWARD = 1.000001
 _FAR_LOSSES = np.geomspace(NEAREST_EXCESS, FARTHEST_EXCESS, FAR_WINDOWS)
 """Losses beyond eps, over the scale of losses, at the places of the far window."""
 _LOW_LOSSES = np.geomspace(LOWEST_LOSS, HIGHEST_LOSS, LOW_WINDOWS)
-"""The same for the low window."""
+"""Losses at the places of the low window, over the scale of losses."""
 _TRIED_ABSCISSAE = np.geomspace(LEAST_ABSCISSA, LARGEST_ABSCISSA, ABSCISSAE)
 """The abscissae, over 1/scale."""
 _BEYOND_BULK_END = 1.01 * 0.5 * math.erfc(BULK_END * 0.5**0.5)

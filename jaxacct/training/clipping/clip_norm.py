@@ -16,7 +16,7 @@ from jaxacct.training.clipping.ghost_norms import allowance
 __all__ = ["sensitivity"]
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
-"""Within these, noise in proportion to the clip norm, and squares of clip norms, are ordinary in float32."""
+"""In this range, noise in proportion to the clip norm, and squares of clip norms, are ordinary in float32."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
 """Standard deviations of noise, in sensitivities.  Beyond these float32 may hold zero or infinity in their place: there
 would be no noise, or nothing but NaN."""

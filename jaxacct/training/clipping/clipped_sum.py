@@ -179,7 +179,7 @@ def _clipped_sum(
             jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
         )
 
-    # small, and used by all that follows: the compiler would repeat it for each use
+    # small, and used often below: without this the compiler would repeat it for each use
     weights, of_parts, keep, (clipped, not_finite) = computed_once(true, weights_of)
 
     # where the bundles' members are in their totals, and the sites among the parts
@@ -202,7 +202,7 @@ def _clipped_sum(
 
 
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
-    """Of one example's gradient for one parameter: E, the square of |g|/2^E, and whether g is finite."""
+    """(E, square of |g|/2^E, whether g is finite) for one example's gradient g of one parameter."""
     # 2^-127 would be subnormal
     top = jnp.minimum(ghost.exponent(jnp.max(jnp.abs(g), initial=0)), jnp.finfo(g.dtype).maxexp - 2)
     square = ghost.sum_squares(g * ghost.power(-top, g.dtype))
@@ -210,7 +210,7 @@ def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
 
 
 class _Scales(NamedTuple):
-    """What the examples' gradients under one clip norm are multiplied with, each of shape (examples,).
+    """The factors of the examples' gradients under one clip norm, each of shape (examples,).
 
     fits : nothing is clipped.  weight : min(1, C/|g|).  parts : 2^E min(1, C/|g|), one row for each part.
     usable : neither of the last two is lost below the normal numbers.

@@ -287,7 +287,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, of pytrees of arrays, with every convolution between transpositions; on CPUs only."""
+    """The function (of pytrees of arrays) with transpositions around every convolution; on CPUs only."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:

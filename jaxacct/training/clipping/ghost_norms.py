@@ -259,7 +259,7 @@ def exponent(values: Any) -> Any:
 
 
 def normal(values: Any) -> Any:
-    """The same values with zeros in place of subnormal numbers."""
+    """The values, with zeros in place of subnormal numbers."""
     info = jnp.finfo(values.dtype)
     return jnp.where(_magnitude(values) >= 1 << info.nmant, values, 0)
 
@@ -306,11 +306,11 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """By how much, relatively, a norm formed over leaves of these sizes may be too small, and a scaling too large."""
+    """Relative error by which a norm over leaves of these sizes may be too small, and a scaling too large."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 
 
 def block_levels(size: int) -> int:
-    """Levels of blocks in a sum of so many terms."""
+    """Levels of blocks in a sum of `size` terms."""
     return max(1, math.ceil(math.log(max(size, 2), BLOCK) - 1e-9))

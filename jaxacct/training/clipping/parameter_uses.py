@@ -24,9 +24,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxacct.training.clipping.traces import BODIES, bind, evaluate, written_out
 
 Place = tuple[int, ...]
-"""Of an operation in a trace, and before it of the loops and checkpoints around it."""
+"""Path to an operation in a trace: the numbers of the loops and checkpoints around it, then its own."""
 Met = dict[tuple[Place, int], Any]
-"""By an operation's place and the number of an operand: its value, below one axis for each loop around it."""
+"""(operation's place, number of an operand) -> the operand's value, with one axis in front for each loop around it."""
 Step = tuple[int, int]
 """(size, stride)."""
 
@@ -170,7 +170,7 @@ class Written:
 
 @dataclass
 class Uses:
-    """Of one parameter: the operations with a known gradient, and names of all other uses."""
+    """The uses of one parameter: operations with a known gradient, and the names of all others."""
 
     known: list[Use] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
@@ -223,7 +223,7 @@ def _follow(
 
 
 def _viewed(eqn: Any, view: View) -> View | None:
-    """What an operation makes of a view; None where that is no view, with constant strides, of the same entries."""
+    """The view after an operation; None if the result is not a view of the same entries with constant strides."""
     name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
     if name == "convert_element_type":
         if not jnp.issubdtype(params["new_dtype"], jnp.floating):
@@ -296,7 +296,7 @@ class View:
         return cls(tuple((step,) if step[0] != 1 else () for step in steps), aval.dtype)
 
     def reshaped(self, sizes: Sequence[int]) -> View | None:
-        """With its entries, row by row, in other axes; None where an axis would have no constant strides."""
+        """The view with its entries, row by row, in other axes; None if an axis would have no constant strides."""
         rest = list(merged(step for axis in self.axes for step in axis))
         axes = []
         for size in sizes:
@@ -317,7 +317,7 @@ class View:
 
 
 def merged(steps: Any) -> tuple[Step, ...]:
-    """The same places in the same order, with as few steps as there can be."""
+    """The fewest steps that visit the same places in the same order."""
     out: list[Step] = []
     for size, stride in steps:
         if out and out[-1][1] == size * stride:
@@ -392,6 +392,6 @@ def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -
 
 
 def _checkpoint(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """What is computed again in the backward pass; what its operations meet is kept."""
+    """Run a body under `jax.checkpoint`: it is computed again in the backward pass, but the taps' operands are kept."""
     settings = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
     return jax.checkpoint(body, **settings)(operands, dict(taps))

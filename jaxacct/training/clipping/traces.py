@@ -29,7 +29,7 @@ def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr
 
 
 def written_out(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same operations, calls of jit written out."""
+    """The trace with calls of jit replaced by their operations."""
     return jax.make_jaxpr(lambda *values: evaluate(closed, values))(*closed.in_avals)
 
 

@@ -73,7 +73,7 @@ class _Partition:
 
 @dataclass
 class Spent:
-    """What one run has released, derived from its entries alone.
+    """The releases of one run, derived from its entries alone.
 
     releases : the training steps, counted.  others : other mechanisms, counted; noted : their entries.
     steps : steps that count; of them `again` have a number that was there before.  same : exact replays, which do not
@@ -146,7 +146,7 @@ class Spent:
             self.releases += Counter()  # drops what has come down to 0
 
     def within(self, first: int, last: int, step: int, label: str | None) -> float:
-        """What the partition of a new step costs already, as a sum of 1/sigma^2; 0 if the step does not continue one.
+        """What a new step's partition has cost so far, as a sum of 1/sigma^2; 0 if the step continues no partition.
 
         label : its partition, by default that of the last entry.  The step continues it if all steps of the partition
         are in the pass from step `first` to before step `last`, and none of them is this step.
@@ -320,7 +320,7 @@ class Contents:
         return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
 
     def counting(self, run: str, whole: bool = False) -> Spent:
-        """What counts of a run: its entries, and the rest of its plan if its outputs were seen."""
+        """Everything that counts for a run: its entries, and the rest of its plan if its outputs were seen."""
         spent, more = self._known(run), self.promised(run, whole)
         return replace(spent, releases=spent.releases + more) if more else spent
 
@@ -405,14 +405,14 @@ class Contents:
         return list(self.runs) if run is None else [run]
 
     def _known(self, run: str) -> Spent:
-        """What a run has spent; InputError for one that is not there."""
+        """The releases of a run; InputError if the ledger does not have it."""
         if run not in self.runs:
             raise InputError(f"run = {run!r:.60} is not in {self.path}; it has {', '.join(map(repr, self.runs))}")
         return self.runs[run]
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """What the next steps of a run release under its plan.
+    """The releases of the next steps of a run under its plan.
 
     A pass of fixed batches, or a round of random allocation, costs as much as its step with the least noise.  So the
     pass under way adds a release only if its remaining steps have less noise than those in the ledger.
@@ -495,7 +495,7 @@ def furthest(holds: Callable[[int], bool], most: int) -> int:
         return 0
     if holds(most):
         return most
-    least = 1  # so many hold, and `most` do not
+    least = 1  # `least` holds, and `most` does not
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if holds(middle) else (least, middle)

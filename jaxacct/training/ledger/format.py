@@ -78,7 +78,7 @@ class Spend(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """A step whose line was cut off: what it counts as."""
+    """The step that a line that was cut off counts as."""
 
     run: str
     noise_multiplier: float
@@ -98,12 +98,12 @@ class Chain(NamedTuple):
     head: bytes
 
     def then(self, body: bytes) -> Chain:
-        """With one more line, given without its checksum."""
+        """The checksums after one more line, which is given without its own."""
         return Chain(zlib.crc32(body, self.check), hashlib.sha256(self.head + body).digest())
 
 
 BEGINNING = Chain(0, b"")
-"""Before the first line."""
+"""The checksums before the first line."""
 
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:

@@ -25,7 +25,7 @@ from jaxacct.training.plan import Plan
 
 
 class Mark(NamedTuple):
-    """How far a ledger was: its path then, the run, the number of lines, and a SHA-256 digest of all of them."""
+    """The state of a ledger at some moment: its path, the run, the number of lines, and a SHA-256 digest of all lines."""
 
     path: str
     run: str
@@ -45,7 +45,7 @@ def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
 
 
 class LedgerFile:
-    """The file of a ledger while it is open: held against other writers, on the disk before anything counts.
+    """The file of an open ledger.  Other writers are locked out, and an entry is on the disk before it counts.
 
     file : None once it is closed; nothing can be written then.  size : how many bytes it should have.
     """
@@ -211,7 +211,7 @@ class Ledger(Contents):
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
         if os.path.lexists(place):
             raise taken
-        # until the first line is on the disk the file has another name: nobody finds a ledger without a run
+        # the file has another name until its first line is on the disk: a ledger without a run is never visible
         temporary, file = _new_beside(place, place)
         ledger = cls(place, file)
         try:
@@ -367,12 +367,12 @@ class Ledger(Contents):
             self._append([known._replace(step=step, until=until)])
 
     def mark(self) -> Mark:
-        """How far the ledger is, for `require` later on."""
+        """The present state of the ledger, for `require` later on."""
         with self.lock:
             return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
 
     def require(self, mark: Mark) -> None:
-        """InputError, in one line, unless the ledger goes on from where it was at a mark."""
+        """Raise InputError unless the ledger continues from the state of a mark."""
         have = len(self._chains) - 1
         if have < mark.lines:
             raise InputError(
@@ -422,7 +422,7 @@ class Ledger(Contents):
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Count every line; replace a last one that was cut off by what it counts as."""
+        """Count every line; replace a last line that was cut off by the step that it counts as."""
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):
             if isinstance(line, bytes):

@@ -60,13 +60,13 @@ from jaxacct.training.step.step_mechanisms import (
 NEARLY_SPENT = 1e-3
 """A plan with the status "ok" leaves at most this share of its target unspent."""
 MANY_KINDS, _LEVELS = 16, (12, 4)
-"""With more than 16 kinds of step, the curve is that of 12 levels of noise times 4 of the rate, in one call."""
+"""With more than 16 kinds of step, the curve is computed for 12 levels of noise times 4 of the rate, in one call."""
 _CURVE_RTOL = 0.02
 """Relative width of the curve for the live epsilon: its upper ends are safe, and so it is quick."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
-"""What a document says of itself; this release reads no other version."""
+"""Format and version that a document states; this release reads no other version."""
 _MAX_SEGMENTS = 10**6
-"""More than any run needs (one for each of a million steps); a longer list from a stranger is refused unread."""
+"""Most segments of a document, enough for one per step of a million; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
 """The settings that a document holds as they are, with the noise multiplier."""
 _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record"}
@@ -79,13 +79,13 @@ _SEGMENT_NUMBERS = {
     "sampling_probability": PROBABILITY,
     "expected_batch_size": POSITIVE,
 }
-"""What a segment is written as, in this order, with the values that each number may have."""
+"""The numbers of a segment in a document, in this order, with the values that each may have."""
 _NEAR_SIZE = 1e-9
-"""How far, relatively, a segment's expected batch size may be from rate times dataset_size: rounding, no more."""
+"""Largest relative distance of a segment's expected batch size from rate times dataset_size: rounding, no more."""
 
 
 class Allowance(Protocol):
-    """What a plan asks of a ledger (`jaxacct.training.Ledger`), which knows plans; a plan knows no ledger."""
+    """The question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers know plans; plans know no ledger."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
         """Whether what was spent and one more step of the plan stay within its target and its filter."""
@@ -275,27 +275,27 @@ class Plan(PlanRequest):
         return self.sampling not in BY_PASS or begins_pass(self._blocks, int(step))
 
     def releases_after(self, step: int) -> Counter[Release]:
-        """What the first `step` steps release, counted."""
+        """The releases of the first `step` steps, counted."""
         self._require(step, self.steps)
         return self.releases_between(0, step)
 
     def releases_between(self, first: int, end: int) -> Counter[Release]:
-        """What the steps from `first` to before `end` release; a pass that is cut at either end counts whole."""
+        """The releases of the steps from `first` to before `end`; a pass that is cut at either end counts whole."""
         return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
 
     @property
     def kind(self) -> str:
-        """How the steps compose: "composition", exactly, or "rdp_filter", where recalibrations may look at the data."""
+        """How the steps compose: "composition" is exact; with "rdp_filter", recalibrations may depend on the data."""
         return "rdp_filter" if self.filter else "composition"
 
     @functools.cached_property
     def whole(self) -> Counter[Release]:
-        """What all steps release, counted."""
+        """The releases of all steps, counted."""
         return self.releases_after(self.steps)
 
     @property
     def mechanism(self) -> Mechanism:
-        """One whole run; of a tuning, one of its K runs."""
+        """The mechanism of one whole run; in a tuning, of one of its K runs."""
         return self.mechanism_after(self.steps)
 
     def mechanism_after(self, step: int) -> Mechanism:
@@ -339,7 +339,7 @@ class Plan(PlanRequest):
         return epsilon_of_run(self, mechanism)
 
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
-        """What a filter promises, whenever the run ends; nothing where a document holds more than it lets pass."""
+        """The epsilon that a filter promises, whenever the run ends; inf if the plan exceeds its own filter."""
         assert self.filter is not None
         upper = np.full(shape, self.filter.epsilon(self.target_delta) if self._whole_fits else np.inf)
         return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self._whole_fits else "width", "rdp_filter")
@@ -435,7 +435,7 @@ class Plan(PlanRequest):
         return plan
 
     def __eq__(self, other: object) -> bool:
-        """The same settings and the same segments, to the last digit."""
+        """Whether settings and segments are the same to the last digit."""
         return isinstance(other, Plan) and (self is other or self.to_json() == other.to_json())
 
     def __hash__(self) -> int:

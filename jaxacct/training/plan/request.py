@@ -62,7 +62,7 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRequ
     "candidates": "iid",
     "unit": "record",
 }
-"""What a setting is where it is not given; the signature of `Plan` says the same."""
+"""The default of each setting; the signature of `Plan` has the same."""
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def pieces(name: str, schedule: Any) -> list[Piece]:
 
 
 def steps_of(batches: Sequence[Piece], examples: float) -> int:
-    """The least number of steps whose expected batches add up to so many examples."""
+    """The least number of steps whose expected batches add up to `examples`."""
     done, start = 0.0, 0
     for until, batch in batches:
         needed = start + math.ceil((examples - done) / batch * (1.0 - ROUNDING))
@@ -140,7 +140,7 @@ def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 
 
 def scaled(segments: Sequence[Segment], scale: float) -> tuple[Segment, ...]:
-    """The same steps with all noise multiplied."""
+    """The segments with every noise multiplier multiplied by `scale`."""
     return tuple(s._replace(noise_multiplier=s.noise_multiplier * scale) for s in segments)
 
 
@@ -188,7 +188,7 @@ def begins_pass(known: Sequence[Block], step: int) -> bool:
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
 ) -> Counter[Release]:
-    """What the steps from `start` to before `until` release, counted.
+    """The releases of the steps from `start` to before `until`, counted.
 
     A pass or a round is one release, with the least noise of those of its steps that are in this range.  The number of
     passes is computed, without a loop over them: there may be 2^53.

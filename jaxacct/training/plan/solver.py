@@ -75,7 +75,7 @@ _STEPS_RANGE, _SLOTS_RANGE = (1.0, float(MAX_STEPS)), (1.0, 1e9)
 _MANY_STEPS = 10**6
 """Steps assumed if a cap must be chosen before the number of steps is known: more than most runs have."""
 _NEAR_WHOLE = 1e-9
-"""How far, relatively, sampling_probability * dataset_size may be from a whole batch size by rounding alone."""
+"""Relative distance of sampling_probability * dataset_size from a whole batch size that rounding alone explains."""
 _OPEN = {
     "noise_multiplier": ("noise_multiplier",),
     "steps": ("steps", "epochs"),
@@ -91,12 +91,12 @@ class Filter(NamedTuple):
     budget: float
 
     def epsilon(self, delta: float) -> float:
-        """What it promises at delta."""
+        """The epsilon that the filter promises at delta."""
         return float(epsilon_from_renyi([self.order], [self.budget], delta).upper)
 
 
 class Solution(NamedTuple):
-    """What a request is solved to.
+    """The solution of a request.
 
     segments : the run.  noise_multiplier : the scale of its noise.
     filter : the Renyi filter of a plan whose changes may depend on the data, or None.
@@ -173,7 +173,7 @@ def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
     return np.asarray(epsilon_of_run(terms, mechanism).upper)
 
 
-# The search for what is left open
+# The search for the settings that a request leaves open
 
 
 def solve(request: PlanRequest) -> Solution:
@@ -494,7 +494,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """What is spent of a run, and what is left as it is to be run but for its noise, numbered from 0."""
+    """(segments already run, segments left to run, numbered from 0); the noise of the latter is still to be solved."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")

@@ -1,4 +1,4 @@
-"""What is shown of a run while it goes on: the log of its steps, epsilon beside them, and the progress line.
+"""The log of a run's steps, with epsilon beside them, and the progress line, while the run goes on.
 
 Nothing waits for the device: the numbers of a step are fetched once it is done, as a rule while the next ones are being
 computed.  They are told together, once a second: what a step computes has driven the log's own code and data out of the
@@ -47,7 +47,7 @@ from jaxacct.training.step.step_function import Observed
 from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 
 Held = list[tuple[Spent, list[Run]]]
-"""What counts against a plan: for each run what it has spent, and its plans; the current one comes first."""
+"""What counts against a plan: for each run its releases and its plans.  The current run comes first."""
 PAUSES = (0.2, 10.0)
 """Seconds between two updates; each waits for the step to be done, so that the rate is one of steps done."""
 _FIRST = b'{"event": "begin"'
@@ -59,7 +59,7 @@ MOST_PENDING = 8
 MOST_HELD = 32
 """Looks whose steps are done and whose numbers are still on the device: with more they are fetched and told."""
 PAUSE_SECONDS = 1.0
-"""How long what is there is held, so that it is told together."""
+"""Seconds for which records are held back, so that several are put out together."""
 WINDOW = 32
 """Looks over which the rate is taken."""
 WAIT_SECONDS = 5.0
@@ -124,17 +124,17 @@ class RunLog:
             self._tell(self._epsilon)
 
     def returned(self, state: State) -> State:
-        """The state that the `fit` returns; the last line of a file says what may be claimed of it."""
+        """Note how the run ended, for the last line of the file, and return the state that `fit` returns."""
         self.ending = {"step": state.step, "ended": state.stopped}
         if self._put is not None and self._file is not None and self._epsilon is not None:
-            with contextlib.suppress(Exception):  # such as of a ledger that is gone: who asks the state is told
+            with contextlib.suppress(Exception):  # if the ledger is gone, say: the state still raises that error
                 found = state.epsilon
                 ends = {"lower": float(found.lower), "upper": float(found.upper), "delta": state.plan.target_delta}
                 self.ending["epsilon"] = ends | {"kind": found.kind, "covers": self._epsilon.covers}
         return state
 
     def close(self) -> None:
-        """Tell what is left.  What cannot be fetched, as after a failure of the device, is left out."""
+        """Put out the remaining records, but for those that cannot be fetched, such as after a failure of the device."""
         if self._put is None or self._epsilon is None:
             return
         with contextlib.suppress(Exception):
@@ -211,7 +211,7 @@ class RunLog:
 
 @contextlib.contextmanager
 def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
-    """The log of a `fit` that goes on from a state; however that ends, what is left is told."""
+    """The log of a `fit` that goes on from a state; however the fit ends, the remaining records are put out."""
     run = digest(b"run", state.lineage.root.key).hex()[:16]  # as in a ledger
     file, put = None, None
     if callable(log):
@@ -246,7 +246,7 @@ def checked_log(log: Any, ledger: Any = None) -> Log:
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
-    """The numbers of a step that are not private, waited for, means over who contributes; None for those of nobody."""
+    """The numbers of a step that are not private, once it is done: means over its contributors, None without any."""
     members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
     each = members - not_finite
     mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
@@ -346,7 +346,7 @@ def _cut_after_last_line(file: Any) -> None:
 
 
 def _finite(node: Any) -> Any:
-    """The same with None for what JSON has no number for."""
+    """A document with None in place of infinities and NaN, for which JSON has no number."""
     if isinstance(node, dict):
         return {name: _finite(value) for name, value in node.items()}
     if isinstance(node, list | tuple):
@@ -367,7 +367,7 @@ class Live:
         self.table: threading.Thread | None = None
 
     def update(self, step: int, device: Any) -> None:
-        """Show that so many steps are done; ``device`` is a result of the last one."""
+        """Show that `step` steps are done; ``device`` is a result of the last one."""
         if self._progress.due(step):
             jax.block_until_ready(device)
             self._progress.update(step, self._epsilon(step))
@@ -403,7 +403,7 @@ class _Table:
         self._thread: threading.Thread | None = None
 
     def at(self, step: int) -> TablePoint:
-        """The point after so many steps; the table is begun, unless it was before."""
+        """The point after `step` steps; starts computing the table on the first call."""
         if self._thread is None:
             # no daemon: a compilation must not be cut off when the interpreter ends, which waits for it
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
@@ -421,11 +421,11 @@ class _Table:
             self._thread.join(seconds)
 
     def planned(self, step: int) -> Counter[Release]:
-        """The releases that it is of, after so many steps."""
+        """The releases that the table covers after `step` steps."""
         return self._before + self._plan.releases_between(self._first, step)
 
     def upper(self, step: int) -> float | None:
-        """The upper end after so many steps; None where it is not computed."""
+        """The upper end after `step` steps; None if it is not computed."""
         steps, uppers = self._uppers
         return uppers[bisect.bisect_left(steps, step)] if steps else None
 
@@ -461,20 +461,20 @@ class _Table:
         self._put(uppers)
 
     def _put(self, found: list[tuple[int, float]]) -> None:
-        """The table, from upper ends after some steps, of which a later one holds as well: the least from each on."""
+        """Set the table from upper ends after some steps: from each step on, the least of them, which holds earlier too."""
         found = sorted(found)
         least = np.minimum.accumulate([upper for _, upper in found[::-1]])[::-1]
         self._uppers = [step for step, _ in found], least.tolist()
 
 
 def _even_steps(first: int, last: int, most: int) -> list[int]:
-    """So many steps at most, evenly spaced after the first, up to the last."""
+    """At most `most` steps, evenly spaced after `first`, up to `last`."""
     places = np.linspace(first, last, min(most, last - first) + 1)[1:]
     return [int(place) for place in np.unique(np.ceil(places))]
 
 
 class TablePoint(NamedTuple):
-    """After how many steps a table is of all that has been released."""
+    """A table and the step after which it covers everything released."""
 
     table: _Table
     step: int
@@ -499,7 +499,7 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Where a table has all that was released by so many steps: there, or later where steps are repeated."""
+        """The place in a table that covers all releases after `step` steps; later than `step` if steps are repeated."""
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # as a rule, and then nothing is counted
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:
@@ -525,7 +525,7 @@ class EpsilonSoFar:
 
     @property
     def covers(self) -> str:
-        """What epsilon is of."""
+        """The runs that epsilon covers, in words."""
         if self.plan.repetitions is not None:
             return "this run of the tuning"
         return "this run" if self._ledger is None else "all runs of the ledger"

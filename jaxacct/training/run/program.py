@@ -38,7 +38,7 @@ Item = TypeVar("Item")
 _PATIENCE = 1.0
 """Seconds of waiting for a thread to end before a line says so."""
 _HOST = b"host 1"
-"""What the host does in a step, the draw and the order of micro-batches, has no program; this text stands for it."""
+"""Stands in digests for the host's work in a step (draw, order of micro-batches), which is no compiled program."""
 
 
 class Prepared(NamedTuple):
@@ -326,7 +326,10 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """The items of a generator, so many made ahead in a thread that raises in `take`; with 0, made when asked for."""
+    """The items of a generator, `depth` of them made ahead in a thread; with 0, each is made when it is taken.
+
+    An exception of the thread is raised in `take`.
+    """
 
     def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop
@@ -354,13 +357,13 @@ class Ahead(Generic[Item]):
                 if self._stop.is_set():
                     return
                 self._made.put((next(self._items), None))
-        except BaseException as error:  # whatever it is, the thread that waits must hear of it
+        except BaseException as error:  # the waiting thread must get any exception
             self._made.put((None, error))
         finally:
             self._items.close()
 
     def close(self) -> None:
-        """End the thread, which is waited for."""
+        """End the thread and wait for it."""
         self._stop.set()
         self._room.release()
         if self._thread is None:

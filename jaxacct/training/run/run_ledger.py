@@ -36,11 +36,11 @@ class Noted:
 
     @property
     def ledger(self) -> Ledger | None:
-        """What it holds; None but in the first process."""
+        """The open ledger; None except in the first process."""
         return self._ledger
 
     def mark(self) -> Mark:
-        """How far the ledger is; with several processes, how far it was after the last step."""
+        """A mark of the ledger's present state; with several processes, of its state after the last step."""
         if self._processes.count == 1 and self._ledger is not None:
             return self._ledger.mark()._replace(run=self._mark.run)
         return self._mark
@@ -63,7 +63,7 @@ class Noted:
         self._decided(lambda: self._write_seen(plan, step, looked))
 
     def _decided(self, write: Callable[[], bool | None]) -> bool:
-        """What the first process writes, and how far its ledger is then, told to all."""
+        """Write in the first process; send the result, and the ledger's new mark, to all processes."""
         told = lambda: json.dumps([write(), self._mark.lines, self._mark.head]).encode()
         answer, lines, head = json.loads(self._processes.decide(told))
         self._mark = self._mark._replace(lines=lines, head=head)

@@ -26,7 +26,7 @@ from jaxacct.training.step.step_mechanisms import Release
 __all__ = ["State"]
 
 _LONGEST_PATH = 4096
-"""Characters of a ledger's path in a document, at most: what Linux allows."""
+"""Most characters of a ledger's path in a document, as on Linux."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class State:
 
 
 class Looks:
-    """Whether callbacks have looked at outputs; now : the state with which they are being called, or None.
+    """Keeps whether callbacks have looked at outputs; now : the state with which they are being called, or None.
 
     note : called before the first look of this `fit`; if it raises, the callback gets the error instead of outputs.
     """
@@ -146,13 +146,13 @@ class Stretch(NamedTuple):
 
 
 class History(NamedTuple):
-    """What led to a state: stretches of plans that no ledger holds, or a mark in the ledger that holds everything."""
+    """How a state came about: stretches of plans without a ledger, or a mark in the ledger that holds everything."""
 
     stretches: tuple[Stretch, ...] = ()
     ledger: Mark | None = None
 
     def whole(self) -> History:
-        """The same with the last stretch taken to the end of its plan."""
+        """The history, with its last stretch extended to the end of that stretch's plan."""
         if not self.stretches:
             return self
         last = self.stretches[-1]
@@ -174,7 +174,7 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 
 
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
-    """What some stretches have released, counted; a pass that two of them share counts in both."""
+    """The releases of some stretches, counted; a pass that two of them share counts in both."""
     counts: Counter[Release] = Counter()
     for plan, first, end, _ in stretches:
         counts.update(plan.releases_between(first, end))

@@ -366,7 +366,7 @@ def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
 
 
 def host_slots(key: Any, size: int, number: int) -> np.ndarray:
-    """The `slots` of all records."""
+    """`slots` of all records on the host, with the same result."""
     last = 2**32 - 1 - 2**32 % number
     found, again = np.zeros(size, np.uint32), np.ones(size, bool)
     while again.any():
@@ -378,7 +378,7 @@ def host_slots(key: Any, size: int, number: int) -> np.ndarray:
 
 
 def host_permutation(key: Any, size: int) -> np.ndarray:
-    """The same `permutation`."""
+    """`permutation` on the host, with the same result."""
     while True:
         key, now = host_split(key)
         high, low = host_bits(now, 2 * size).reshape(2, size).astype(np.uint64)

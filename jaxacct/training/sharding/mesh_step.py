@@ -92,7 +92,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
 
 
 def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
-    """Of a selection, those among so many records from the first one on, as places in these."""
+    """The part of a selection that lies in the `rows` records from `first` on, as places among these records."""
     places = drawn.indices.shape[0]
     at = drawn.indices - first
     mine = (jnp.arange(places, dtype=jnp.int32) < drawn.count) & (at >= 0) & (at < rows)
@@ -225,7 +225,7 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
         if _UNIT * _units(length, aligned=length % _UNIT == 0) <= whole[axis] * strides[axis]:
             last = axis
             break
-        # shorter runs would be cut from so many more units that it costs less to draw what other devices have as well
+        # shorter runs would need many more units: it costs less to draw other devices' entries as well
         shape[axis], begins[axis], place[axis] = whole[axis], place[axis] * np.uint32(part[axis]), np.uint32(0)
     first: Any = jnp.zeros((), jnp.uint32)
     for axis in range(last + 1):
@@ -239,7 +239,7 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
 
 
 def _units(length: int, aligned: bool) -> int:
-    """Units that so many entries can be in."""
+    """The number of units that `length` entries can lie in."""
     return -(-length // _UNIT) if aligned else (length + _UNIT - 2) // _UNIT + 1
 
 
@@ -408,9 +408,9 @@ class LoadedStep(NamedTuple):
 
 
 class Gathering(NamedTuple):
-    """Between the micro-batches of a step on a mesh.
+    """What a step on a mesh keeps between its micro-batches.
 
-    sums : the first axis is that of the devices, each of which has its own.  params, frozen : all of them, everywhere.
+    sums : the first axis is the devices; each has its own.  params, frozen : whole, on every device.
     """
 
     sums: Any

@@ -52,7 +52,7 @@ class Placement:
         )
 
     def describe(self) -> list[tuple[str, str]]:
-        """What is shown of it in a notebook."""
+        """(name, value) pairs that a notebook shows of the placement."""
         if self.mesh is None:
             return []
         shape = " x ".join(f"{size} {name}" for name, size in self.mesh.shape.items())
@@ -68,7 +68,7 @@ class Placement:
         return _users_on_mesh(data, users, self.mesh, self._size, self.processes)
 
     def carried(self, state: Any, trained: Any) -> Carried:
-        """What a step works on, of a `State` with this trained part: new arrays, so that their origin is not seen."""
+        """The `Carried` of a `State` with this trained part, as new arrays, so that their origin does not show."""
         carried = Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite))
         placed: Carried = self._put(carried, self._where(carried))
         return placed
@@ -159,7 +159,7 @@ class Placement:
         return None if mesh is None else jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
-        """The same numbers as new arrays; on a mesh, those on the host must be the same in every process."""
+        """A pytree's numbers as new arrays; on a mesh, arrays on the host must be the same in every process."""
         if self.mesh is None:
             return _anew(tree)
         if self.processes.count > 1:
@@ -245,7 +245,7 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
 
 
 def _on_host(leaf: Any) -> tuple[Any, Any]:
-    """What rows are read from, and the dtype that they get on a device."""
+    """(array from which rows are read, dtype of the rows on a device)."""
     array = leaf if hasattr(leaf, "shape") and not isinstance(leaf, jax.Array) else np.asarray(leaf)
     return array, jax.dtypes.canonicalize_dtype(array.dtype)
 

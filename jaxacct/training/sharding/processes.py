@@ -25,7 +25,7 @@ class Processes:
 
     @classmethod
     def of(cls, mesh: Any) -> Processes:
-        """Those that a mesh's devices belong to; InputError where it has devices of others, but not of all."""
+        """The processes that a mesh's devices belong to: this one, or all of them; InputError for any other set."""
         import jax
 
         own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
@@ -44,7 +44,7 @@ class Processes:
         return self.number == 0
 
     def gather(self, own: bytes) -> list[bytes]:
-        """What every process has given, in their order."""
+        """The bytes that every process gives, in the order of the processes."""
         if self.count == 1:
             return [own]
         from jax.experimental.multihost_utils import process_allgather
@@ -60,11 +60,11 @@ class Processes:
         return [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
 
     def tell(self, told: bytes) -> bytes:
-        """What the first process gives; what the others give is not looked at."""
+        """The bytes that the first process gives; those of the others are ignored."""
         return self.gather(told if self.first else b"")[0]
 
     def decide(self, function: Callable[[], bytes]) -> bytes:
-        """What a function returns in the first process, which alone runs it.  What it raises is raised everywhere."""
+        """Run a function in the first process only; its result, or its exception, goes to all processes."""
         if self.count == 1:
             return function()
         kind, answer = _DONE, b""

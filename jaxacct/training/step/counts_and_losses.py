@@ -16,15 +16,15 @@ from jaxacct.training.step import noise
 __all__ = ["AdaptiveClip", "PrivateLoss"]
 
 _CLIP_RANGE = (1e-9, 1e9)
-"""Where the clip norm stays, whatever the gradients do: within what a clip norm may be, with room to spare."""
+"""An adaptive clip norm is kept in this range, well inside the range of allowed clip norms."""
 _COUNT_NOISE_SHARE = 0.1
-"""The noise on the count by default, as a share of the expected batch size [Andrew et al. 2021]."""
+"""Default noise on the count, as a share of the expected batch size [Andrew et al. 2021]."""
 _ROUND_UP = 1.0 + 1e-15
 """Factor on the noise multiplier of the gradients that makes up for the rounding of its formula."""
 _BOUND = Constraint("scale the loss, so that an ordinary {name} such as 1.0 fits it", 1e-10, 1e10)
-"""Within these, losses and noise in proportion to the bound are ordinary in float32."""
+"""Range of the bound; inside it, losses and noise in proportion to the bound are ordinary in float32."""
 _NOISE_SHARE = 0.1
-"""The noise on the sum of losses by default, in bounds, as a share of the expected batch size."""
+"""Default noise on the sum of losses, in units of the bound, as a share of the expected batch size."""
 _ROUND_UP = 1.0 + 2e-15
 """Factor on the noise multiplier of the gradients that makes up for the rounding of its formula."""
 _UNITS = 2**10

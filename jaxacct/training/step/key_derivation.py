@@ -105,7 +105,7 @@ class Lineage(NamedTuple):
 
 
 class StepKey(NamedTuple):
-    """The keys of one step as ChaCha20 words, and what the ledger is told of them."""
+    """The keys of one step as ChaCha20 words, and the fingerprints that the ledger notes."""
 
     words: np.ndarray
     pass_words: np.ndarray
@@ -120,7 +120,7 @@ def begin(root: bytes) -> Lineage:
 
 
 def joined(lineage: Lineage, seal: bytes) -> Lineage:
-    """The lineage with a state that did not come from it, if it is another than the one it led to."""
+    """The lineage, extended by a state unless it led to that state itself."""
     if seal == lineage.seal:
         return lineage
     return lineage._replace(chain=digest(lineage.chain, b"state", seal), seal=seal, pass_first=-1)
@@ -129,10 +129,10 @@ def joined(lineage: Lineage, seal: bytes) -> Lineage:
 def advance(
     lineage: Lineage, program: bytes, data: bytes, settings: tuple[Any, ...], first: int, cut: bytes = b""
 ) -> tuple[Lineage, StepKey]:
-    """One step on: its keys, from the chain that includes its program, data and settings.
+    """(lineage after one more step, keys of that step).  The keys follow from a chain of program, data and settings.
 
-    first : of fixed batches and random allocation, the first step of the pass that the step is in; -1 otherwise.
-    cut : what must stay the same within a pass.  A step with another one begins a pass of its own.
+    first : the first step of the pass that this step is in, for fixed batches and random allocation; -1 otherwise.
+    cut : a digest that is the same within a pass; a step with another one begins a new pass.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
@@ -220,7 +220,7 @@ def _fingerprint(secret: bytes) -> str:
 
 
 def machine() -> str:
-    """What this machine is, as one text; equal texts mean that a program's bits come out equal."""
+    """A text that describes this machine; equal texts mean that a program gives equal bits."""
     settings = {name: repr(value) for name, value in jax.config.values.items() if not _HARMLESS.match(name)}
     flags = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
     devices = jax.devices()

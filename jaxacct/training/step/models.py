@@ -26,7 +26,7 @@ __all__ = ["LoRA", "lora"]
 
 @dataclass(frozen=True)
 class Outer:
-    """What an nnx module is besides the values of its variables.
+    """An nnx module without the values of its variables.
 
     graph, structure : of `nnx.split`.  order : of the plain pytree's leaves, their places in the state.
     kinds : for each leaf of the plain pytree its type of variable.
@@ -336,7 +336,7 @@ class _Stream:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class Rest:
-    """What of a model is not trained: arrays, and a form that is no array and is known when the step is traced.
+    """The untrained rest of a model: arrays, and a form that holds no arrays and is known when the step is traced.
 
     Parameters
     ----------

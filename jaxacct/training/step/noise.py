@@ -84,7 +84,7 @@ def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
-    """Standard normal draws for some of so many leaves, by the leaf's place (layout: README.md, "Noise")."""
+    """Standard normal draws for some of `leaves` leaves, by the leaf's place (layout: README.md, "Noise")."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     units = [-(-size // _UNIT) for size in sizes]
     begins = np.cumsum([0, *units])
@@ -157,7 +157,7 @@ def _horner(coefficients: list[float], x: Any) -> Any:
 
 
 def _unit(word: Any, bits: int, dtype: Any) -> Any:
-    """An integer as the binary fraction whose last of so many bits is its last one."""
+    """An integer of `bits` bits as a binary fraction: word / 2^bits."""
     return word.astype(dtype) * dtype.type(2.0**-bits)
 
 

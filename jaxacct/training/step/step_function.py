@@ -36,7 +36,7 @@ _ROUNDING = 1e-12
 
 
 class StepSettings(Protocol):
-    """What a step needs of its plan, as a `Segment` has it: noise in clip norms, rate, divisor of the noisy sum."""
+    """The fields of a plan that a step needs, as in a `Segment`: noise in clip norms, rate, divisor of the noisy sum."""
 
     @property
     def noise_multiplier(self) -> float: ...
@@ -56,7 +56,7 @@ class Carried(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What may differ between steps of one compiled program: all from the plan's segment.
+    """The numbers that may differ between steps of one compiled program; all follow from the plan's segment.
 
     threshold : of Poisson sampling.  size : of batches of a fixed size; of random allocation the slots of the round.
     position : the batch's place in its pass, or the slot.
@@ -110,7 +110,7 @@ def draws(
 
 @dataclass(frozen=True)
 class StepRule:
-    """What does not differ between the steps of a program.
+    """The settings that all steps of a program share.
 
     loss_fn : (params, example) -> scalar loss of one example, of all parameters, trained or frozen.
     optimizer : an Optax transformation.
@@ -154,7 +154,7 @@ class StepRule:
 
 
 class Sums(NamedTuple):
-    """Of the members of a batch so far: the clipped gradients, how many members there are, and losses and aux."""
+    """Sums over the members of a batch so far: clipped gradients, number of members, and losses and aux."""
 
     clipped: Clipped
     members: Any
@@ -162,8 +162,8 @@ class Sums(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What a step has seen of its batch.  All but ``value`` is *not* private: for a log, never to be published, and
-    nothing may be decided by it.
+    """A step's observations of its batch.  All but ``value`` is *not* private: it is for a log only, must never be
+    published, and must decide nothing.
 
     loss, aux : sums over the members that contribute: `members` less `not_finite`.
     members : how many took part.  clipped, not_finite : how many of them were clipped, and contributed nothing.
@@ -185,7 +185,7 @@ def keys(words: Any, pass_words: Any) -> tuple[Any, Any]:
 
 
 def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sampler.Selection:
-    """Who of so many records (or users) takes part in the step."""
+    """The records (or users), of `size`, that take part in the step."""
     key, pass_key = noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING)
     if rule.sampling == POISSON:
         return sampler.poisson(key, size, now.threshold)
@@ -365,7 +365,7 @@ def member_keys(key: Any, indices: Any) -> Any:
 
 
 def require_optimizer(optimizer: Any) -> None:
-    """InputError for what is no Optax transformation."""
+    """Raise InputError if the optimizer is not an Optax transformation."""
     if isinstance(optimizer, type) or not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise InputError(
             f"optimizer = {optimizer!r:.60} must be an Optax transformation; use optax.adam(1e-3), for example"
@@ -373,7 +373,10 @@ def require_optimizer(optimizer: Any) -> None:
 
 
 def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
-    """(updates, state) for a noisy mean of gradients and the private loss, if any; InputError if more is asked."""
+    """(updates, state) of the optimizer for a noisy mean of gradients and the private loss, if any.
+
+    Raises InputError if the optimizer asks for more.
+    """
     optax = optional_package("optax", "training")
     more = {} if value is None else {"value": value}
     try:
@@ -406,7 +409,7 @@ def unmoved(optimizer: Any, opt_state: Any, params: Any, value: Any = None) -> l
 
 
 def look_at(optimizer: Any, opt_state: Any, params: Any, private_loss: PrivateLoss | None) -> None:
-    """InputError for an optimizer that asks for what is not private; a warning of parameters that it never moves."""
+    """Raise InputError if the optimizer asks for non-private values; warn of parameters that it never moves."""
     value = None if private_loss is None else jnp.float32(0)
     still = unmoved(optimizer, opt_state, params, value)
     if still:
