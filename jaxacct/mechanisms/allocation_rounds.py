@@ -135,7 +135,7 @@ def _parts_below(sigma: float, slots: float, losses: Losses) -> tuple[FinitePart
 def _or_else(
     make: Callable[..., Made], otherwise: Callable[[], Made], sigma: float, slots: float, *more: float
 ) -> Made:
-    """The result of `make`, or, if it fails, of `otherwise`, which claims less and is not cached: `make` is tried again."""
+    """The result of `make`; if it fails, that of `otherwise`, which claims less and is not cached."""
     try:
         return make(sigma, slots, _LOSSES.get(), *more)
     except FAILURES as error:

@@ -298,7 +298,8 @@ def several(
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a user's function, or Raised.
 
-    An exception that went on would reveal its message, and how many candidates came before.  KeyboardInterrupt, SystemExit and other non-Exceptions pass through.
+    An exception that went on would reveal its message, and how many candidates came before.  KeyboardInterrupt,
+    SystemExit and other non-Exceptions pass through.
     """
     try:
         return function(*arguments)
@@ -307,7 +308,7 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
-    """The result of each candidate; if training them together raises, each is trained alone, so that one spoils no other.
+    """The result of each candidate; if training them together raises, each is trained alone, and one spoils no other.
 
     A candidate's result depends on its own key alone; therefore training it again gives the same result.
     """

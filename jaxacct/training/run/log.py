@@ -461,7 +461,7 @@ class _Table:
         self._put(uppers)
 
     def _put(self, found: list[tuple[int, float]]) -> None:
-        """Set the table from upper ends after some steps: from each step on, the least of them, which holds earlier too."""
+        """Set the table from upper ends after some steps.  A later upper end also holds for an earlier step."""
         found = sorted(found)
         least = np.minimum.accumulate([upper for _, upper in found[::-1]])[::-1]
         self._uppers = [step for step, _ in found], least.tolist()
