@@ -240,7 +240,7 @@ class Runner(Protocol):
 
 
 def runner() -> Runner:
-    """The function that calls the lattice's kernels: by NumPy on a CPU, however large the job, unless XLA was asked for."""
+    """The function that calls the lattice's kernels: on a CPU by NumPy, unless the user asked for XLA."""
     return _by_numpy if on_numpy(1, apart=True) else _by_xla
 
 

@@ -154,7 +154,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """The sum of `enumerate_totals` for one law on a grid, by a power of its generating function, or None if too long."""
+    """The sum of `enumerate_totals` for one law on a grid, by a power of its generating function; None if too long."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid

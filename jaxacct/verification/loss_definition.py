@@ -350,7 +350,7 @@ def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = Tr
 
 @defines(RandomAllocation)
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
-    """One of t slots; with a single slot, the Gaussian itself.  No other record's slot moves, under zero_out either."""
+    """One of t slots; with a single slot, the Gaussian itself.  Other records keep their slots, also under zero_out."""
     _refuse(asked, "RandomAllocation")
     if participations != 1:
         raise NotCovered("random allocation of several slots to a record")

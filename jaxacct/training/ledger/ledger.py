@@ -25,7 +25,7 @@ from jaxacct.training.plan import Plan
 
 
 class Mark(NamedTuple):
-    """The state of a ledger at some moment: its path, the run, the number of lines, and a SHA-256 digest of all lines."""
+    """The state of a ledger at some moment: its path, the run, the number of its lines, and their SHA-256 digest."""
 
     path: str
     run: str

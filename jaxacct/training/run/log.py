@@ -134,7 +134,7 @@ class RunLog:
         return state
 
     def close(self) -> None:
-        """Put out the remaining records, but for those that cannot be fetched, such as after a failure of the device."""
+        """Put out the remaining records, except those that cannot be fetched, such as after a failure of the device."""
         if self._put is None or self._epsilon is None:
             return
         with contextlib.suppress(Exception):

@@ -36,7 +36,7 @@ _ROUNDING = 1e-12
 
 
 class StepSettings(Protocol):
-    """The fields of a plan that a step needs, as in a `Segment`: noise in clip norms, rate, divisor of the noisy sum."""
+    """The fields of a plan that a step needs, as in `Segment`: noise in clip norms, rate, divisor of the noisy sum."""
 
     @property
     def noise_multiplier(self) -> float: ...
