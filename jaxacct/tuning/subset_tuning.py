@@ -27,8 +27,6 @@ from jaxacct.tuning.search_spaces import draws_alike
 from jaxacct.tuning.side_by_side_training import key_words, side_by_side
 from jaxacct.tuning.tuning_run import note_whole
 
-ROOM_EXCEEDED = 1e-18
-"""Probability that a sample exceeds the room made for it; it then gets more, at the price of another compilation."""
 EXTRAPOLATIONS = ("sgd", "adam")
 """How a learning rate goes from the sample to more data."""
 
@@ -250,10 +248,10 @@ def if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _room(size: int, share: float) -> int:
-    """How many records a Poisson sample will not exceed."""
+    """How many records a sample exceeds with probability 1e-18; it then gets more, at the price of a compilation."""
     from scipy.stats import binom
 
-    return max(min(int(binom.isf(ROOM_EXCEEDED, size, share)) + 1, size), 1)
+    return max(min(int(binom.isf(1e-18, size, share)) + 1, size), 1)
 
 
 def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:
