@@ -508,9 +508,9 @@ def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
             return "SampledWithReplacementDpEvent", sizes | {"event": inside()}
         case TruncatedPoissonSampled():
             sizes = {"dataset_size": int(mechanism.dataset_size), "truncated_batch_size": int(mechanism.cap)}
-            noise = {"noise_multiplier": mechanism.mechanism.noise_multiplier}
-            sampled = {"sampling_probability": mechanism.sampling_probability}
-            return "TruncatedSubsampledGaussianDpEvent", sizes | sampled | noise
+            sizes |= {"noise_multiplier": mechanism.mechanism.noise_multiplier}
+            rate = mechanism.sampling_probability
+            return "TruncatedSubsampledGaussianDpEvent", sizes | {"sampling_probability": rate}
         case RandomAllocation():
             slots = {"num_selected": int(mechanism.participations), "num_steps": int(mechanism.slots)}
             return "RandomAllocationDpEvent", slots | {"event": inside()}

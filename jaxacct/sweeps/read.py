@@ -288,17 +288,11 @@ def _group(records: list[dict[str, Any]], places: list[str]) -> Grid:
 
 
 def _with_none(cells: Any) -> list[Any]:
-    """The cells of an input, None for those that are left out."""
-    return [None if _left_out(cell) else cell for cell in cells]
-
-
-def _left_out(value: Any) -> bool:
-    """None, NaN, pandas' NA and NaT, and empty text."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return True
-    return (isinstance(value, float | np.floating) and math.isnan(value)) or (
-        isinstance(value, str) and not value.strip()
-    )
+    """The cells of an input, None for those that are left out: NaN, pandas' NA and NaT, and empty text."""
+    nan = lambda cell: isinstance(cell, float | np.floating) and math.isnan(cell)
+    empty = lambda cell: isinstance(cell, str) and not cell.strip()
+    missing = ("NAType", "NaTType")
+    return [None if nan(cell) or empty(cell) or type(cell).__name__ in missing else cell for cell in cells]
 
 
 def _kept(cells: Any) -> np.ndarray:

@@ -305,7 +305,7 @@ def _solved(
 ) -> Bounds:
     """Rows of one law; `numbers` are the columns that a run is made from."""
     given: dict[str, Any] = {name: some[name][:, :1] if word else some[name] for name in numbers}
-    mechanism = dp_sgd(**given, **rule)
+    mechanism: Mechanism = dp_sgd(**given, **rule)
     if word:
         from jaxacct.selection import select
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import importlib
 import math
 import os
@@ -92,8 +93,10 @@ class Table:
         """The cells as text: floats in full precision, absent inputs empty, answers that do not exist nan."""
         for piece in self._pieces():
             lists = {name: _as_list(column) for name, column in piece.columns.items()}
-            cells = [_cells(name, column, lists["quantity"]) for name, column in lists.items()]
-            yield from (list(row) for row in zip(*cells, strict=True))
+            for name, column in lists.items():
+                if name not in TEXT:
+                    lists[name] = list(map(functools.partial(_cell, name), column, lists["quantity"]))
+            yield from map(list, zip(*lists.values(), strict=True))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a CSV with a header line; reading it back gives the same numbers."""
@@ -102,18 +105,16 @@ class Table:
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file (needs pyarrow)."""
         numbers = {name for name, column in self.columns.items() if _is_numeric(column)}
-        pieces = (
-            {name: _for_parquet(name, column, name in numbers) for name, column in piece.columns.items()}
-            for piece in self._pieces()
-        )
+        cells = lambda name, column: column if name in TEXT else np.array(list(map(str, _as_list(column))), object)
         arrow = optional_package("pyarrow", "a Parquet file")
         schema = arrow.schema([(name, arrow.float64() if name in numbers else arrow.string()) for name in self.columns])
         with (
             replacing(Path(path)) as temporary,
             importlib.import_module("pyarrow.parquet").ParquetWriter(str(temporary), schema) as writer,
         ):
-            for piece in pieces:
-                writer.write_table(arrow.table(piece, schema=schema))
+            for piece in self._pieces():
+                columns = {n: c.astype(np.float64) if n in numbers else cells(n, c) for n, c in piece.columns.items()}
+                writer.write_table(arrow.table(columns, schema=schema))
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame (needs pandas)."""
@@ -201,24 +202,14 @@ def _is_numeric(column: np.ndarray) -> bool:
     return column.dtype.kind == "f" or column.size == 0 or int(np.abs(column).max()) <= LARGEST_COUNT
 
 
-def _for_parquet(name: str, column: np.ndarray, number: bool) -> np.ndarray:
-    if number:
-        return column.astype(np.float64)
-    return column if name in TEXT else np.array([str(cell) for cell in _as_list(column)], object)
-
-
 def _as_list(column: np.ndarray) -> list[Any]:
     """The cells of a column; of dates and other words of NumPy as text."""
     return column.tolist() if column.dtype.kind in "fiubO" else [str(cell) for cell in column]
 
 
-def _cells(name: str, column: list[Any], quantities: list[str]) -> list[str]:
-    if name in TEXT:
-        return column
-    return [_cell(name, x, q) if isinstance(x, float) else str(x) for x, q in zip(column, quantities, strict=True)]
-
-
-def _cell(name: str, value: float, quantity: str) -> str:
+def _cell(name: str, value: Any, quantity: str) -> str:
+    if not isinstance(value, float):
+        return str(value)
     if math.isnan(value):
         return "nan" if name in (*ANSWER, quantity) else ""
     return str(int(value)) if name in WHOLE and value.is_integer() else repr(value)
