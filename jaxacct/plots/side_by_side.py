@@ -184,15 +184,15 @@ def _elements(name: str, whole: Profile, room: int) -> list[_Curve]:
 
 
 def _epsilons(curves: list[_Curve]) -> np.ndarray:
-    """Values from 0 to where delta of every curve is small, denser near 0, with the end of each curve among them."""
-    ends = [_end(curve.profile) for curve in curves]
+    """Values from 0 to where delta of every curve is small, denser near 0, with the end of each curve among them.
+
+    A curve ends where delta is small, or, where there is mass at infinity, as small as it gets.
+    """
+    ends = []
+    for _, one in curves:
+        found = account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper
+        ends.append(float(next((end for end in found if np.isfinite(end)), WIDEST)))
     return np.unique([*(np.linspace(0.0, 1.0, EPSILONS) ** 2 * max(*ends, 1e-3)), *ends])
-
-
-def _end(one: Profile) -> float:
-    """The epsilon at which delta is small, or, where there is mass at infinity, as small as it gets."""
-    found = account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper
-    return float(next((end for end in found if np.isfinite(end)), WIDEST))
 
 
 def _answers(curves: list[_Curve], ask: Callable[[Profile], Bounds]) -> list[Bounds]:
