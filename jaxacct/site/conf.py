@@ -11,7 +11,8 @@ copyright = "The jaxacct maintainers, Apache-2.0"
 version = release = jaxacct.__version__
 extensions = ["myst_parser", *(f"sphinx.ext.{name}" for name in ("autodoc", "autosummary", "napoleon", "viewcode"))]
 exclude_patterns = ["jaxacct/site/pages", "tests", "benchmarks"]
-suppress_warnings = ["myst.header", "misc.highlighting_failure", "ref.python"]
+suppress_warnings = ["myst.header", "misc.highlighting_failure", "ref.python", "docutils"]
+"""Among others what reStructuredText says of docstrings, which are written as plain text."""
 smartquotes = False
 highlight_language = "text"
 pygments_style = "tango"
