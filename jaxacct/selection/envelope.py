@@ -235,10 +235,11 @@ def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, we
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a line that is no number says nothing
     cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line that costs more for less is never the best
-    gain, cost = np.append(0.0, gain), np.append(0.0, cost)  # less than 0 does not count
-    kept = upper_hull(gain, -cost)
-    rise, further = np.diff(gain[kept]), np.diff(cost[kept])
     with np.errstate(divide="ignore", over="ignore"):
+        first = int(np.argmin(cost / gain))  # lines before this are below it, or below 0, which counts as a line
+        gain, cost = np.append(0.0, gain[first:]), np.append(0.0, cost[first:])
+        kept = upper_hull(gain, -cost)
+        rise, further = np.diff(gain[kept]), np.diff(cost[kept])
         at = np.minimum(np.log(further / rise), 1e4)
     return Points(at - 16.0 * ROUNDOFF, rise * (weight * (1.0 + INFLATED)), profile)
 
