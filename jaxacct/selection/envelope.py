@@ -126,13 +126,17 @@ class Envelope(NamedTuple):
         return value, fall
 
     def newton(self, level: np.ndarray, eps: np.ndarray, high: np.ndarray, steps: int) -> np.ndarray:
-        """About where the leak is a level: steps of Newton on its logarithm, halves where they lead out."""
+        """About where the leak is a level: Newton's steps on its logarithm, or on the leak itself where those lead out.
+
+        The leak is convex in e^eps, so that its own steps from the left never pass the place.
+        """
         low, high, done = np.zeros(level.shape), np.maximum(high, eps), np.zeros(level.shape, bool)
         for _ in range(steps):
             value, fall = self.about(eps)
             low, high = np.where(value > level, eps, low), np.where(value > level, high, eps)
             moved = eps + np.log(value / level) * value / fall
-            moved = np.where((moved >= low) & (moved <= high), moved, 0.5 * (low + high))
+            safe = np.where(value > level, eps + np.log1p((value - level) / fall), 0.5 * (low + high))
+            moved = np.where((moved >= low) & (moved <= high), moved, np.where(safe <= high, safe, 0.5 * (low + high)))
             moved, done = np.where(done, eps, moved), done | (np.abs(moved - eps) <= 1e-10 * eps)
             eps = moved
             if done.all():
@@ -162,11 +166,19 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         found = _of_gaussians(quantity, rows, law.flattened(shape), wanted)
         left = ~np.isfinite(found)
         value = np.where(left, 0.0, found)
+    pairs, asked = np.broadcast_shapes(batch_shape(run), law.shape), left.reshape(shape)
     for side in sides(run, relation) if left.any() else ():
-        for here, _, base, one in each_pair(run, law, shape, left.reshape(shape)):
-            at = wanted[here]
-            level = np.min(at if quantity == "epsilon" else upper_delta(base, at, side.forward))
-            made, top = _of_table(base, one, float(level) * TAIL_SHARE / max(float(one.mean), 1.0), side.forward)
+        # one question for the last eps of all tables, each of which serves all values of its pair
+        least = (
+            wanted.reshape(shape) if quantity == "epsilon" else upper_delta(run, wanted.reshape(shape), side.forward)
+        )
+        least = np.min(np.where(asked, least, np.inf), axis=tuple(range(len(shape) - len(pairs))))
+        least = np.min(least, axis=tuple(k for k, n in enumerate(pairs) if n == 1), keepdims=True)
+        last = last_eps(run, least * (TAIL_SHARE / np.maximum(law.mean, 1.0)), side.forward)
+        last = np.broadcast_to(last, shape).reshape(-1)
+        for here, _, base, one in each_pair(run, law, shape, asked):
+            at, top = wanted[here], float(last[here[0]])
+            made = _of_table(base, one, top, side.forward)
             value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, top))
     return value.reshape(shape)
 
@@ -179,20 +191,23 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
     return np.where(np.isnan(found), np.inf, found)
 
 
-def _of_table(run: Mechanism, law: Law, level: float, relation: str) -> tuple[Envelope, float]:
-    """The envelope of one base and law, and the last eps of its table, where delta of the base is a level."""
-    eps, high = profile_points(run, level, relation)
-    table, (u, t) = table_of(eps, high)
+def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
+    """The envelope of one base and law, from a table up to an eps."""
+    table, (u, t) = table_of(*profile_points(run, last, relation))
     lost = float(table.delta[-1])
     points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))
-    return Envelope(mass_on_top(law, lost)[1], (points,)), float(eps[-1])
+    return Envelope(mass_on_top(law, lost)[1], (points,))
 
 
-def profile_points(run: Mechanism, level: float, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(eps of both signs, upper ends of delta) of one base, to where delta is a level above its mass at infinity."""
-    infinite = float(infinite_mass(run, relation))
-    least = min(min(max(level, TAIL_SHARE * infinite, 1e-290), 1.0) + infinite, 1.0)
-    last = min(max(float(upper_epsilon(run, np.asarray(least), relation)), 1e-6), LARGEST_EPS)
+def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
+    """Where delta is a level, or the share TAIL_SHARE of its mass at infinity, above that mass."""
+    infinite = infinite_mass(run, relation)
+    least = np.minimum(np.clip(np.maximum(level, TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
+    return np.clip(upper_epsilon(run, least, relation), 1e-6, LARGEST_EPS)
+
+
+def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarray, np.ndarray]:
+    """(eps of both signs, upper ends of delta) of one base."""
     eps = np.linspace(-last, last, 2 * POINTS + 1)
     return eps, upper_delta(run, eps, relation)
 

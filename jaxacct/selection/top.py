@@ -218,7 +218,9 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
     """(eps, upper ends of delta) of so many runs."""
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
-        return envelope.profile_points(repeat(run, count), level, side.forward)
+        runs = repeat(run, count)
+        last = float(envelope.last_eps(runs, np.asarray(level), side.forward))
+        return envelope.profile_points(runs, last, side.forward)
     # a finite law, multiplied out, at its losses, where its profile bends
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
