@@ -18,9 +18,8 @@ from jaxacct.core.chacha import CHACHA20, key_from_bytes
 from jaxacct.training import Trainer, clipped_sum, sensitivity
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.run.program import Program
-from jaxacct.training.step import modules, noise
-from jaxacct.training.step.models import apart, whole
-from jaxacct.training.step.modules import loss_of
+from jaxacct.training.step import models, noise
+from jaxacct.training.step.models import apart, loss_of, whole
 from jaxacct.training.step.step_function import Carried, numbers, unmoved
 
 CROSS_ENTROPY = optax.softmax_cross_entropy_with_integer_labels
@@ -201,7 +200,7 @@ def test_dropout_of_an_example_depends_on_the_step_and_its_number_alone(micro):
 
 def test_first_parameters_of_linen_are_those_of_its_init():
     module, key = Linen(), key_from_bytes(KEY)
-    found = modules.initialised(module, key, X[0], ("dropout", "other"), {"train": True})
+    found = models.initialised(module, key, X[0], ("dropout", "other"), {"train": True})
     keys = {"params": key, "dropout": jax.random.fold_in(key, 1), "other": jax.random.fold_in(key, 2)}
     wanted = module.init(keys, X[0], train=True)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), found, wanted))

@@ -14,7 +14,7 @@ from training_runs import linear, plan_of
 
 from jaxacct.audit import from_scores, gradient_canaries
 from jaxacct.training import Trainer, fresh_key, noisy_mean
-from jaxacct.training.clipping.clip_norm import deviation
+from jaxacct.training.clipping.clipped_sum import deviation
 from jaxacct.training.step import noise
 from jaxacct.training.step.step_function import Carried, numbers
 

@@ -10,8 +10,7 @@ from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from jaxacct.core.chacha import CHACHA20, fresh_key
-    from jaxacct.training.clipping.clip_norm import sensitivity
-    from jaxacct.training.clipping.clipped_sum import Clipped, clipped_sum, norm_methods, ways
+    from jaxacct.training.clipping.clipped_sum import Clipped, clipped_sum, norm_methods, sensitivity, ways
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
     from jaxacct.training.plan.segments import Segment
@@ -78,7 +77,7 @@ _HOMES = {
     "over_micro_batches": "sampling.sampler",
     "poisson": "sampling.sampler",
     "random_allocation": "sampling.sampler",
-    "sensitivity": "clipping.clip_norm",
+    "sensitivity": "clipping.clipped_sum",
     "truncated_poisson": "sampling.sampler",
     "ways": "clipping.clipped_sum",
     "without_replacement": "sampling.sampler",

@@ -18,8 +18,7 @@ from jaxacct.core import markup
 from jaxacct.core.chacha import key_from_bytes
 from jaxacct.core.progress import say
 from jaxacct.core.validation import COUNT, InputError, check, choice
-from jaxacct.training.clipping.clip_norm import sensitivity
-from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods
+from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods, sensitivity
 from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
@@ -33,8 +32,7 @@ from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import begin
-from jaxacct.training.step.models import Rest, apart, whole
-from jaxacct.training.step.modules import initialised, loss_of, refuse_state
+from jaxacct.training.step.models import Rest, apart, initialised, loss_of, refuse_state, whole
 from jaxacct.training.step.step_function import Carried, StepRule, look_at, numbers, require_optimizer
 
 __all__ = ["Trainer"]

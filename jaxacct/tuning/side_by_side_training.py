@@ -12,8 +12,7 @@ import numpy as np
 
 from jaxacct.core.chacha import CHACHA20, host_fold_in, key_from_bytes
 from jaxacct.core.validation import COUNT, InputError, check, choice
-from jaxacct.training.clipping.clip_norm import CLIP_NORM, sensitivity
-from jaxacct.training.clipping.clipped_sum import METHODS
+from jaxacct.training.clipping.clipped_sum import CLIP_NORM, METHODS, sensitivity
 from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.plan import Plan
 from jaxacct.training.step import noise

@@ -20,8 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxacct.core.chacha import key_words, noise_words
 from jaxacct.core.validation import InputError
-from jaxacct.training.clipping.clip_norm import wide
-from jaxacct.training.clipping.clipped_sum import Clipped
+from jaxacct.training.clipping.clipped_sum import Clipped, wide
 from jaxacct.training.sampling.sampler import Selection
 from jaxacct.training.step.models import Rest
 from jaxacct.training.step.models import whole as model_of

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxacct.core.validation import OPEN_PROBABILITY, POSITIVE, Constraint, InputError, check
-from jaxacct.training.clipping.clip_norm import CLIP_NORM, DEVIATION
+from jaxacct.training.clipping.clipped_sum import CLIP_NORM, DEVIATION
 from jaxacct.training.step import noise
 
 __all__ = ["AdaptiveClip", "PrivateLoss"]

@@ -23,7 +23,7 @@ from jaxacct.core.chacha import host_fold_in, key_words, noise_words, secret
 from jaxacct.core.files import optional_package
 from jaxacct.core.validation import POSITIVE, InputError, check
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
-from jaxacct.training.clipping.clip_norm import DEVIATION, sensitivity, wide
+from jaxacct.training.clipping.clipped_sum import DEVIATION, sensitivity, wide
 from jaxacct.training.clipping.traces import as_data, unfolded_true
 
 __all__ = ["noisy_mean"]

@@ -20,8 +20,7 @@ from jax.extend.core import Literal
 from jaxacct.core.chacha import CHACHA20, host_split
 from jaxacct.core.files import optional_package
 from jaxacct.core.validation import InputError
-from jaxacct.training.clipping.clip_norm import beside, deviation, grouped, wide
-from jaxacct.training.clipping.clipped_sum import Clipped, clipped_sum, split_loss
+from jaxacct.training.clipping.clipped_sum import Clipped, beside, clipped_sum, deviation, grouped, split_loss, wide
 from jaxacct.training.clipping.examples_apart import one_of
 from jaxacct.training.clipping.traces import trace
 from jaxacct.training.sampling import sampler
