@@ -25,12 +25,8 @@ CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed",
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
 """Standard deviations of noise, in sensitivities.  Beyond these float32 may hold zero or infinity in their place: there
 would be no noise, or nothing but NaN."""
-_SMALLEST_TRACED, _LARGEST_TRACED = 2.0**-100, 2.0**100
-"""A traced clip norm outside of these, or NaN, lets nothing through: it cannot be refused inside a compiled program."""
 METHODS = ("auto", "vmap", "ghost")
 """How norms are found; `clipped_sum` says what each word means."""
-_SMALL = 2**14
-"""Entries of an array that is copied into a bundle; larger ones are bundles of their own and are not copied."""
 
 
 class Clipped(NamedTuple):
@@ -326,7 +322,7 @@ def _bundled(members: Sequence[int], leaves: Sequence[Any], groups: Sequence[int
     """Leaves that are taken as one, so that one operation serves them: the small ones of each group together."""
     together: dict[Any, list[int]] = {}
     for i in members:
-        together.setdefault((groups[i], None if leaves[i].size <= _SMALL else i), []).append(i)
+        together.setdefault((groups[i], None if leaves[i].size <= 2**14 else i), []).append(i)
     return list(together.values())
 
 
@@ -414,7 +410,7 @@ def limit_of(clip_norm: Any, sizes: Sequence[int], rows: int, dtype: Any) -> Any
     """The clip norm, less the rounding of norms and contributions (README.md); 0 for one that none can be held to."""
     below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
     c = jnp.asarray(clip_norm, dtype)
-    held = (c >= _SMALLEST_TRACED) & (c <= _LARGEST_TRACED)
+    held = (c >= 2.0**-100) & (c <= 2.0**100)  # others and NaN cannot be refused inside a compiled program
     return jnp.where(held, c * (1 - allowance(sizes, dtype)) - below_normal, 0)
 
 

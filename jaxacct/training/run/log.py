@@ -60,8 +60,6 @@ MOST_HELD = 32
 """Looks whose steps are done and whose numbers are still on the device: with more they are fetched and told."""
 PAUSE_SECONDS = 1.0
 """Seconds for which records are held back, so that several are put out together."""
-WINDOW = 32
-"""Looks over which the rate is taken."""
 WAIT_SECONDS = 5.0
 """How long a record waits for the table of epsilon; later ones find it there."""
 
@@ -93,7 +91,7 @@ class RunLog:
         self._epsilon: EpsilonSoFar | None = None
         self._last = 0
         self._looks: deque[_Look] = deque()
-        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=32)  # over which the rate is taken
         self._begin = self._told = time.monotonic()
         self.ending: dict[str, Any] = {}
 

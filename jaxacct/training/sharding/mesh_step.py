@@ -24,7 +24,7 @@ from jaxacct.training.clipping.clipped_sum import Clipped, wide
 from jaxacct.training.sampling.sampler import Selection
 from jaxacct.training.step.models import Rest
 from jaxacct.training.step.models import whole as model_of
-from jaxacct.training.step.noise import from_bits
+from jaxacct.training.step.noise import UNIT, from_bits
 from jaxacct.training.step.step_function import (
     Carried,
     Numbers,
@@ -43,12 +43,8 @@ MODES = ("data", "fsdp")
 """Ways to lay out parameters that have a name; any other is a pytree of PartitionSpecs."""
 _LEAST = 1024
 """Entries of an array below which it is not worth cutting: every device has all of it."""
-_UNIT = 32
-"""Draws of one unit: three blocks of 16 words make 16 pairs."""
 _PIECE = 2_046
 """Units at a time, some 1.5 MB of scratch memory: devices that are simulated on one processor share its caches."""
-_LARGEST = 2**32
-"""Entries are numbered in uint32."""
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
@@ -165,7 +161,7 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
         cuts = tuple(jax.tree_util.tree_leaves(specs, is_leaf=is_spec))
         shapes = [leaf.shape for leaf in leaves]
         for place, shape in enumerate(shapes):
-            if math.prod(shape) >= _LARGEST:
+            if math.prod(shape) >= 2**32:  # entries are numbered in uint32
                 raise InputError(f"leaf {place} has {math.prod(shape)} entries, must have < 2**32; cut it in two")
 
         def local(words: Any, std: Any, *parts: Any) -> tuple[Any, ...]:
@@ -201,12 +197,12 @@ class _Box(NamedTuple):
 
     def cut(self, draws: Any) -> Any:
         """The part's own draws, out of those of all its units, shape (runs * units, 32)."""
-        rows = draws.reshape(self.first.size, self.units * _UNIT)
+        rows = draws.reshape(self.first.size, self.units * UNIT)
         if self.aligned:
             rows = rows[:, : self.length]
         else:
             cut = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, self.length)
-            rows = jax.vmap(cut)(rows, (self.first % _UNIT).astype(jnp.int32))
+            rows = jax.vmap(cut)(rows, (self.first % UNIT).astype(jnp.int32))
         return jax.lax.dynamic_slice(rows.reshape(self.shape), self.begins, self.sizes)
 
 
@@ -221,7 +217,7 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
         if part[axis] == whole[axis]:
             continue
         length = part[axis] * strides[axis]
-        if _UNIT * _units(length, aligned=length % _UNIT == 0) <= whole[axis] * strides[axis]:
+        if UNIT * _units(length, aligned=length % UNIT == 0) <= whole[axis] * strides[axis]:
             last = axis
             break
         # shorter runs would need many more units: it costs less to draw other devices' entries as well
@@ -233,13 +229,13 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
             first = first[..., None] + jnp.arange(shape[axis], dtype=jnp.uint32) * np.uint32(strides[axis])
     length = math.prod(shape[max(last, 0) :])
     steps = [strides[axis] for axis in range(last)] + ([length] if last >= 0 else [])
-    aligned = not any(step % _UNIT for step in steps)
+    aligned = not any(step % UNIT for step in steps)
     return _Box(first.reshape(-1), length, _units(length, aligned), aligned, tuple(shape), tuple(begins), part)
 
 
 def _units(length: int, aligned: bool) -> int:
     """The number of units that `length` entries can lie in."""
-    return -(-length // _UNIT) if aligned else (length + _UNIT - 2) // _UNIT + 1
+    return -(-length // UNIT) if aligned else (length + UNIT - 2) // UNIT + 1
 
 
 def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[Any]:
@@ -265,13 +261,13 @@ def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[
         flat = piece(0)
     else:
         put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=0)
-        flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((pieces * each, _UNIT), dtype))
+        flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((pieces * each, UNIT), dtype))
     return [flat[at:end] for at, end in itertools.pairwise(begins)]
 
 
 def _counters(box: _Box) -> Any:
     """The numbers of the units of all runs, one run after the other."""
-    return (box.first[:, None] // _UNIT + jnp.arange(box.units, dtype=jnp.uint32)).reshape(-1)
+    return (box.first[:, None] // UNIT + jnp.arange(box.units, dtype=jnp.uint32)).reshape(-1)
 
 
 def is_spec(node: Any) -> bool:

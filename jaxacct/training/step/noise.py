@@ -28,7 +28,6 @@ from jaxacct.training.clipping.traces import as_data, unfolded_true
 
 __all__ = ["noisy_mean"]
 
-_STD_ROUND_UP = 1.0 + 2.0**-20
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 EXAMPLES, MODEL, LOSS = range(7, 10)
 """The purposes of a run's streams: first parameters, batches, gradient noise, noise of the clipping quantile, which
@@ -36,7 +35,7 @@ examples of a user, what the model draws for each example (dropout), and noise o
 
 The values are part of the keys: a saved run depends on them.  5 and 6 are those of jaxacct.tuning's candidates.
 """
-_UNIT = 32
+UNIT = 32
 """Draws of one unit: three blocks of 16 words make 16 pairs."""
 _PIECE = 16_368
 """Units at a time, some 12 MB of scratch memory.  On a CPU fewer or more take longer; a power of two would let the rows
@@ -86,7 +85,7 @@ def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
     """Standard normal draws for some of `leaves` leaves, by the leaf's place (layout: README.md, "Noise")."""
     sizes = [math.prod(shape) for shape in shapes.values()]
-    units = [-(-size // _UNIT) for size in sizes]
+    units = [-(-size // UNIT) for size in sizes]
     begins = np.cumsum([0, *units])
     total = int(begins[-1])
     if total >= _MOST_UNITS:
@@ -104,7 +103,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
         flat = piece(0)
     else:
         put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
-        flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((_UNIT, pieces * each), dtype))
+        flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((UNIT, pieces * each), dtype))
     starts = begins[:-1].tolist()
     if pieces > 1 and len(starts) > 1:  # otherwise there is little to compile
         starts = as_data(unfolded_true([words]), starts)
@@ -218,7 +217,7 @@ def noisy_mean(key: Any, noise_multiplier: float, clip_norm: Any, expected_batch
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
     # sums may be float32, and a deviation must not be rounded down with them
-    std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * _STD_ROUND_UP
+    std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * (1.0 + 2.0**-20)
 
     def init(params: Any) -> NoiseState:
         return NoiseState(key, jnp.zeros((), jnp.int32))

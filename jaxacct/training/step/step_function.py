@@ -30,9 +30,6 @@ from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, g
 from jaxacct.training.step.models import Rest, paths, whole
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED, slots_of
 
-_ROUNDING = 1e-12
-"""Relative room for the rounding of rate times dataset_size, before an expected batch size is rounded down."""
-
 
 class StepSettings(Protocol):
     """The fields of a plan that a step needs, as in `Segment`: noise in clip norms, rate, divisor of the noisy sum."""
@@ -85,8 +82,8 @@ def numbers(
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
         size = slots_of(segment.sampling_probability)
-    else:  # of fixed batches rounding up costs nothing; a sample may not exceed the share that is accounted for
-        size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + _ROUNDING))
+    else:  # of fixed batches rounding up costs nothing; a sample may not exceed its share, but for rate times size
+        size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(
         sampler.threshold(segment.sampling_probability),
         np.int32(size),
