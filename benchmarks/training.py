@@ -254,7 +254,7 @@ def loop(module, rounds):
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         told = stack.enter_context(run_log(f"{folder}/log.jsonl", 1, state))
         told.begin(step.plan, state, None)
-        line = log.Live(step.plan, 0, True)
+        line = log.ProgressLine(step.plan, 0, True)
         adds = {
             "alone": lambda number: None,
             "with its line": lambda number: line.update(number, step.carried.clip_norm),

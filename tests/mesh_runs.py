@@ -107,11 +107,11 @@ def one_step(trainer, words, params, noise_multiplier, rows, users=None):
     import jax
     import numpy as np
 
-    from jaxacct.training.step.models import apart
+    from jaxacct.training.step.models import split_model
 
     where, now = trainer.placement, numbers_of(trainer, noise_multiplier)
     state = trainer.init(params, KEY)
-    trained, rest = apart(state.params, trainer.trainable)
+    trained, rest = split_model(state.params, trainer.trainable)
     carried, frozen = where.carried(state, trained), where.frozen(trained, rest)
     given = (carried, words, words, where.data(rows, users), now, frozen)
     compiled = where.step(*given).lower().compile()

@@ -19,7 +19,7 @@ from jaxacct.training import Trainer, clipped_sum, sensitivity
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.run.program import Program
 from jaxacct.training.step import models, noise
-from jaxacct.training.step.models import apart, loss_of, whole
+from jaxacct.training.step.models import join_model, loss_of, split_model
 from jaxacct.training.step.step_function import Carried, numbers, unmoved
 
 CROSS_ENTROPY = optax.softmax_cross_entropy_with_integer_labels
@@ -70,7 +70,7 @@ def equinox_model(rate=0.5):
 
 def one_step(trainer, params, data, **more):
     """A step of a trainer from params: (before, after, what it observed)."""
-    trained, rest = apart(params, trainer.trainable)
+    trained, rest = split_model(params, trainer.trainable)
     before = Carried(
         trained, trainer.optimizer.init(trained), jax.tree.map(jnp.float32, trainer.clip_norm), jnp.int32(0)
     )
@@ -89,27 +89,27 @@ def test_a_model_is_taken_apart_and_put_together_again():
         {"base": False, "head": True},
         {"base": False, "head": {"w": True, "b": True}},
     ):
-        trained, rest = apart(params, trainable)
+        trained, rest = split_model(params, trainable)
         assert jax.tree.map(jnp.shape, trained) == {"base": None, "head": {"w": (), "b": (1,)}}
         assert [a.shape for a in rest.frozen] == [(2, 2)]
-        again = whole(jax.tree.map(lambda a: a + 1, trained), rest)
+        again = join_model(jax.tree.map(lambda a: a + 1, trained), rest)
         assert float(again["head"]["w"]) == 4.0 and again["base"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    assert apart(params)[1] is None
-    assert "selects none" in refusal(apart, params, lambda path: False)
-    assert "is no prefix of the parameters" in refusal(apart, params, {"base": True})
+    assert split_model(params)[1] is None
+    assert "selects none" in refusal(split_model, params, lambda path: False)
+    assert "is no prefix of the parameters" in refusal(split_model, params, {"base": True})
 
 
 def test_modules_train_their_parameters_and_keep_the_rest():
     model = Nnx(normalised=True)
-    trained, rest = apart(model)
+    trained, rest = split_model(model)
     assert set(trained["norm"]) == {"bias", "scale", "mean", "var"} and trained["norm"]["mean"] is None
     assert len(rest.frozen) == 2  # the averages; keys and counts of streams are none of the step's arguments
-    assert (whole(trained, rest).last.kernel == model.last.kernel).all()
-    assert apart(model, nnx.BatchStat)[0]["first"]["kernel"] is None
+    assert (join_model(trained, rest).last.kernel == model.last.kernel).all()
+    assert split_model(model, nnx.BatchStat)[0]["first"]["kernel"] is None
     module = equinox_model()
-    trained, rest = apart(module)
+    trained, rest = split_model(module)
     assert trained.layer.weight is not None and trained.count is None and trained.drop.p is None
-    assert whole(trained, rest).drop.p == 0.5 and whole(trained, rest).count.tolist() == [0, 1]
+    assert join_model(trained, rest).drop.p == 0.5 and join_model(trained, rest).count.tolist() == [0, 1]
 
 
 def test_what_is_frozen_has_no_noise_no_optimizer_state_and_no_site():
@@ -147,7 +147,7 @@ def test_frozen_values_are_in_the_chain_of_keys():
 
     def key(base):
         state = trainer.init({"w": jnp.zeros(3), "base": base}, KEY)
-        trained, rest = apart(state.params, trainer.trainable)
+        trained, rest = split_model(state.params, trainer.trainable)
         where = trainer.placement
         carried = where.carried(state, trained)
         program = Program(where, trainer.plan, None, carried, state.lineage, 0, where.data(X, None), rest)
@@ -307,8 +307,8 @@ def test_aux_is_summed_over_the_examples_that_contribute():
 
 def traced(loss, model):
     """The loss of one example, traced as a step does."""
-    trained, rest = apart(model, None if isinstance(model, Nnx) else lambda path: path.startswith("params"))
-    return jax.eval_shape(lambda t: loss(whole(t, rest), EXAMPLE), trained)
+    trained, rest = split_model(model, None if isinstance(model, Nnx) else lambda path: path.startswith("params"))
+    return jax.eval_shape(lambda t: loss(join_model(t, rest), EXAMPLE), trained)
 
 
 def closing_over(model):
@@ -389,9 +389,12 @@ VARIABLES = {"params": {}, "batch_stats": {"BatchNorm_0": {"mean": jnp.zeros(4),
         (lambda: bare(linear, rngs=True), "loss_fn is called as (params, example, key), since rngs is given"),
         (lambda: bare(lambda w, x, key: linear(w, x)), "missing a required argument: 'key'"),
         (lambda: bare(nn.Dense(2), loss=CROSS_ENTROPY).init({"kernel": jnp.ones((3, 2))}), "give {'params': ...}"),
-        (lambda: apart({"a": jnp.ones(1)}, "a"), "trainable has 'a', must have bools"),
-        (lambda: apart({"a": jnp.ones(1), "b": jnp.ones(1)}, {"a": 1, "b": 0}), "must have bools"),
-        (lambda: apart({"a": jnp.ones(1)}, nnx.Param), "trainable is the type Param, which goes with an nnx module"),
+        (lambda: split_model({"a": jnp.ones(1)}, "a"), "trainable has 'a', must have bools"),
+        (lambda: split_model({"a": jnp.ones(1), "b": jnp.ones(1)}, {"a": 1, "b": 0}), "must have bools"),
+        (
+            lambda: split_model({"a": jnp.ones(1)}, nnx.Param),
+            "trainable is the type Param, which goes with an nnx module",
+        ),
         (
             lambda: bare(equinox_model(), loss=CROSS_ENTROPY).norm_methods(equinox_model(), DATA),
             "random numbers and has no key",
@@ -465,7 +468,7 @@ def test_a_module_learns(kind, tmp_path):
     half = [lambda s: s.step == 20]
     trainer().fit(begin(), DATA, callbacks=half, checkpoints=tmp_path, progress=False)
     again = trainer().fit(begin(), DATA, checkpoints=tmp_path, progress=False)
-    same = jax.tree.map(lambda a, b: (a == b).all(), apart(state.params)[0], apart(again.params)[0])
+    same = jax.tree.map(lambda a, b: (a == b).all(), split_model(state.params)[0], split_model(again.params)[0])
     assert all(jax.tree.leaves(same)) and again.step == 40
     if kind == "linen":
         output = model.apply(state.params, X, train=False)

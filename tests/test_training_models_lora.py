@@ -14,7 +14,7 @@ from training_runs import KEY, plan_of
 
 from jaxacct.core.chacha import key_from_bytes
 from jaxacct.training import LoRA, Trainer, clipped_sum, lora
-from jaxacct.training.step.models import adapted, apart, whole
+from jaxacct.training.step.models import adapted, join_model, split_model
 
 X = np.random.default_rng(0).normal(size=(6, 5, 8)).astype(np.float32)
 
@@ -99,10 +99,10 @@ def test_adapters_are_the_merged_parameters(case):
 def test_clipped_gradients_are_those_of_the_merged_parameters(method):
     function = lambda p, x: jnp.sum(jnp.sin(x @ p["kernel"] + p["bias"]))
     params = moved(lora({"kernel": jnp.ones((8, 6)), "bias": jnp.zeros(6)}, 2, key=key_from_bytes(KEY)))
-    trained, rest = apart(params, lambda path: path == "bias")
-    loss = lambda t, x: adapted(function)(whole(t, rest), x)
+    trained, rest = split_model(params, lambda path: path == "bias")
+    loss = lambda t, x: adapted(function)(join_model(t, rest), x)
     done = clipped_sum(loss, trained, X, clip_norm=0.7, method=method)
-    gradients = [jax.grad(lambda t, x=x: function(whole(t, rest).merge(), x))(trained) for x in X]
+    gradients = [jax.grad(lambda t, x=x: function(join_model(t, rest).merge(), x))(trained) for x in X]
     flat = [np.concatenate([np.ravel(a) for a in jax.tree.leaves(g)]).astype(np.float64) for g in gradients]
     expected = sum(g * min(1.0, 0.7 / np.linalg.norm(g)) for g in flat)
     found = np.concatenate([np.ravel(a) for a in jax.tree.leaves(done.total)])
@@ -112,8 +112,8 @@ def test_clipped_gradients_are_those_of_the_merged_parameters(method):
 
 def test_no_example_has_a_gradient_of_the_size_of_the_base():
     function = lambda p, x: jnp.sum(jnp.sin(x @ p["kernel"]))
-    trained, rest = apart(lora({"kernel": jnp.ones((8, 6))}, 2))
-    one = jax.grad(lambda t, x: adapted(function)(whole(t, rest), x))
+    trained, rest = split_model(lora({"kernel": jnp.ones((8, 6))}, 2))
+    one = jax.grad(lambda t, x: adapted(function)(join_model(t, rest), x))
     shapes = {v.aval.shape for e in jax.make_jaxpr(one)(trained, X[0]).jaxpr.eqns for v in e.outvars}
     assert (8, 2) in shapes and (8, 6) not in shapes
 

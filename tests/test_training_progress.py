@@ -59,7 +59,7 @@ def test_training_does_not_wait_for_the_table(every_step, monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_table_is_the_same_from_another_thread(every_step):
     """Double precision there too, whatever the caller's thread has."""
-    bar, plan = log.Live(plan_of(100, q=0.3, noise=2.0, steps=40), 0, True), plan_of(100, 0.3, 2.0, 40)
+    bar, plan = log.ProgressLine(plan_of(100, q=0.3, noise=2.0, steps=40), 0, True), plan_of(100, 0.3, 2.0, 40)
     bar.update(1, jnp.zeros(()))
     bar.update(2, jnp.zeros(()))
     bar.table.join(300)
@@ -71,7 +71,7 @@ def test_the_table_is_the_same_from_another_thread(every_step):
 
 
 def test_nothing_is_computed_where_nothing_is_shown(every_step):
-    bar = log.Live(plan_of(100, q=0.3, noise=2.0, steps=40), 0, False)
+    bar = log.ProgressLine(plan_of(100, q=0.3, noise=2.0, steps=40), 0, False)
     for step in range(1, 41):
         bar.update(step, None)
     assert bar.table is None and not bar._plan.has_curve

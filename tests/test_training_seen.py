@@ -21,7 +21,7 @@ from training_runs import KEY, linear
 
 import jaxacct as ja
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer
-from jaxacct.training.run.run_ledger import Noted
+from jaxacct.training.run.run_ledger import RunLedger
 from jaxacct.training.sharding.processes import Processes
 
 DATA = np.eye(20, 2, dtype=np.float32)
@@ -390,7 +390,7 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
     """Every way to end a run, then every way to go on: state <= ledger <= target, and the looks are never forgotten."""
     trainer = trainer_of(rule)
     more = {"checkpoints": tmp_path / "run", "checkpoint_every": 2}
-    real = Noted.note
+    real = RunLedger.note
 
     def note(self, plan, step, *rest):
         if "killed" in way and step == 7:
@@ -405,9 +405,9 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
         "killed after a look": [lambda s: s.params is None],
     }
     with monkeypatch.context() as patch:
-        patch.setattr(Noted, "note", note)
+        patch.setattr(RunLedger, "note", note)
         if "killed" in way:  # who is killed notes nothing
-            patch.setattr(Noted, "cut_off", lambda *_: None)
+            patch.setattr(RunLedger, "cut_off", lambda *_: None)
         patch.setattr("jaxacct.training.run.program.Program.keeps_after", lambda *_: False)
         with suppress(Oops, Killed, KeyboardInterrupt):
             fit(trainer, path, callbacks=calls.get(way, []), **more)

@@ -79,7 +79,7 @@ def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
 def test_runs_in_threads_on_one_open_ledger_each_have_their_own_entries(path, monkeypatch):
     """Both want to note their first step at once; if they may, each waits until the other is about to write."""
     together, at_once = threading.Barrier(2), threading.Barrier(2)
-    real, real_note = run_ledger.Noted.note, run_ledger._note
+    real, real_note = run_ledger.RunLedger.note, run_ledger._note
 
     def note(self, plan, step, *rest):
         if step == 0:
@@ -91,7 +91,7 @@ def test_runs_in_threads_on_one_open_ledger_each_have_their_own_entries(path, mo
             at_once.wait(0.5)
         return real_note(*given)
 
-    monkeypatch.setattr(run_ledger.Noted, "note", note)
+    monkeypatch.setattr(run_ledger.RunLedger, "note", note)
     monkeypatch.setattr(run_ledger, "_note", about_to_write)
     plans = [plan_of(10, 0.2, steps=4, relation="zero_out", **more) for more in ({}, {"sampling": "fixed_batches"})]
     data, states, errors = np.ones((10, 2), np.float32), {}, []

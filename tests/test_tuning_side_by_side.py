@@ -11,7 +11,7 @@ from jaxacct.core.validation import InputError
 from jaxacct.training import CHACHA20, AdaptiveClip, Plan
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import PrivateLoss
-from jaxacct.training.step.models import apart
+from jaxacct.training.step.models import split_model
 from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
 from jaxacct.tuning.side_by_side_training import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
 
@@ -157,7 +157,7 @@ def test_keys_frozen_parameters_and_a_private_loss(data):
     for i, rate in enumerate((0.1, 0.3)):
         one = optimizer({"rate": np.float32(rate)})
         rule = StepRule(loss, one, plan.sampling, 4, "auto", None, rngs=True, private_loss=told)
-        trained, rest = apart(jax.tree.map(lambda a, i=i: a[i], params), more["trainable"])
+        trained, rest = split_model(jax.tree.map(lambda a, i=i: a[i], params), more["trainable"])
         carried = Carried(trained, one.init(trained), jnp.float32(1.0), jnp.int32(0))
         step = jax.jit(private_step(rule))
         for t in range(3):

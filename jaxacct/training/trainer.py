@@ -23,16 +23,23 @@ from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
-from jaxacct.training.run.log import Live, Log, RunLog, checked_log, run_log
+from jaxacct.training.run.log import Log, ProgressLine, RunLog, checked_log, run_log
 from jaxacct.training.run.program import Program, Streamed
-from jaxacct.training.run.run_ledger import Noted, last_checkpoint, open_noted, reach, require_ledger, require_same
+from jaxacct.training.run.run_ledger import (
+    RunLedger,
+    last_checkpoint,
+    last_step_in_budget,
+    open_run_ledger,
+    require_ledger,
+    require_same,
+)
 from jaxacct.training.run.state import NOTHING, History, Looks, State, followed, shown
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import begin
-from jaxacct.training.step.models import Rest, apart, initialised, loss_of, refuse_state, whole
+from jaxacct.training.step.models import Untrained, initialised, join_model, loss_of, refuse_state, split_model
 from jaxacct.training.step.step_function import Carried, StepRule, look_at, numbers, require_optimizer
 
 __all__ = ["Trainer"]
@@ -174,7 +181,7 @@ class Trainer:
         if params is None:
             first = noise.stream(key_from_bytes(root), noise.INITIALISATION)
             params = initialised(self.module, first, example, self.rngs, self.apply_kwargs)
-        trained, rest = apart(params, self.trainable)
+        trained, rest = split_model(params, self.trainable)
         refuse_state(self.module, trained)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
         trained, opt_state = self.placement.begin(self.optimizer.init, trained)
@@ -189,7 +196,7 @@ class Trainer:
             data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(data), *a.shape), a.dtype), data.layout.example)
         several = () if most is None else (most,)
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*several, *a.shape[1:]), a.dtype), data)
-        trained, rest = apart(params, self.trainable)
+        trained, rest = split_model(params, self.trainable)
         example = one if most is None else (one, jax.ShapeDtypeStruct((most,), jnp.float32))
         key = (jax.eval_shape(lambda: key_from_bytes(bytes(32))),) if self.rule.rngs else ()
         return norm_methods(self.rule.member_loss(rest), trained, (example, *key), self.method, has_aux=True)
@@ -270,7 +277,7 @@ class Trainer:
             if checkpoints is not None:
                 store = Store(checkpoints, where.processes)
                 stack.callback(store.close)
-            trained, rest = apart(state.params, self.trainable)
+            trained, rest = split_model(state.params, self.trainable)
             carried = where.carried(state, trained)
             if store is not None and (found := last_checkpoint(store, state, carried, where.digest)) is not None:
                 state = self._state(found, rest)
@@ -291,7 +298,7 @@ class Trainer:
                 # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
                 state = replace(state, history=state.history.whole())
             with run_log(*looks, state) as told:
-                noted = open_noted(where.processes, ledger, state, self.plan, by)
+                noted = open_run_ledger(where.processes, ledger, state, self.plan, by)
                 if noted is not None:
                     stack.callback(noted.close)
                 told.begin(self.plan, state, noted.ledger if noted is not None else None)
@@ -301,7 +308,7 @@ class Trainer:
         self,
         state: State,
         program: Program,
-        ledger: Noted | None,
+        ledger: RunLedger | None,
         callbacks: list[Callable[[State], Any]],
         store: Store | None,
         found: Checkpoint | None,
@@ -312,7 +319,7 @@ class Trainer:
         plan, step, stopped = self.plan, state.step, "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[3] if step < plan.steps else ""
-        until = plan.steps if ledger is not None else reach(plan, stretches, state, partition)
+        until = plan.steps if ledger is not None else last_step_in_budget(plan, stretches, state, partition)
         if until == step < plan.steps and found is not None and state.history != found.history:
             raise InputError(
                 f"checkpoint of step {step} is of another plan, program, machine or data, and steps after it may have "
@@ -339,7 +346,7 @@ class Trainer:
             store.save(saved)
         if step < until:
             program.begin(line, step, until)
-        bar = Live(plan, step, progress if processes.first else False)
+        bar = ProgressLine(plan, step, progress if processes.first else False)
         try:
             while step < plan.steps:
                 if step >= until:
@@ -404,11 +411,11 @@ class Trainer:
         finally:
             looks.now = None
 
-    def _state(self, found: Checkpoint, frozen: Rest | None) -> State:
+    def _state(self, found: Checkpoint, frozen: Untrained | None) -> State:
         """A checkpoint as users see it: with the whole model."""
         trained, opt_state, clip_norm, not_finite = found.carried
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen)
-        return State(whole(trained, frozen), opt_state, clip_norm, found.step, not_finite, *rest)
+        return State(join_model(trained, frozen), opt_state, clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any, users: Any) -> None:
         """InputError where the data are not as many as the plan's, or users do not go with its unit."""

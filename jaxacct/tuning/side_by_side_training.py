@@ -17,7 +17,7 @@ from jaxacct.training.clipping.examples_apart import refuse_closed_over
 from jaxacct.training.plan import Plan
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
-from jaxacct.training.step.models import Rest, apart, whole
+from jaxacct.training.step.models import Untrained, join_model, split_model
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
 
@@ -97,7 +97,7 @@ def side_by_side(
         config: Mapping[str, Any],
         words: Any,
         data: Any,
-        rest: Rest | None,
+        rest: Untrained | None,
         drawn: tuple[Any, Any],
     ) -> Carried:
         """Steps start to stop - 1 of one candidate; ``drawn`` holds the noise on their counts and losses."""
@@ -146,7 +146,7 @@ def side_by_side(
         data = jax.tree.map(jnp.asarray, data)
         configs = {name: jnp.asarray(np.asarray(value), jnp.float32) for name, value in configs.items()}
         params = jax.tree.map(jnp.asarray, params)
-        trained, rest = (params, None) if trainable is None else apart(params, trainable)
+        trained, rest = (params, None) if trainable is None else split_model(params, trainable)
         carried = begin(trained, configs)
         words = np.asarray(keys, np.uint32).reshape(count, 8)
         for start in range(0, plan.steps, STEPS_PER_CALL):
@@ -156,7 +156,7 @@ def side_by_side(
                 refuse_closed_over("loss_fn", steps.trace(*given).jaxpr, data, () if rest is None else rest.frozen)
             carried = steps(*given)
             jax.block_until_ready(carried.params)
-        return whole(carried.params, rest)
+        return join_model(carried.params, rest)
 
     return train
 

@@ -352,7 +352,7 @@ def _finite(node: Any) -> Any:
     return None if isinstance(node, float) and not math.isfinite(node) else node
 
 
-class Live:
+class ProgressLine:
     """One line on standard error, with an upper bound of epsilon from the plan's table; show None: on a terminal.
 
     A thread computes the table, begun with the first line that is shown: training does not wait for it, and lines say

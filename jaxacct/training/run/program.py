@@ -30,7 +30,7 @@ from jaxacct.training.source import Source
 from jaxacct.training.step import key_derivation, noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import Lineage, StepKey
-from jaxacct.training.step.models import Rest
+from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, numbers
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED
 
@@ -67,7 +67,7 @@ class Program:
         before: Lineage,
         step: int,
         data: Any,
-        frozen: Rest | None = None,
+        frozen: Untrained | None = None,
         private_loss: PrivateLoss | None = None,
     ) -> None:
         self._plan, self._adaptive, self._private_loss = plan, adaptive, private_loss
@@ -171,7 +171,7 @@ class Streamed(Program):
         before: Lineage,
         step: int,
         source: Source,
-        frozen: Rest | None,
+        frozen: Untrained | None,
         users: Any,
         found: Checkpoint | None,
         ledger: bool,

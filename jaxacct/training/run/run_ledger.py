@@ -27,7 +27,7 @@ from jaxacct.training.step.key_derivation import StepKey, digest
 from jaxacct.training.step.step_mechanisms import composed
 
 
-class Noted:
+class RunLedger:
     """An open ledger.  `note` returns in no process before the entry is on the disk."""
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark) -> None:
@@ -95,9 +95,9 @@ class Noted:
             self._ledger.close()
 
 
-def open_noted(
+def open_run_ledger(
     processes: Processes, ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
-) -> Noted | None:
+) -> RunLedger | None:
     """The ledger at the run of a state, opened by the first process; None where that has none."""
     opened: Ledger | None = None
     own = False
@@ -109,7 +109,7 @@ def open_noted(
             return b"" if opened is None else json.dumps(opened.mark()).encode()
 
     told: Any = processes.decide(first)
-    return Noted(processes, opened, own, Mark(*json.loads(told))) if told else None
+    return RunLedger(processes, opened, own, Mark(*json.loads(told))) if told else None
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
@@ -281,7 +281,7 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
         )
 
 
-def reach(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
+def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
     """The step before which a run without a ledger must stop; InputError for another relation or filter, or no room."""
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)

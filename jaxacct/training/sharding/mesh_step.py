@@ -22,8 +22,7 @@ from jaxacct.core.chacha import key_words, noise_words
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.clipped_sum import Clipped, wide
 from jaxacct.training.sampling.sampler import Selection
-from jaxacct.training.step.models import Rest
-from jaxacct.training.step.models import whole as model_of
+from jaxacct.training.step.models import Untrained, join_model
 from jaxacct.training.step.noise import UNIT, from_bits
 from jaxacct.training.step.step_function import (
     Carried,
@@ -55,7 +54,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
     """
 
     def step(
-        carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Rest | None = None
+        carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Untrained | None = None
     ) -> tuple[Carried, Observed]:
         specs, cuts = param_specs(mesh, shard, carried.params), sum_specs(mesh, shard, carried.params)
         rows = (data.count if rule.examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0] // mesh.size
@@ -364,11 +363,11 @@ def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
     return Carried(specs, opt_state, on_all(carried.clip_norm), on_all(carried.not_finite))
 
 
-def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Rest | None) -> Any:
+def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -> Any:
     """A PartitionSpec for every frozen array: as if it were trained."""
     if rest is None:
         return None
-    model = model_of(trained, rest)
+    model = join_model(trained, rest)
     numbers = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "shape") else np.zeros(()), model)
     specs = jax.tree_util.tree_leaves(param_specs(mesh, shard, numbers), is_leaf=is_spec)
     left, own = list(rest.frozen), []
@@ -376,7 +375,7 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Rest | None) -> Any
         if left and leaf is left[0]:  # both are in the order of the model
             left.pop(0)
             own.append(spec)
-    return Rest(tuple(own), rest.form)
+    return Untrained(tuple(own), rest.form)
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
@@ -416,11 +415,11 @@ class Gathering(NamedTuple):
 def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
     """For one device; ``rows`` holds the shapes of a micro-batch."""
 
-    def nothing(carried: Carried, frozen: Rest | None) -> Sums:
+    def nothing(carried: Carried, frozen: Untrained | None) -> Sums:
         return no_sums(rule, carried, rows, frozen)
 
     def one(
-        carried: Carried, words: Any, so_far: Sums, rows: Any, indices: Any, mask: Any, frozen: Rest | None
+        carried: Carried, words: Any, so_far: Sums, rows: Any, indices: Any, mask: Any, frozen: Untrained | None
     ) -> Sums:
         return add(rule, carried, keys(words, words)[0], so_far, rows, indices, mask, frozen)
 
@@ -436,7 +435,7 @@ def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> Lo
     over = lambda function, ins, outs: jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
     at_hand = lambda params, clip_norm: Carried(params, None, clip_norm, None)
 
-    def nothing(carried: Carried, frozen: Rest | None) -> Gathering:
+    def nothing(carried: Carried, frozen: Untrained | None) -> Gathering:
         specs = param_specs(mesh, shard, carried.params)
         rest = P() if frozen is None else frozen_specs(mesh, shard, carried.params, frozen)
 
@@ -451,7 +450,7 @@ def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> Lo
         return done
 
     def one(
-        carried: Carried, words: Any, so_far: Gathering, rows: Any, indices: Any, mask: Any, _: Rest | None
+        carried: Carried, words: Any, so_far: Gathering, rows: Any, indices: Any, mask: Any, _: Untrained | None
     ) -> Gathering:
         def local(so_far: Gathering, clip_norm: Any, words: Any, rows: Any, indices: Any, mask: Any) -> Any:
             mine = jax.tree.map(lambda a: a[0], so_far.sums)

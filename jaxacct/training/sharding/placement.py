@@ -31,7 +31,7 @@ from jaxacct.training.sharding.mesh_step import (
 from jaxacct.training.sharding.processes import ALONE, Processes
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.key_derivation import digest
-from jaxacct.training.step.models import Rest
+from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, StepRule, private_step
 
 
@@ -73,10 +73,10 @@ class Placement:
         placed: Carried = self._put(carried, self._where(carried))
         return placed
 
-    def frozen(self, trained: Any, frozen: Rest | None) -> Rest | None:
+    def frozen(self, trained: Any, frozen: Untrained | None) -> Untrained | None:
         """The rest of the model as new arrays, cut as the parameters are."""
         specs = None if self.mesh is None else frozen_specs(self.mesh, self._shard, trained, frozen)
-        rest: Rest | None = self._put(frozen, self._shardings(specs))
+        rest: Untrained | None = self._put(frozen, self._shardings(specs))
         return rest
 
     def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:

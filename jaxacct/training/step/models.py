@@ -59,7 +59,7 @@ def is_equinox(value: Any, name: str = "Module") -> bool:
     return any(base.__name__ == name and base.__module__.split(".")[0] == "equinox" for base in bases)
 
 
-def opened(model: Any) -> tuple[Any, Outer | None]:
+def model_as_pytree(model: Any) -> tuple[Any, Outer | None]:
     """(pytree, what an nnx module is besides; None for other models); InputError for an Equinox module with state."""
     if is_nnx(model):
         nnx = _nnx()
@@ -82,11 +82,11 @@ def opened(model: Any) -> tuple[Any, Outer | None]:
     return model, None
 
 
-def closed(tree: Any, outer: Outer | None) -> Any:
-    """The model that was `opened`."""
+def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
+    """The model of which `model_as_pytree` made this."""
     if outer is None:
         return tree
-    # the structure of the dicts is known from the graph: their leaves are in the order that `opened` gave
+    # the structure of the dicts is known from the graph: their leaves are in the order that `model_as_pytree` gave
     values: list[Any] = [None] * len(outer.order)
     for place, value in zip(outer.order, jax.tree_util.tree_leaves(tree), strict=True):
         values[place] = value
@@ -149,7 +149,7 @@ class LoRA:
         for place, path in enumerate(paths(self.base)):
             if path in self.adapters:
                 leaves[place] = _Adapted(leaves[place], *self.factors(path), self.scale).merged()
-        return closed(jax.tree_util.tree_unflatten(structure, leaves), self.outer)
+        return pytree_as_model(jax.tree_util.tree_unflatten(structure, leaves), self.outer)
 
     def factors(self, path: str) -> tuple[Any, Any]:
         """a and b of one adapted array."""
@@ -194,7 +194,7 @@ def lora(params: Any, rank: int, *, where: Any = None, alpha: float | None = Non
     size = int(check("rank", rank, COUNT))
     scale = 1.0 if alpha is None else float(check("alpha", alpha, POSITIVE)) / size
     key = fresh_key() if key is None else key
-    base, outer = opened(params)
+    base, outer = model_as_pytree(params)
     adapters = {}
     chosen = _by_name if where is None else lambda path, array: where(path)
     for place, (path, array) in enumerate(zip(paths(base), arrays_of(base), strict=True)):
@@ -229,7 +229,7 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
             filled = list(leaves)
             for place, value in zip(there, values, strict=True):
                 filled[place] = value
-            return function(closed(jax.tree_util.tree_unflatten(structure, filled), model.outer), *rest)
+            return function(pytree_as_model(jax.tree_util.tree_unflatten(structure, filled), model.outer), *rest)
 
         arrays = [jnp.asarray(leaves[place]) for place in there]
         traced, form = jax.make_jaxpr(flat, return_shape=True)(arrays, others)
@@ -318,7 +318,7 @@ def _split(shape: tuple[int, ...]) -> int:
     return min(range(1, len(shape)), key=lambda at: max(math.prod(shape[:at]), math.prod(shape[at:])))
 
 
-class _Place:
+class _Array:
     """In the form of a model, in place of a leaf that is an array and so not part of the form."""
 
 
@@ -338,7 +338,7 @@ class _Stream:
 
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
-class Rest:
+class Untrained:
     """The untrained rest of a model: arrays, and a form that holds no arrays and is known when the step is traced.
 
     Parameters
@@ -356,17 +356,17 @@ class Rest:
         return self.frozen, self.form
 
     @classmethod
-    def tree_unflatten(cls, form: Any, frozen: Sequence[Any]) -> Rest:
+    def tree_unflatten(cls, form: Any, frozen: Sequence[Any]) -> Untrained:
         """From its arrays, and all else."""
         return cls(tuple(frozen), form)
 
 
-def apart(model: Any, trainable: Any = None) -> tuple[Any, Rest | None]:
+def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
     """(the trained part, with None in place of all else; the rest, None if all is trained) of a model.
 
     trainable is as for `Trainer`.  Of a `LoRA` it selects from the base, beside the adapters.
     """
-    tree, outer = opened(model)
+    tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = arrays_of(tree)
     if isinstance(tree, LoRA):
@@ -375,33 +375,33 @@ def apart(model: Any, trainable: Any = None) -> tuple[Any, Rest | None]:
         marks += [True] * (len(leaves) - own)
     else:
         marks = _marks(tree, outer, trainable, len(leaves))
-    others: list[Any] = [leaf if array is None else _Place for array, leaf in zip(arrays, leaves, strict=True)]
+    others: list[Any] = [leaf if array is None else _Array for array, leaf in zip(arrays, leaves, strict=True)]
     streams = outer or (tree.outer if isinstance(tree, LoRA) else None)
     for i, kind in enumerate(streams.of_kind("RngState") if streams is not None else []):
         if kind:
             others[i] = _Stream(leaves[i].shape, leaves[i].dtype)
-    chosen = [mark and other is _Place for mark, other in zip(marks, others, strict=True)]
+    chosen = [mark and other is _Array for mark, other in zip(marks, others, strict=True)]
     if not any(chosen):
         raise InputError("trainable selects none of the parameters, must select at least one; it is given paths")
     if all(chosen) and outer is None:
         return jax.tree_util.tree_unflatten(structure, arrays), None
     trained = [array if mark else None for array, mark in zip(arrays, chosen, strict=True)]
-    frozen = [a for a, mark, other in zip(arrays, chosen, others, strict=True) if other is _Place and not mark]
+    frozen = [a for a, mark, other in zip(arrays, chosen, others, strict=True) if other is _Array and not mark]
     form = (structure, tuple(chosen), tuple(others), outer)
-    return jax.tree_util.tree_unflatten(structure, trained), Rest(tuple(frozen), form)
+    return jax.tree_util.tree_unflatten(structure, trained), Untrained(tuple(frozen), form)
 
 
-def whole(trained: Any, rest: Rest | None) -> Any:
-    """The model that was taken `apart`, with these values of its trained part."""
+def join_model(trained: Any, rest: Untrained | None) -> Any:
+    """The model that `split_model` took apart, with these values of its trained part."""
     if rest is None:
         return trained
     structure, chosen, others, outer = rest.form
     values, frozen = iter(jax.tree_util.tree_leaves(trained)), iter(rest.frozen)
     leaves = []
     for mark, other in zip(chosen, others, strict=True):
-        leaf = next(values if mark else frozen) if other is _Place else other
+        leaf = next(values if mark else frozen) if other is _Array else other
         leaves.append(leaf.empty() if isinstance(leaf, _Stream) else leaf)
-    return closed(jax.tree_util.tree_unflatten(structure, leaves), outer)  # type: ignore[arg-type]  # the form of an opened model
+    return pytree_as_model(jax.tree_util.tree_unflatten(structure, leaves), outer)  # type: ignore[arg-type]  # the form of a model
 
 
 def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[bool]:

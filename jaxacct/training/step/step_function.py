@@ -27,7 +27,7 @@ from jaxacct.training.sampling import sampler
 from jaxacct.training.sampling.sampler import of_users
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
-from jaxacct.training.step.models import Rest, paths, whole
+from jaxacct.training.step.models import Untrained, join_model, paths
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED, slots_of
 
 
@@ -134,7 +134,7 @@ class StepRule:
     has_aux: bool = False
     private_loss: PrivateLoss | None = None
 
-    def member_loss(self, frozen: Rest | None) -> Callable[[Any, tuple[Any, ...]], Any]:
+    def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
         """(trained parameters, (example,) or (example, key)) -> (loss, Seen); of a user (examples, weights)."""
         single = lambda model, *member: split_loss(
             jax.tree.map(jnp.asarray, self.loss_fn(model, *member)), self.has_aux
@@ -142,7 +142,7 @@ class StepRule:
         each = single if self.examples_per_user is None else mean_over_examples(single)
 
         def loss(trained: Any, member: tuple[Any, ...]) -> tuple[Any, Seen]:
-            value, aux = each(whole(trained, frozen), *member)
+            value, aux = each(join_model(trained, frozen), *member)
             bounded = jnp.int32(0) if self.private_loss is None else self.private_loss.units(value)
             return value, Seen(value.astype(wide(value.dtype)), bounded, aux)
 
@@ -213,7 +213,7 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
     return sampler.host_permutation(key, size)[: int(now.size)]
 
 
-def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Rest | None = None) -> Sums:
+def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | None = None) -> Sums:
     """The sums of a batch that has no members yet; ``batch`` is as for `add`, or its shapes."""
     params = carried.params
     dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
@@ -231,7 +231,7 @@ def add(
     batch: Any,
     indices: Any,
     mask: Any,
-    frozen: Rest | None = None,
+    frozen: Untrained | None = None,
 ) -> Sums:
     """The sums with one micro-batch more.
 
@@ -283,7 +283,7 @@ def sums_over(
     key: Any,
     drawn: sampler.Selection,
     data: Any,
-    frozen: Rest | None = None,
+    frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
     """The sums over those drawn, in micro-batches; first : where the data are a part, the number of their first."""
@@ -314,7 +314,7 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
     """
 
     def step(
-        carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Rest | None = None
+        carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Untrained | None = None
     ) -> tuple[Carried, Observed]:
         key, pass_key = keys(words, pass_words)
         size = (data.count if rule.examples_per_user else jax.tree_util.tree_leaves(data)[0]).shape[0]
