@@ -24,7 +24,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
-from jaxacct.training.clipping.traces import bind, evaluate
+from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 
 _ALL_BYTES = 2**28
 """Data up to this size are compared whole; of larger data, and of a Source, only some blocks of rows are."""
@@ -269,17 +269,8 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
     for eqn in jaxpr.eqns:
         yield eqn, bound
         inside = bound | frozenset(getattr(eqn.params.get("mesh"), "axis_names", ()))
-        for inner in inner_traces(tuple(eqn.params.values())):
+        for inner in inner_traces(eqn):
             yield from _operations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner, inside)
-
-
-def inner_traces(values: tuple[Any, ...]) -> Iterator[Jaxpr | ClosedJaxpr]:
-    """The traces among the parameters of an operation."""
-    for value in values:
-        if isinstance(value, tuple | list):
-            yield from inner_traces(tuple(value))
-        elif isinstance(value, ClosedJaxpr | Jaxpr):
-            yield value
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -366,7 +357,7 @@ def _constants(closed: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
         closed = closed.jaxpr
     for eqn in closed.eqns:
         yield from (var.val for var in eqn.invars if isinstance(var, Literal) and np.ndim(var.val))
-        for inner in inner_traces(tuple(eqn.params.values())):
+        for inner in inner_traces(eqn):
             yield from _constants(inner)
 
 

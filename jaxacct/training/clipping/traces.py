@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 BODIES = ("scan", "checkpoint", "remat", "remat2")
 """Operations with a body that is seen through where a parameter enters it: loops, and what is computed again."""
@@ -99,3 +99,9 @@ def _true(*bits: Any) -> Any:
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
     """One for all: a branch that differed between the members would become a choice between both outcomes."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
+
+
+def inner_traces(eqn: Any) -> list[Jaxpr | ClosedJaxpr]:
+    """The traces among the parameters of an operation."""
+    is_trace = lambda value: isinstance(value, ClosedJaxpr | Jaxpr)
+    return [*filter(is_trace, jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_trace))]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import datetime
-import functools
 import itertools
 import json
 import math
@@ -144,14 +143,10 @@ class RunLog:
             self.tell({"event": "end", "run": self._run} | self.ending)
 
     def tell(self, record: dict[str, Any]) -> None:
-        """Hand a record over."""
-        if self._put is not None:
-            self._whatever_fails(functools.partial(self._put, record))
-
-    def _whatever_fails(self, act: Callable[[], Any]) -> None:
-        """Whoever takes a record cannot stop the run by failing, and is given nothing after that."""
+        """Hand a record over.  Whoever takes it cannot stop the run by failing, and is given nothing after that."""
         try:
-            act()
+            if self._put is not None:
+                self._put(record)
         except Exception as error:
             self._put = None
             words = " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -239,7 +239,8 @@ def _units(length: int, aligned: bool) -> int:
 
 def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[Any]:
     """Standard normal draws of all units of some boxes, each of shape (runs * units, 32): the words of `noise.add`."""
-    counters = [_counters(box) for box in boxes.values()]
+    numbers = lambda box: box.first[:, None] // UNIT + jnp.arange(box.units, dtype=jnp.uint32)
+    counters = [numbers(box).reshape(-1) for box in boxes.values()]  # of the units of all runs, one after the other
     begins = np.cumsum([0, *(counter.size for counter in counters)])
     total = int(begins[-1])
     pieces = max(1, -(-total // _PIECE))
@@ -262,11 +263,6 @@ def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[
         put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=0)
         flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((pieces * each, UNIT), dtype))
     return [flat[at:end] for at, end in itertools.pairwise(begins)]
-
-
-def _counters(box: _Box) -> Any:
-    """The numbers of the units of all runs, one run after the other."""
-    return (box.first[:, None] // UNIT + jnp.arange(box.units, dtype=jnp.uint32)).reshape(-1)
 
 
 def is_spec(node: Any) -> bool:
@@ -388,17 +384,9 @@ def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
     return P()
 
 
-class LoadedStep(NamedTuple):
-    """Three pure functions.
-
-    nothing : (carried, frozen) -> so far.
-    one : (carried, key words, so far, rows, indices, mask, frozen) -> so far.
-    end : (carried, key words, so far, numbers) -> (carried, observed).
-    """
-
-    nothing: Callable[..., Any]
-    one: Callable[..., Any]
-    end: Callable[..., tuple[Carried, Observed]]
+LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[Carried, Observed]]]
+"""Pure functions: (carried, frozen) -> so far; (carried, key words, so far, rows, indices, mask, frozen) -> so far; and
+(carried, key words, so far, numbers) -> (carried, observed)."""
 
 
 class Gathering(NamedTuple):
@@ -426,7 +414,7 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
     def end(carried: Carried, words: Any, sums: Sums, now: Numbers) -> tuple[Carried, Observed]:
         return release(rule, carried, keys(words, words)[0], sums, now)
 
-    return LoadedStep(nothing, one, end)
+    return nothing, one, end
 
 
 def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> LoadedStep:
@@ -466,4 +454,4 @@ def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> Lo
         sums = over(local, (spread,), specs_of_sums(cuts))(so_far.sums)
         return released(rule, mesh, shard, carried, keys(words, words)[0], sums, now)
 
-    return LoadedStep(nothing, one, end)
+    return nothing, one, end

@@ -122,21 +122,21 @@ class Placement:
         """The three programs of a step whose batch is loaded, traced; ``batch`` holds shapes of a micro-batch."""
         lies: dict[str, Any] = {}
         if self.mesh is None:
-            parts = loaded_step(self._rule, batch[0])
-            so_far = jax.eval_shape(parts.nothing, carried, frozen)
+            nothing, one, end = loaded_step(self._rule, batch[0])
+            so_far = jax.eval_shape(nothing, carried, frozen)
         else:
-            parts = sharded_loaded_step(self._rule, batch[0], self.mesh, self._shard)
+            nothing, one, end = sharded_loaded_step(self._rule, batch[0], self.mesh, self._shard)
             spread, everywhere = (NamedSharding(self.mesh, spec) for spec in (over_examples(self.mesh), P()))
             placed = lambda tree, where: jax.tree.map(
                 lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), tree
             )
             where = Gathering(spread, everywhere, everywhere)
-            so_far = Gathering(*map(placed, jax.eval_shape(parts.nothing, carried, frozen), where))
+            so_far = Gathering(*map(placed, jax.eval_shape(nothing, carried, frozen), where))
             batch, lies = placed(batch, spread), {"out_shardings": where}
         return [
-            jax.jit(parts.nothing, **lies).trace(carried, frozen),
-            jax.jit(parts.one, donate_argnums=2, **lies).trace(carried, words, so_far, *batch, frozen),
-            jax.jit(parts.end, **self._after(carried)).trace(carried, words, so_far, now),
+            jax.jit(nothing, **lies).trace(carried, frozen),
+            jax.jit(one, donate_argnums=2, **lies).trace(carried, words, so_far, *batch, frozen),
+            jax.jit(end, **self._after(carried)).trace(carried, words, so_far, now),
         ]
 
     def batch(self, batch: Any) -> Any:

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
 
 from jaxacct.core.validation import InputError
+from jaxacct.training.clipping.traces import inner_traces
 
 _LIBRARIES = ("jax", "libtpu", "nvidia-", "rocm")
 """Beginnings of the names of packages whose code runs in a step."""
@@ -196,17 +197,12 @@ def digest_program(traced: Any) -> bytes:
         for eqn in jaxpr.eqns:
             primitives.add(eqn.primitive.name)
             constants.extend(var.val for var in eqn.invars if isinstance(var, Literal))
-            for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
-                if _is_jaxpr(value):
-                    collect(value)
+            for inner in inner_traces(eqn):
+                collect(inner)
 
     collect(traced.jaxpr)
     own = b"" if repeats(primitives) else secrets.token_bytes(16)
     return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
-
-
-def _is_jaxpr(value: Any) -> bool:
-    return isinstance(value, ClosedJaxpr | Jaxpr)
 
 
 def _words(secret: bytes) -> np.ndarray:
