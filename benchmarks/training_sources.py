@@ -53,9 +53,9 @@ class Steps:
 
     def __init__(self, trainer, state, data):
         where = trainer.placement
-        rest = (trainer.plan, trainer.adaptive, where.carried(state, state.params), state.lineage, 0, data)
+        rest = (trainer.rule, trainer.plan, where.carried(state, state.params), state.lineage, 0, data)
         if isinstance(data, Source):
-            self.program = Streamed(where, trainer.rule, *rest, None, None, None, False)
+            self.program = Streamed(where, *rest, None, None, None, False)
         else:
             self.program = Program(where, *rest)
         self.carried, self.line, self.step = self.program.carried, self.program.line, 0

@@ -150,7 +150,7 @@ def test_frozen_values_are_in_the_chain_of_keys():
         trained, rest = split_model(state.params, trainer.trainable)
         where = trainer.placement
         carried = where.carried(state, trained)
-        program = Program(where, trainer.plan, None, carried, state.lineage, 0, where.data(X, None), rest)
+        program = Program(where, trainer.rule, trainer.plan, carried, state.lineage, 0, where.data(X, None), rest)
         return program.advance(program.line, 0)[1].key_fingerprint, program.session
 
     one, same, other = key(1.0), key(np.float32(1.0)), key(1.5)

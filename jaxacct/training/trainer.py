@@ -284,12 +284,12 @@ class Trainer:
                 carried = where.carried(state, found.carried.params)
             state.lineage.root.key  # noqa: B018 - refuses a state without one
             where.processes.decide(functools.partial(require_ledger, state.history, ledger))
-            of_plan = (self.plan, self.adaptive, carried, state.lineage, state.step, data)
+            start = (self.rule, self.plan, carried, state.lineage, state.step, data, rest)
             if isinstance(data, Source):
                 with_ledger = any(where.processes.any(where.processes.first and ledger is not None))
-                program: Program = Streamed(where, self.rule, *of_plan, rest, users, found, with_ledger)
+                program: Program = Streamed(where, *start, users, found, with_ledger)
             else:
-                program = Program(where, *of_plan, rest, self.rule.private_loss)
+                program = Program(where, *start)
             stack.callback(program.close)
             for trace in program.traces:
                 frozen = () if rest is None else rest.frozen

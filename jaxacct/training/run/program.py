@@ -28,7 +28,6 @@ from jaxacct.training.sampling.sampler import grouped, host_of_users
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.source import Source
 from jaxacct.training.step import key_derivation, noise
-from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, numbers
@@ -61,17 +60,15 @@ class Program:
     def __init__(
         self,
         where: Placement,
+        rule: StepRule,
         plan: Plan,
-        adaptive: AdaptiveClip | None,
         carried: Carried,
         before: Lineage,
         step: int,
         data: Any,
         frozen: Untrained | None = None,
-        private_loss: PrivateLoss | None = None,
     ) -> None:
-        self._plan, self._adaptive, self._private_loss = plan, adaptive, private_loss
-        self._where, self.frozen = where, where.frozen(carried.params, frozen)
+        self._where, self._rule, self._plan, self.frozen = where, rule, plan, where.frozen(carried.params, frozen)
         self._whole = data
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), 0, zero)
@@ -87,7 +84,7 @@ class Program:
         if self.frozen is not None:  # its form is in the program, its arrays are arguments
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
         # the program takes their noise as an argument, so its digest does not cover it
-        beside = repr((self._adaptive, self._private_loss)).encode()
+        beside = repr((self._rule.adaptive, self._rule.private_loss)).encode()
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
@@ -129,12 +126,14 @@ class Program:
             place = step - begins
             size = repr((begins, segment.expected_batch_size)).encode()
             cut = key_derivation.digest(self.session) if self._plan.sampling == ALLOCATION else size
-        settings = (step, *segment[2:], place, self._adaptive, self._private_loss)
+        settings = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut)
         return after, key, self._numbers(step, place), key.partition if begins >= 0 else ""
 
     def _numbers(self, step: int, place: int, words: Any = None) -> Numbers:
-        return numbers(self._plan.at(step), self._plan.sampling, self._adaptive, place, self._private_loss, words)
+        return numbers(
+            self._plan.at(step), self._plan.sampling, self._rule.adaptive, place, self._rule.private_loss, words
+        )
 
 
 class OtherExamples(InputError):
@@ -166,7 +165,6 @@ class Streamed(Program):
         where: Placement,
         rule: StepRule,
         plan: Plan,
-        adaptive: AdaptiveClip | None,
         carried: Carried,
         before: Lineage,
         step: int,
@@ -176,9 +174,8 @@ class Streamed(Program):
         found: Checkpoint | None,
         ledger: bool,
     ) -> None:
-        self._plan, self._adaptive, self._private_loss = plan, adaptive, rule.private_loss
-        self._where, self._rule, self._source = where, rule, source
-        self.frozen = where.frozen(carried.params, frozen)
+        self._where, self._rule, self._plan, self.frozen = where, rule, plan, where.frozen(carried.params, frozen)
+        self._source = source
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
         self._micro = min(rule.micro_batch, self._places) * where.devices  # places of one call, over all devices
