@@ -1,1 +1,1 @@
-"""Who takes part in a step, and the mechanism that accounts for it."""
+"""Who takes part in a step, by every batch rule, on the device and on the host."""

@@ -18,12 +18,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxacct.core.chacha import key_words, noise_words
+from jaxacct.core.chacha import key_words
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.clipped_sum import Clipped, wide
 from jaxacct.training.sampling.sampler import Selection
 from jaxacct.training.step.models import Untrained, join_model
-from jaxacct.training.step.noise import UNIT, from_bits
+from jaxacct.training.step.noise import UNIT, draws_of_units
 from jaxacct.training.step.step_function import (
     Carried,
     Numbers,
@@ -248,20 +248,13 @@ def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[
     spare = pieces * each - total  # belongs to no leaf
     counter = jnp.concatenate([*counters, jnp.zeros(spare, jnp.uint32)])
 
-    def piece(number: Any) -> Any:
+    def of_piece(number: Any) -> tuple[Any, Any]:
         own = jax.lax.dynamic_slice_in_dim(counter, number * each, each)
         at = number * each + jnp.arange(each, dtype=jnp.int32)
         leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), at, side="right")
-        place = jnp.asarray([*boxes, leaves], jnp.uint32)[leaf]
-        thirds = jnp.repeat(jnp.arange(3, dtype=jnp.uint32), each)
-        high, low, turn = jnp.split(noise_words(words, jnp.tile(own, 3), jnp.tile(place, 3), thirds), 3, axis=1)
-        return jnp.concatenate(from_bits(high, low, turn, dtype)).T
+        return own, jnp.asarray([*boxes, leaves], jnp.uint32)[leaf]
 
-    if pieces == 1:
-        flat = piece(0)
-    else:
-        put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=0)
-        flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((pieces * each, UNIT), dtype))
+    flat = draws_of_units(words, of_piece, pieces, each, 0, dtype)
     return [flat[at:end] for at, end in itertools.pairwise(begins)]
 
 

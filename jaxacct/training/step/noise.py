@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -93,23 +94,36 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
     pieces = max(1, -(-total // _PIECE))
     each = -(-total // pieces)
 
-    def piece(number: Any) -> Any:
-        counter, place = _counters(number * each, each, begins, [*shapes, leaves])
-        thirds = jnp.repeat(jnp.arange(3, dtype=jnp.uint32), each)
-        high, low, turn = jnp.split(noise_words(words, jnp.tile(counter, 3), jnp.tile(place, 3), thirds), 3, axis=1)
-        return jnp.concatenate(from_bits(high, low, turn, dtype))
-
-    if pieces == 1:
-        flat = piece(0)
-    else:
-        put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
-        flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((UNIT, pieces * each), dtype))
+    counters = lambda number: _counters(number * each, each, begins, [*shapes, leaves])
+    flat = draws_of_units(words, counters, pieces, each, 1, dtype)
     starts = begins[:-1].tolist()
     if pieces > 1 and len(starts) > 1:  # otherwise there is little to compile
         starts = as_data(unfolded_true([words]), starts)
     own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
     cut = zip(starts, units, sizes, shapes.values(), strict=True)
     return [own(at, count).reshape(-1)[:size].reshape(shape) for at, count, size, shape in cut]
+
+
+def draws_of_units(
+    words: Any, counters: Callable[[Any], tuple[Any, Any]], pieces: int, each: int, axis: int, dtype: Any
+) -> Any:
+    """Standard normal draws of units, which lie along an axis, of so many pieces with so many units each.
+
+    counters : number of a piece -> (unit within its leaf, place of the leaf) of each of its units.
+    """
+
+    def piece(number: Any) -> Any:
+        counter, place = counters(number)
+        thirds = jnp.repeat(jnp.arange(3, dtype=jnp.uint32), each)
+        high, low, turn = jnp.split(noise_words(words, jnp.tile(counter, 3), jnp.tile(place, 3), thirds), 3, axis=1)
+        drawn = jnp.concatenate(from_bits(high, low, turn, dtype))
+        return drawn if axis == 1 else drawn.T
+
+    if pieces == 1:
+        return piece(0)
+    put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=axis)
+    shape = (UNIT, pieces * each) if axis == 1 else (pieces * each, UNIT)
+    return jax.lax.fori_loop(0, pieces, put, jnp.zeros(shape, dtype))
 
 
 def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> tuple[Any, Any]:
