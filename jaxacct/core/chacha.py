@@ -24,6 +24,8 @@ _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 """Last word of the nonce: no two purposes share a block of the keystream."""
 _MOST_BLOCKS = 2**32
 """The block counter has 32 bits [RFC 8439]: a longer keystream would repeat itself."""
+_TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
+"""By a number of places, the lines of four that are moved down by it: `numpy.roll` takes longer than a round."""
 _HOST_BLOCKS = 8192
 """Blocks that NumPy makes at a time: half a megabyte of state, which stays in the processor's cache."""
 
@@ -53,7 +55,9 @@ def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp)
     last = [xp.broadcast_to(xp.asarray(word, xp.uint32), counter.shape) for word in (counter, *nonce)]
     start = (wide(xp.asarray(_CONSTANTS)), wide(key[:4]), wide(key[4:]), xp.stack(last))
     if xp is np:
-        end = functools.reduce(lambda rows, number: _double_round(number, rows, np), range(10), start)
+        end = tuple(row.copy() for row in start)
+        for number in range(10):
+            end = _double_round(number, end)
     else:
         end = jax.lax.fori_loop(0, 10, _double_round, start)
     return xp.concatenate([x + y for x, y in zip(start, end, strict=True)])
@@ -72,25 +76,35 @@ def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
     return _columns(key, counter, (first, second, _NOISE))
 
 
-def _double_round(_: Any, rows: tuple[Any, ...], xp: Any = jnp) -> tuple[Any, ...]:
-    """Four quarter rounds on the columns, then four on the diagonals."""
+def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Four quarter rounds on the columns, then four on the diagonals; NumPy's arrays are changed in place."""
     a, b, c, d = _quarter_rounds(*rows)
-    b, c, d = (xp.roll(row, -by, axis=0) for row, by in ((b, 1), (c, 2), (d, 3)))
+    b, c, d = (_turned(row, -by) for row, by in ((b, 1), (c, 2), (d, 3)))
     a, b, c, d = _quarter_rounds(a, b, c, d)
-    return a, *(xp.roll(row, by, axis=0) for row, by in ((b, 1), (c, 2), (d, 3)))
+    return a, *(_turned(row, by) for row, by in ((b, 1), (c, 2), (d, 3)))
 
 
 def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, ...]:
     for left, right in ((16, 12), (8, 7)):
-        a = a + b
-        d = _rotate(d ^ a, left)
-        c = c + d
-        b = _rotate(b ^ c, right)
+        a += b
+        d ^= a
+        d = _rotate(d, left)
+        c += d
+        b ^= c
+        b = _rotate(b, right)
     return a, b, c, d
 
 
 def _rotate(x: Any, by: int) -> Any:
-    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
+    left = x << np.uint32(by)
+    x >>= np.uint32(32 - by)
+    left |= x
+    return left
+
+
+def _turned(row: Any, by: int) -> Any:
+    """Its four lines moved down by so many places."""
+    return row[_TURNS[by]] if isinstance(row, np.ndarray) else jnp.roll(row, by, axis=0)
 
 
 def _nonce(purpose: int, first: Any = 0, second: Any = 0) -> Any:
