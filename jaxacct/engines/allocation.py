@@ -30,10 +30,6 @@ __all__ = ["delta", "delta_of_both", "epsilon", "epsilon_of_both", "excess", "gu
 
 ROUNDS = 14
 """Most placements of the contour."""
-NEWTON = 5
-"""Newton steps on one contour."""
-RETREATS = 4
-"""Most readings where Newton ends."""
 NARROW = 1e-2
 """Relative width at which a search ends, as a share of the width asked for."""
 CUT_OFF = 3e-3
@@ -49,9 +45,7 @@ ROUGH = 0.5
 PLACEMENTS = 3
 """Most placements of the contour for one delta."""
 SMALL = 1e-8
-"""Tolerance of a contour for delta: terms left out, relative to delta."""
-ROUGHLY = 1e-5
-"""The tolerance, in place of SMALL, where only an estimate is asked for."""
+"""What a contour may leave out of a delta, relatively."""
 MOST_SLOTS = 1e9
 """The contour is used only up to this many slots."""
 
@@ -129,7 +123,8 @@ def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndar
         rows = np.flatnonzero(reach(s, t) & (eps > 0.0) & (eps < 600.0))
         if rows.size:
             log_option = np.log(delta[rows]) + min(sign, 0.0) * eps[rows]
-            for some, contour in contours_at(sign, s[rows], t[rows], np.exp(sign * eps[rows]), log_option, ROUGHLY):
+            # what a contour leaves out, relative to delta, where only an estimate is asked for
+            for some, contour in contours_at(sign, s[rows], t[rows], np.exp(sign * eps[rows]), log_option, 1e-5):
                 at = rows[some]
                 mid, slope = estimate_of(contour, eps[at])
                 found[0, at] = (np.log(mid) - np.log(delta[at])) * mid / (slope * eps[at])
@@ -396,7 +391,7 @@ def _newton(
     middle = 0.5 * (low + high)
     middle = np.where(np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high))  # nothing was learnt at eps
     new, mid, slope = np.where(usable, eps, middle), value.estimate, value.slope
-    for _ in range(NEWTON):
+    for _ in range(5):  # Newton steps on one contour
         step = (np.log(mid) - np.log(delta)) * mid / slope
         going = usable & np.isfinite(step) & (slope > 0.0) & ~(high <= floor)
         to = np.clip(new + np.where(going, step, 0.0), 0.5 * (low + new) * (low > 0.0), 0.5 * (high + new))
@@ -406,7 +401,7 @@ def _newton(
             break
         mid, slope = estimate_of(contour, new)
     if np.any(new != eps):
-        for _ in range(RETREATS):
+        for _ in range(4):  # most readings where Newton ends
             reached, value = new, value_of(contour, new)
             good, low, high = read(value, reached)
             back = usable & ~good  # estimates went further than brackets reach

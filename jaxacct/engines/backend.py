@@ -52,8 +52,6 @@ __all__ = [
 
 NUMPY_MOST = 40_000
 """Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
-NUMPY_MOST_IF_KEPT = 1_500
-"""NUMPY_MOST if `jaxacct warm` has kept the programs: loading them pays sooner."""
 NUMPY_MOST_SELECTIONS = 2_400
 """Largest job of private selections that NumPy does; each costs it as much as some 16 configurations.  `jaxacct warm`
 keeps none of their programs."""
@@ -128,7 +126,8 @@ def _suits(size: int, selections: bool = False) -> bool:
     most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
     if size > most or devices.platform() != "cpu" or not _holds():
         return False
-    return selections or size <= NUMPY_MOST_IF_KEPT or not programs.are_kept()
+    # where `jaxacct warm` has kept the programs, loading them pays sooner
+    return selections or size <= 1_500 or not programs.are_kept()
 
 
 @functools.cache

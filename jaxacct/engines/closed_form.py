@@ -28,16 +28,12 @@ LEAST_GAP = 1e-300
 """Floor under a divisor: a difference of two Mills ratios, or a slope."""
 LARGEST_FLOAT = np.finfo(np.float64).max
 """A lower end of epsilon beyond it is cut to it, and stays a lower end."""
-ROUNDING_UNITS = 64.0
-"""Units of rounding allowed for erfcx, log_ndtr, and the arithmetic around them."""
 LEAST_EPSILON = 2.0**-1060
 """Least epsilon that a bisection halves in its exponent; it is subnormal, and below it halves are taken."""
 BISECTIONS = 78
 """Bisection steps: eleven or twelve for the exponent of epsilon, 53 for its digits, and some to spare."""
 NEWTON_STEPS = 40
 """Newton steps for epsilon, the same number for all rows; the ends are certified wherever they lead."""
-SMALL_MU = 0.1
-"""The largest mu for which the difference of Mills ratios is integrated."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
 """Nodes and weights of the Gauss-Legendre rule of order 6 on [-1/2, 1/2]."""
 
@@ -47,7 +43,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     shape = np.broadcast_shapes(np.shape(mu), np.shape(epsilon))
     mu, epsilon = (np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1) for x in (mu, epsilon))
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    right, small = a > 0, mu < SMALL_MU
+    right, small = a > 0, mu < 0.1  # the largest mu for which the difference of Mills ratios is integrated
     far = np.where(right | small, a, 1.0)
     mills_a = np.sqrt(np.pi / 2) * scipy.special.erfcx(far / np.sqrt(2))
     mills_b = np.sqrt(np.pi / 2) * scipy.special.erfcx(np.maximum(b, 0.0) / np.sqrt(2))
@@ -69,7 +65,8 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     # the arguments a and b are off by a few units; the Mills difference and the exponent feel it
     shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
     amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
-    error = ROUNDING_UNITS * ROUNDOFF * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
+    # units of rounding allowed for erfcx, log_ndtr, and the arithmetic around them
+    error = 64.0 * ROUNDOFF * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
     return value.reshape(shape), slope.reshape(shape), error.reshape(shape)
 
 

@@ -62,8 +62,6 @@ Points and nodes grow about threefold from rung to rung, as does the time; a chu
 """
 LEAST_SPLIT_SIGMA = 0.06
 """Noise multiplier below which no split rung has been seen to certify; their programs would be compiled for nothing."""
-LEAST_SPLIT_RATE = 1e-13
-"""Sampling probability below which no split rung has been seen to certify: losses that small are lost beside 1."""
 PLAIN = (
     *LADDER[:3],
     Rung(1536, 512, 3, 2),
@@ -75,8 +73,6 @@ PLAIN = (
 
 FIRST_SPLIT = sum(not rung.split for rung in LADDER)
 """Place of the first split rung of the ladder."""
-MOST_RUNGS = 5
-"""Rungs of PLAIN on which many eps share a contour; on larger ones, the ladder is as fast for each eps by itself."""
 
 
 def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:
@@ -111,7 +107,8 @@ def reach(parts: Components) -> Reach:
 
 def may_split(parts: Components) -> np.ndarray:
     """Where the split rungs are worth trying."""
-    beyond = (parts.gauss_sigma < LEAST_SPLIT_SIGMA) | (parts.gauss_q < LEAST_SPLIT_RATE)
+    # below such a sampling probability no split rung has been seen to certify: such losses are lost beside 1
+    beyond = (parts.gauss_sigma < LEAST_SPLIT_SIGMA) | (parts.gauss_q < 1e-13)
     return reach(parts).splits & ~np.any((parts.gauss_n > 0) & beyond, axis=1)
 
 
@@ -350,7 +347,8 @@ def _climb_together(
     last: np.ndarray,
 ) -> Answer:
     along = kernel is plain.delta_along
-    rungs = PLAIN[:MOST_RUNGS] if along else LADDER
+    # rungs for many eps: on finer ones a contour takes as long as the ladder does for each eps
+    rungs = PLAIN[:5] if along else LADDER
     splits = may_split(parts)
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
     answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0

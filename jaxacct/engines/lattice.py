@@ -40,8 +40,6 @@ SAYS_NOTHING = 0.9
 """Relative width of a bracket whose lower end is next to nothing, or whose upper end is missing."""
 NEARLY_AS_NARROW = 1.5
 """A bracket from a composition for another eps is used if it is at most this factor wider than at that eps."""
-ESTIMATE = 2.0 / 3.0
-"""Where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1."""
 ATTEMPTS = 3
 """Most plans for one length: if the solution is far from the eps of a plan, another is made for the solution."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
@@ -49,8 +47,6 @@ ARRAYS, ARRAYS_PER_LAW = 40, 12
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
 """Lengths of lattices for two pairs; each that is tried is LONGER places behind the one before."""
 LONGER = 2
-FIRST_ADDS = 1e-4
-"""For two pairs, the first length is the shortest at which, by a formula, discretisation adds this share of epsilon."""
 ENOUGH = 4e-4
 """Relative width of a bracket of epsilon between two pairs at which no longer lattice is tried."""
 MOST_PAIRS_OF_ROUNDS = 2**14
@@ -65,9 +61,7 @@ Times e^700, at which the scale of delta is capped, it is above 1, so that the c
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 LOST_MASS = 1e-290
-"""Upper bound of the P-mass of one law that underflow removes from the lattice, or moves on it."""
-LARGEST_LOG_GROWTH = 0.69
-"""A lower composition whose P-mass has a larger logarithm gives no lower bound; below log 2."""
+"""More P-mass than underflow takes from one law on the lattice, or moves on it."""
 CROSSING_STEPS = 60
 """Most steps of Newton's method and bisections; the ends are evaluated wherever they lead."""
 
@@ -299,7 +293,8 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
         return LatticeAnswer(-np.inf, np.nan, np.inf, "contradiction")
     if high == 0.0:
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-    middle = low + ESTIMATE * (high - low) if np.isfinite(high) else high
+    # where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1
+    middle = low + (2.0 / 3.0) * (high - low) if np.isfinite(high) else high
     status = "ok" if np.isfinite(high) and high - low <= rtol * high else "width"
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
@@ -350,7 +345,8 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
     steps = sum(law.count for law in laws)
     for place, length in enumerate(PAIR_LENGTHS):
         step = (plan.top - plan.bottom) / length
-        if 0.25 * steps * (plan.theta + 1.0) * step * step <= FIRST_ADDS * plan.centre:
+        # what discretisation may add to epsilon at the first length for two pairs, relatively, by a formula
+        if 0.25 * steps * (plan.theta + 1.0) * step * step <= 1e-4 * plan.centre:
             return place
     return len(PAIR_LENGTHS) - 1
 
@@ -626,19 +622,13 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """What mass at infinity adds to an upper delta, or overstated mass takes from a lower one.
-
-    Lower: H_g = E_P[(1 - g e^{-L})_+] of a step is at most d (`deficit`) above that of the true step, for
-    every g >= 0, so at g = 0 its P-mass is at most 1 + d.  (p r - g q s)_+ = r (p - g (s/r) q)_+ shows that
-    putting one such step for a true one, in a composition whose other steps have P-mass R, adds at most R d
-    to delta.  Steps put in one after the other thus add d (1 + (1 + d) + ... + (1 + d)^{n-1}), over all parts
-    prod (1 + d_i)^{n_i} - 1: more than sum n_i d_i, and nothing is known (inf) where it is near 1.
-    """
+    """What mass at infinity adds to an upper delta, or a deficit takes from a lower one (README.md, "Deficits")."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))
     growth = float(sum(x.repeats * np.log1p(x.deficit + LOST_MASS) for x in placed))
-    return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < LARGEST_LOG_GROWTH else float("inf")
+    # log of the P-mass of a lower composition above which no lower bound is drawn from it; below log 2
+    return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < 0.69 else float("inf")
 
 
 def evaluate(side: Side, eps: float) -> tuple[float, float]:

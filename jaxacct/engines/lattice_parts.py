@@ -6,8 +6,9 @@ A sketch only steers choices of tilt, window and range.  Gaussian and Laplace pa
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -41,180 +42,10 @@ CUT_SHARE = 1e-6
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses below float64's range."""
 LOSS_UNITS = 128.0
-"""Error of a loss in units of rounding: 16 for the finite classes, `16 + 4 (1 + 1.45 |log q|)` for others that are
-sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
-MOST_GAPS = 64
-"""Most distances of a finite law that steer the choice of the step: those of the heaviest atoms."""
+"""Units of rounding that a loss may be off by: 16 of the finite classes, `16 + 4 (1 + 1.45 |log q|)` of others
+that are sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
 SUM_ROUNDING = 1e-8
 """Rounding alone may leave the sum of up to 2^22 masses this far below 1 (4e-10, with room to spare)."""
-
-
-@dataclass(frozen=True)
-class PlainGaussian:
-    """Loss N(s^2/2, s^2): every Gaussian that is not sampled, composed."""
-
-    deviation: float
-    sign: float
-    count: float = 1.0
-
-    def sketch(self, cut: float) -> ApproximateLaw:
-        z = np.linspace(-38.0, 38.0 + self.deviation, 4001)
-        log_mass = -0.5 * z * z + np.log((z[1] - z[0]) / np.sqrt(2 * np.pi))
-        return ApproximateLaw(self.deviation * (z + 0.5 * self.deviation), log_mass, 1.0)
-
-    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
-        s, z = self.deviation, np.linspace(-37.0, 37.0 + 0.5 * theta * self.deviation, 4001)
-        moved = log_ndtr(z) + theta * s * z - 0.5 * (theta * s) ** 2
-        low = float(z[max(int(np.searchsorted(moved, share)) - 1, 0)])
-        high = float(z[min(int(np.searchsorted(-log_ndtr(-z), -cut)) + 1, z.size - 1)])
-        # base quantile: z + s under Q for remove, -z under P for add
-        low, high = (low + s, high + s) if self.sign > 0 else (-high, -low)
-        return s * low - 0.5 * s * s, s * high - 0.5 * s * s
-
-    def highest(self) -> float:
-        return np.inf
-
-    def gaps(self) -> list[tuple[float, float]]:
-        return []
-
-    def step(self, step: float, upper: bool) -> float:
-        return step
-
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
-        s, origin = self.deviation, max(extent[0], -37.0 * self.deviation - 0.5 * self.deviation**2)
-        last = last_node(extent, origin, step, nodes)
-        u = run(kernel.plain_gaussian_nodes, s, origin, step, nodes=nodes)
-        remove = self.sign > 0
-        lift = (origin + step * np.arange(nodes)) * remove
-        cells = run(kernel.gaussian_cells, u, last, s, lift, float(remove), upper)
-        low, high, moved = float(u[0]), float(u[last]), s * remove
-        infinity, pairs = 0.0, []
-        if upper and remove:
-            infinity, pairs = _above(high, moved), [(0, _above(-low, -moved))]
-        elif upper:
-            infinity, pairs = _above(-low, 0.0), [(last, _above(high, 0.0))]
-        shift = 8.0 * ROUNDOFF * (abs(origin) + last * step + s * s + s)
-        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
-
-
-def _above(u: float, mean: float) -> float:
-    """The mass of N(mean, 1) above u, rounded up."""
-    x = mean - u
-    x += 8.0 * ROUNDOFF * (abs(mean) + abs(u))
-    return min(float(ndtr(x)) * (1.0 + 1e-12 * (1.0 + x * x)) + 1e-307, 1.0)
-
-
-@dataclass(frozen=True)
-class SampledGaussian:
-    """Poisson-sampled Gaussian, 0 < q < 1, composed `count` times."""
-
-    sigma: float
-    q: float
-    count: float
-    sign: float
-
-    def _rise(self, u: np.ndarray | float) -> np.ndarray:
-        """log mix - log(1 - q) at the standard quantile u."""
-        y = np.asarray(u) / self.sigma - 0.5 / self.sigma**2
-        return np.logaddexp(0.0, y + np.log(self.q) - np.log1p(-self.q))
-
-    def _mean_rise(self, u: float) -> float:
-        """log of the mean ratio below u, less log(1 - q)."""
-        log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
-        return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
-
-    def sketch(self, cut: float) -> ApproximateLaw:
-        top, mode = (self._top(cut), 1.0 / self.sigma) if self.sign > 0 else (38.0, 0.0)
-        count = int(min(2e5, max(2000.0, 4 * (min(top, 1e5) + 38.0) / min(1.0, self.sigma))))
-        u = np.linspace(-38.0, top, count)
-        if mode > 2.0 * 38.0:  # two modes, and nothing between them
-            u = np.append(np.linspace(-38.0, 38.0, count), np.linspace(mode - 38.0, max(top, mode), count))
-        weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))
-        ratio = np.log1p(-self.q) + self._rise(u)
-        if self.sign < 0:
-            return ApproximateLaw(-ratio, weight - 0.5 * u * u, self.count)
-        unhit, hit = np.log1p(-self.q) - 0.5 * u * u, np.log(self.q) - 0.5 * (u - mode) ** 2
-        return ApproximateLaw(ratio, weight + np.logaddexp(unhit, hit), self.count)
-
-    def _top(self, cut: float) -> float:
-        """Standard quantile above which the P-mass for remove, times the count, is at most e^cut."""
-        mode = 1.0 / self.sigma
-        u = np.linspace(0.0, 38.0 + mode, 4001)
-        if mode > 2.0 * 38.0:
-            u = np.append(np.linspace(0.0, 38.0, 2001), np.linspace(mode - 38.0, mode + 38.0, 2001))
-        unhit, hit = log_ndtr(-u), log_ndtr(mode - u)
-        log_tail = np.logaddexp(np.log1p(-self.q) + unhit, np.log(self.q) + hit)
-        small = log_tail + np.log(self.count) <= cut
-        return float(u[np.argmax(small)] if small.any() else u[-1])
-
-    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
-        low = float(np.log1p(-self.q))
-        if self.sign > 0:
-            return low, low + float(self._rise(self._top(cut)))
-        u = np.linspace(0.0, 38.0, 4001)
-        ratio = low + self._rise(u)
-        small = log_ndtr(-u) + np.log(self.count) - theta * np.maximum(ratio, 0.0) <= share
-        return low, float(ratio[np.argmax(small)] if small.any() else ratio[-1])
-
-    def highest(self) -> float:
-        return np.inf if self.sign > 0 else -float(np.log1p(-self.q))
-
-    def gaps(self) -> list[tuple[float, float]]:
-        return []
-
-    def step(self, step: float, upper: bool) -> float:
-        return step
-
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
-        rise, kept = (0.0, False) if upper else self._contracted(step)
-        origin = float(np.log1p(-self.q)) + rise
-        last = last_node(extent, origin, step, nodes)
-        u = run(kernel.gaussian_nodes, self.sigma, self.q, rise, step, nodes=nodes)
-        remove, mode = self.sign > 0, 1.0 / self.sigma
-        lift = (origin + step * np.arange(nodes)) * remove
-        cells = run(kernel.gaussian_cells, u, last, mode, lift, self.q * remove, upper)
-        pairs: list[tuple[int, float]] = []
-        infinity, inexact, high = 0.0, 0.0, float(u[last])
-        if upper and remove:
-            infinity = (1.0 - self.q) * _above(high, 0.0) + self.q * _above(high, mode)
-        elif upper:
-            pairs = [(last, _above(high, 0.0))]
-        else:
-            cells = cells.without_first()
-            bottom, inexact = self._below(float(u[1]), rise) if kept else (0.0, 0.0)
-            pairs = [(0, bottom * float(np.exp(origin * remove)))]
-        shift = self._shift(rise, last * step) + inexact
-        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
-
-    def _contracted(self, step: float) -> tuple[float, bool]:
-        """Rise of a node 0 at the mean ratio of all below node 1 = node 0 + step; whether that mass is kept.
-
-        All mass below node 1 is replaced by its conditional mean (a post-processing), because no mass could
-        be merged onto the infimum itself.
-        """
-        low, high = -37.0, 38.0 + 1.0 / self.sigma
-
-        def excess(u: float) -> float:
-            return float(self._rise(u)) - self._mean_rise(u) - step
-
-        if excess(low) > 0:
-            return max(float(self._rise(low)) - step, 0.0), False
-        if excess(high) < 0:
-            return -float(np.log1p(-self.q)), True
-        return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
-
-    def _below(self, edge: float, rise: float) -> tuple[float, float]:
-        """The mass below node 1, which is at the standard quantile `edge`, and the error of its mean ratio."""
-        mass = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
-        return mass, abs(self._mean_rise(edge) - rise)
-
-    def _shift(self, rise: float, span: float) -> float:
-        """Error of the stored node positions: p_k |error of y_k|, p_k = q e^{y_k}/mix_k."""
-        odds = self.q / (1.0 - self.q)
-        heavy = -np.expm1(-(rise + span))
-        far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
-        top = max(span + rise + far, 0.0)
-        return float(8.0 * ROUNDOFF * (heavy * (top + far) + min(odds, np.log1p(odds) + 0.4)) + 2e-12 * rise)
 
 
 class ApproximateLaw(NamedTuple):
@@ -237,38 +68,41 @@ class Placed(NamedTuple):
     deficit: float  # bounds P-mass by which losses are overstated (lower law); its P-mass is at most 1 + deficit
 
 
-class LatticePart(Protocol):
-    """The interface of a part to the lattice engine."""
+class LatticePart(ABC):
+    """A part as the engine sees it: sketched for planning, placed on nodes for the bracket."""
 
-    @property
-    def count(self) -> float:
-        """How often it is composed."""
+    count: float
+    """How often it is composed."""
+    sign: float
+    """+1 remove, -1 add."""
 
-    @property
-    def sign(self) -> float:
-        """+1 remove, -1 add."""
-
+    @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
         """Approximate loss law under P without the highest losses, of mass e^cut in the composition."""
 
+    @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         """Range of the ratio coordinate to put on the lattice.
 
-        In the composition, the losses above it have mass at most e^cut, and those below it tilted mass at most
-        e^share.
+        What lies beyond has mass at most e^cut (the highest losses) and tilted mass at most e^share (the lowest), in
+        the composition.
         """
 
+    @abstractmethod
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
+        """The law on the lattice."""
+
     def highest(self) -> float:
-        """The largest loss; inf if losses are unbounded."""
+        """The largest loss, inf where there is none."""
+        return np.inf
 
     def gaps(self) -> list[tuple[float, float]]:
         """Distances that should be multiples of the step, with weights."""
+        return []
 
     def step(self, step: float, upper: bool) -> float:
         """The step nearest to `step` that puts this law's own atoms on nodes."""
-
-    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
-        """The law on the lattice."""
+        return step
 
 
 def last_node(extent: tuple[float, float], origin: float, step: float, nodes: int) -> int:
@@ -325,7 +159,160 @@ def placed_from(
 
 
 @dataclass(frozen=True)
-class Laplace:
+class PlainGaussian(LatticePart):
+    """Loss N(s^2/2, s^2): every Gaussian that is not sampled, composed."""
+
+    deviation: float
+    sign: float
+    count: float = 1.0
+
+    def sketch(self, cut: float) -> ApproximateLaw:
+        z = np.linspace(-38.0, 38.0 + self.deviation, 4001)
+        log_mass = -0.5 * z * z + np.log((z[1] - z[0]) / np.sqrt(2 * np.pi))
+        return ApproximateLaw(self.deviation * (z + 0.5 * self.deviation), log_mass, 1.0)
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        s, z = self.deviation, np.linspace(-37.0, 37.0 + 0.5 * theta * self.deviation, 4001)
+        moved = log_ndtr(z) + theta * s * z - 0.5 * (theta * s) ** 2
+        low = float(z[max(int(np.searchsorted(moved, share)) - 1, 0)])
+        high = float(z[min(int(np.searchsorted(-log_ndtr(-z), -cut)) + 1, z.size - 1)])
+        # base quantile: z + s under Q for remove, -z under P for add
+        low, high = (low + s, high + s) if self.sign > 0 else (-high, -low)
+        return s * low - 0.5 * s * s, s * high - 0.5 * s * s
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
+        s, origin = self.deviation, max(extent[0], -37.0 * self.deviation - 0.5 * self.deviation**2)
+        last = last_node(extent, origin, step, nodes)
+        u = run(kernel.plain_gaussian_nodes, s, origin, step, nodes=nodes)
+        remove = self.sign > 0
+        lift = (origin + step * np.arange(nodes)) * remove
+        cells = run(kernel.gaussian_cells, u, last, s, lift, float(remove), upper)
+        low, high, moved = float(u[0]), float(u[last]), s * remove
+        infinity, pairs = 0.0, []
+        if upper and remove:
+            infinity, pairs = _above(high, moved), [(0, _above(-low, -moved))]
+        elif upper:
+            infinity, pairs = _above(-low, 0.0), [(last, _above(high, 0.0))]
+        shift = 8.0 * ROUNDOFF * (abs(origin) + last * step + s * s + s)
+        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
+
+
+def _above(u: float, mean: float) -> float:
+    """The mass of N(mean, 1) above u, rounded up."""
+    x = mean - u
+    x += 8.0 * ROUNDOFF * (abs(mean) + abs(u))
+    return min(float(ndtr(x)) * (1.0 + 1e-12 * (1.0 + x * x)) + 1e-307, 1.0)
+
+
+@dataclass(frozen=True)
+class SampledGaussian(LatticePart):
+    """Poisson-sampled Gaussian, 0 < q < 1, composed `count` times."""
+
+    sigma: float
+    q: float
+    count: float
+    sign: float
+
+    def _rise(self, u: np.ndarray | float) -> np.ndarray:
+        """log mix - log(1 - q) at the standard quantile u."""
+        y = np.asarray(u) / self.sigma - 0.5 / self.sigma**2
+        return np.logaddexp(0.0, y + np.log(self.q) - np.log1p(-self.q))
+
+    def _mean_rise(self, u: float) -> float:
+        """log of the mean ratio below u, less log(1 - q)."""
+        log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
+        return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
+
+    def sketch(self, cut: float) -> ApproximateLaw:
+        top, mode = (self._top(cut), 1.0 / self.sigma) if self.sign > 0 else (38.0, 0.0)
+        count = int(min(2e5, max(2000.0, 4 * (min(top, 1e5) + 38.0) / min(1.0, self.sigma))))
+        u = np.linspace(-38.0, top, count)
+        if mode > 2.0 * 38.0:  # two modes, and nothing between them
+            u = np.append(np.linspace(-38.0, 38.0, count), np.linspace(mode - 38.0, max(top, mode), count))
+        weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))
+        ratio = np.log1p(-self.q) + self._rise(u)
+        if self.sign < 0:
+            return ApproximateLaw(-ratio, weight - 0.5 * u * u, self.count)
+        unhit, hit = np.log1p(-self.q) - 0.5 * u * u, np.log(self.q) - 0.5 * (u - mode) ** 2
+        return ApproximateLaw(ratio, weight + np.logaddexp(unhit, hit), self.count)
+
+    def _top(self, cut: float) -> float:
+        """Standard quantile above which the P-mass for remove, times the count, is at most e^cut."""
+        mode = 1.0 / self.sigma
+        u = np.linspace(0.0, 38.0 + mode, 4001)
+        if mode > 2.0 * 38.0:
+            u = np.append(np.linspace(0.0, 38.0, 2001), np.linspace(mode - 38.0, mode + 38.0, 2001))
+        unhit, hit = log_ndtr(-u), log_ndtr(mode - u)
+        log_tail = np.logaddexp(np.log1p(-self.q) + unhit, np.log(self.q) + hit)
+        small = log_tail + np.log(self.count) <= cut
+        return float(u[np.argmax(small)] if small.any() else u[-1])
+
+    def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
+        low = float(np.log1p(-self.q))
+        if self.sign > 0:
+            return low, low + float(self._rise(self._top(cut)))
+        u = np.linspace(0.0, 38.0, 4001)
+        ratio = low + self._rise(u)
+        small = log_ndtr(-u) + np.log(self.count) - theta * np.maximum(ratio, 0.0) <= share
+        return low, float(ratio[np.argmax(small)] if small.any() else ratio[-1])
+
+    def highest(self) -> float:
+        return np.inf if self.sign > 0 else -float(np.log1p(-self.q))
+
+    def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
+        rise, kept = (0.0, False) if upper else self._contracted(step)
+        origin = float(np.log1p(-self.q)) + rise
+        last = last_node(extent, origin, step, nodes)
+        u = run(kernel.gaussian_nodes, self.sigma, self.q, rise, step, nodes=nodes)
+        remove, mode = self.sign > 0, 1.0 / self.sigma
+        lift = (origin + step * np.arange(nodes)) * remove
+        cells = run(kernel.gaussian_cells, u, last, mode, lift, self.q * remove, upper)
+        pairs: list[tuple[int, float]] = []
+        infinity, inexact, high = 0.0, 0.0, float(u[last])
+        if upper and remove:
+            infinity = (1.0 - self.q) * _above(high, 0.0) + self.q * _above(high, mode)
+        elif upper:
+            pairs = [(last, _above(high, 0.0))]
+        else:
+            cells = cells.without_first()
+            bottom, inexact = self._below(float(u[1]), rise) if kept else (0.0, 0.0)
+            pairs = [(0, bottom * float(np.exp(origin * remove)))]
+        shift = self._shift(rise, last * step) + inexact
+        return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
+
+    def _contracted(self, step: float) -> tuple[float, bool]:
+        """Rise of a node 0 at the mean ratio of all below node 1 = node 0 + step; whether that mass is kept.
+
+        All mass below node 1 is replaced by its conditional mean (a post-processing), because no mass could
+        be merged onto the infimum itself.
+        """
+        low, high = -37.0, 38.0 + 1.0 / self.sigma
+
+        def excess(u: float) -> float:
+            return float(self._rise(u)) - self._mean_rise(u) - step
+
+        if excess(low) > 0:
+            return max(float(self._rise(low)) - step, 0.0), False
+        if excess(high) < 0:
+            return -float(np.log1p(-self.q)), True
+        return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
+
+    def _below(self, edge: float, rise: float) -> tuple[float, float]:
+        """The mass below node 1, which is at the standard quantile `edge`, and the error of its mean ratio."""
+        mass = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
+        return mass, abs(self._mean_rise(edge) - rise)
+
+    def _shift(self, rise: float, span: float) -> float:
+        """Error of the stored node positions: p_k |error of y_k|, p_k = q e^{y_k}/mix_k."""
+        odds = self.q / (1.0 - self.q)
+        heavy = -np.expm1(-(rise + span))
+        far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
+        top = max(span + rise + far, 0.0)
+        return float(8.0 * ROUNDOFF * (heavy * (top + far) + min(odds, np.log1p(odds) + 0.4)) + 2e-12 * rise)
+
+
+@dataclass(frozen=True)
+class Laplace(LatticePart):
     """Laplace noise of scale b and sensitivity 1, Poisson sampled at 0 < q <= 1, composed `count` times."""
 
     scale: float
@@ -432,7 +419,7 @@ class Laplace:
 
 
 @dataclass(frozen=True)
-class Finite:
+class Finite(LatticePart):
     """A finite loss law in the direction asked for, composed `count` times."""
 
     loss: np.ndarray
@@ -462,11 +449,9 @@ class Finite:
 
     def gaps(self) -> list[tuple[float, float]]:
         far = self.loss - self.loss.min()
-        heaviest = np.argsort(self.mass * far)[-MOST_GAPS:]
+        # how many distances of a finite law steer the choice of the step: those of the heaviest atoms
+        heaviest = np.argsort(self.mass * far)[-64:]
         return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
-
-    def step(self, step: float, upper: bool) -> float:
-        return step
 
     def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
         sign = 1.0 if upper else -1.0

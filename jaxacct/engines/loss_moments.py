@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.kernels.contour.gaussian_errors import log_kappa
+from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
@@ -25,10 +25,6 @@ __all__ = ["least_delta", "least_epsilon"]
 
 START = np.geomspace(1e-3, 1e5, 33)
 """Values of alpha - 1 with which the search for the best order starts."""
-SEARCH_ROUNDS = 4
-"""Rounds of the search for the best order, including the first."""
-REFINED_ORDERS = 13
-"""Orders tried in each later round, between the neighbours of the best one so far."""
 NATS = 75.0
 """The trapezoid rule and its ends are planned to leave out e^-75 of the moment."""
 MOST_NODES = 2**16
@@ -333,14 +329,15 @@ def _minimise(
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)
     best, least = np.full(size, np.inf), np.full(size, np.inf)
-    for _ in range(SEARCH_ROUNDS if orders is None else 1):
+    for _ in range(4 if orders is None else 1):  # rounds of the search for the best order, including the first
         k = _upper_moments(parts, c)
         values = np.nan_to_num(objective(c, k), nan=np.inf, posinf=np.inf, neginf=-np.inf)
         at = np.argmin(values, axis=0)[None]
         best = np.minimum(best, np.take_along_axis(values, at, 0)[0])
         least = np.minimum(least, np.min(k / c, axis=0))
         left, right = (np.take_along_axis(c, np.clip(at + d, 0, c.shape[0] - 1), 0) for d in (-1, 1))
-        c = left * (right / left) ** np.linspace(0.0, 1.0, REFINED_ORDERS)[:, None]
+        # orders tried in each later round, between the neighbours of the best one so far
+        c = left * (right / left) ** np.linspace(0.0, 1.0, 13)[:, None]
     return best, least
 
 

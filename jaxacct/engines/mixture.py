@@ -17,9 +17,10 @@ import numpy as np
 import scipy
 
 from jaxacct.core.floats import SMALLEST_POSITIVE
+from jaxacct.engines.backend import FAILURES
+from jaxacct.kernels.contour.core import Nodes
 from jaxacct.kernels.contour.mixture import (
     BranchLaw,
-    Nodes,
     Part,
     chernoff,
     delta_bracket,
@@ -61,8 +62,6 @@ Ends = tuple[float, float, float]
 Known = dict[float, list[Nodes]]
 """Contours of one row in one direction, by the probability that is left out."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
-FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
-"""Exceptions that the contour may raise on a row that it cannot answer."""
 LEFT_OUT = (1e-60, 1e-290)
 """Probabilities, over the number of steps, of the contributions left out; the first that is small enough is taken."""
 PLACEMENTS = 4
@@ -174,8 +173,12 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
     best = UNKNOWN
     for attempt in range(PLACEMENTS):
         try:
-            nodes = nodes_for_epsilon(parts, max(best[1], 0.0), log_low) if attempt else nodes_for_delta(parts, log_low)
-            found = epsilon_bracket(nodes, log_low, log_high)
+            if attempt:
+                start = max(best[1], 0.0)
+                nodes = nodes_for_epsilon(parts, start, log_low)
+            else:
+                nodes, start = nodes_for_delta(parts, log_low)
+            found = epsilon_bracket(nodes, start, log_low, log_high)
         except FAILURES:
             break
         if not np.isfinite(found[2]):

@@ -22,9 +22,7 @@ __all__ = [
 ]
 
 LARGEST_LOSS_UNITS = 256.0
-"""Error of a largest loss, in units of rounding: 128 for a finite part's own loss, the rest for the sum."""
-LAPLACE_LOSS_UNITS = 32.0
-"""Error of a Laplace part's largest loss, in units of rounding."""
+"""Units of rounding that a largest loss may be off by: 128 of a finite part's loss itself, and their sum."""
 LOG_ERROR = 1e-12
 """Error of a logarithm, absolute if its size is at most 1 and relative beyond."""
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
@@ -57,7 +55,7 @@ def largest_loss(parts: Components) -> LargestLoss:
         top = np.max(finite, axis=2, initial=-np.inf)
         finite = parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0)
         terms = [*laplace.T, *finite.T]
-        units = [LAPLACE_LOSS_UNITS] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]
+        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # 32 of a Laplace part
         total = sum(terms)
         above = total + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
     return LargestLoss(np.maximum(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))

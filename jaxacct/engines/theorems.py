@@ -34,9 +34,7 @@ RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
 """Logarithms of probabilities tried for rare numbers of hits, if delta is asked for; the best bound counts."""
 BISECTIONS = 60
-"""Bisection steps for the number of hits, which is whole and at most 2^53."""
-LEAST_EACH = 1e-306
-"""Least delta of a step: one nearer to the end of float64's range has no relative accuracy."""
+"""Of the number of hits, which is whole and at most 2^53."""
 LEAST_DELTA = 1e-307
 """Least delta for which a closed form is used."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
@@ -48,9 +46,7 @@ TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
 """Exponents that are tried in Chernoff's bound of a mixture's tail, over that of a normal law as far out."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
-"""Thresholds of Laplace losses, as distances below the largest loss."""
-MOST_THRESHOLDS = 24
-"""Most atoms of a finite law that serve as thresholds."""
+"""Thresholds of Laplace losses: by how much they lie below the largest loss."""
 LOG_ERROR = 1e-12
 """Subtracted from, or added to, logarithms of size 1, for their rounding."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
@@ -58,9 +54,7 @@ SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
 EXP_ERROR = 1024.0 * ROUNDOFF
 """Relative error of e^x above SUBNORMAL: its argument is below 745 and known to a unit."""
 SUBNORMAL = 1e-307
-"""Upper bound of the rounding error of numbers below float64's normal range."""
-LEAST_SHARE = 1e-306
-"""Least delta of a step: one nearer to the end of float64's range has no relative accuracy."""
+"""More than rounding can take from what is below the normal numbers."""
 
 
 def tests_of(parts: Components) -> Tests:
@@ -116,7 +110,8 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
             continue
         for more in SHARE_MARGINS:
             share = delta / np.maximum(n, 1.0) * (1.0 + more)
-            usable = several & (share > LEAST_SHARE) & (share < 1.0)
+            # least delta of a step: one nearer to the end of float64's range has no relative accuracy
+            usable = several & (share > 1e-306) & (share < 1.0)
             found = closed_form.epsilon_of_one_step(sigma, q, removing, np.where(usable, share, 0.5), slack).lower
             holds = _any_step(sigma, q, n, removing, found) >= delta
             best = np.fmax(best, np.where(usable & holds, found, 0.0))
@@ -298,7 +293,8 @@ def finite_counts(parts: Components, column: int) -> Tests:
     p = np.log(p / p[:, -1:])
     q_terms = np.where(mass > 0.0, np.log(mass) - loss, -np.inf)
     other = np.logaddexp.accumulate(q_terms, axis=1)
-    take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], MOST_THRESHOLDS)).astype(int))
+    # atoms of a finite law that are taken for thresholds at most
+    take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
     p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
     error = LOG_ERROR + 8.0 * ROUNDOFF * (mass.shape[1] + np.abs(p))
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
@@ -381,7 +377,8 @@ def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     """Basic composition's epsilon, rounded up; inf where it does not apply."""
     total, most = np.zeros(delta.size), np.sum(parts.gauss_n, axis=1)
     each = delta / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF)
-    usable = _only_sampled(parts) & (each > LEAST_EACH) & (each < 1.0)
+    # least delta of a step: one nearer to the end of float64's range has no relative accuracy
+    usable = _only_sampled(parts) & (each > 1e-306) & (each < 1.0)
     each = np.where(usable, each, 0.5)
     for column in range(parts.gauss_n.shape[1]):
         sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))

@@ -26,23 +26,17 @@ LARGEST_TURN = 2.0
 """The largest w (|u| + 2 s) of a cell."""
 WEIGHT_ERROR = 2e-14
 """Relative error of a cell's weights: of the quadrature, of its sum of ten positive terms, and of their products."""
-BEND_ERROR = 1e-13
-"""Relative error of C (README.md, "Two steps", a cell)."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
 """Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
-"""Upper bound of what underflow loses in a sum of products of masses and profiles."""
-LOG_ZERO = -1e300
-"""Stands for log(0) where arithmetic with infinities would give NaN."""
+"""More than what underflows in a sum of products of masses and profiles."""
 _ABSCISSAE, _HALVES = np.polynomial.legendre.leggauss(10)
 _NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
 """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 TAIL_SHARE = 1e-10
-"""Tails are cut where their mass times the uncertainty of h is at most this share of delta."""
-FIRST_SHARE = 0.7
-"""Share of the cells that are handed out at first; the others let the widths grow gradually."""
+"""Share of delta that may lie in a tail, times what is not known of h there."""
 SHORTER = 1.02
 """Cells are shorter than they must be by this factor, since one that lies in two intervals has their mean width."""
 GROWTH = 0.2
@@ -51,10 +45,6 @@ POINTS_BEYOND = 12
 """The cells extend this many points of the survey further to the right than they must."""
 REACH = 39.0
 """Deviations beyond which a normal law has no mass in float64."""
-LEAST_LOG_DENSITY = -20.0
-"""Least logarithm of the density of cells, over the largest."""
-LEAST_INTEGRAND = 1e-305
-"""Floor under an integrand before its logarithm is taken."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
 """Points of the survey about a place where the integrand may have a kink, in the exponent y: dense towards it."""
 _WIDE = np.linspace(-REACH, REACH, 105)
@@ -66,23 +56,13 @@ WIDE = 1e-6
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
 """Cells of all configurations at a time: some 60 float64 arrays of them are alive at once, 32 MiB in all."""
 LEAST_BOUND = 1e-305
-"""Floor under a bound of delta before its logarithm is taken."""
-NARROW_ENOUGH = 1e-300
-"""A bracket whose upper end is at most this need not be narrow."""
-MIDDLE_STEPS = 12
-"""Most steps towards epsilon."""
+"""What a bound of delta below it is replaced by before its logarithm is taken."""
 CLOSE = 1e-4
 """Size of log(delta/target) that is close enough."""
 FARTHEST = 30.0
-"""Cap on the size of log(delta/target)."""
-END_STEPS = 6
-"""Most steps towards either end."""
-ROUGH_STEPS = 30
-"""Most estimates of delta before cells are placed."""
+"""The largest logarithm of delta over its target that counts."""
 NEAR = 0.05
 """How near the logarithm of delta, and v, should come to the solution before cells are placed."""
-LARGEST_V = 37.0
-"""v = log(eps/(top - eps)) at which eps is top in float64."""
 
 
 def _steps(parts: Components) -> Steps:
@@ -116,7 +96,7 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
 
 def delta(parts: Components, eps: np.ndarray) -> Answer:
     """Bracket of delta(eps)."""
-    return _in_blocks(_delta, parts, np.full_like(eps, NARROW_ENOUGH), eps)
+    return _in_blocks(_delta, parts, np.full_like(eps, 1e-300), eps)  # a delta down to which none need be narrow
 
 
 def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
@@ -205,7 +185,7 @@ def _search(
     v, slope = _rough(steps, np.log(delta) + bias, top, least)
     before, value, gap = np.full_like(v, -np.inf), excess.copy(), np.zeros_like(v)
     rows = np.arange(asked.size)
-    for turn in range(MIDDLE_STEPS):
+    for turn in range(12):  # steps towards epsilon at most
         eps = top[rows] * special.expit(v[rows])
         part = _made(steps.take(rows), eps, count)
         if turn == 0:
@@ -223,7 +203,7 @@ def _search(
             break
     left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * ROUNDOFF
     rows = np.arange(asked.size)
-    for _ in range(END_STEPS):
+    for _ in range(6):  # steps towards either end at most
         part, most, rise, near = made.take(rows), top[rows], slope[rows], margin[rows]
         low, _ = found.look(part, most * special.expit(left[rows]) * (1.0 - units), asked[rows])
         _, high = found.look(part, most * special.expit(right[rows]) * (1.0 + units), asked[rows])
@@ -262,10 +242,10 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
     excess = 0.9 * (least - np.exp(log_delta))
     low = np.clip(excess, 1e-9 * np.exp(log_delta), 0.5 * top)
     a = np.log(low / (top - low))
-    b, slope = np.full_like(a, LARGEST_V), np.full_like(a, -1.0)
+    b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # v = log(eps/(top - eps)) at which eps is top in float64
     v, at = np.full_like(a, -np.inf), np.log(least) - log_delta  # at eps = 0
     rows, new = np.arange(a.size), a + 1.0
-    for turn in range(ROUGH_STEPS):
+    for turn in range(30):  # estimates of delta at most, before cells are placed
         risen = value(new[rows], rows)
         slope[rows] = _secant(new[rows], risen, v[rows], at[rows], slope[rows])
         nearer = np.abs(risen) < 0.5 * np.abs(at[rows])
@@ -307,7 +287,8 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     off = np.concatenate([0.0 * eps, off], axis=1)
     at = eps - np.where(steps.removing, every, -every)
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
-    logs = log_mass + np.log(np.maximum(low[:, 1:], LEAST_INTEGRAND))
+    # what an integrand below it is replaced by before its logarithm is taken
+    logs = log_mass + np.log(np.maximum(low[:, 1:], 1e-305))
     delta = np.sum(_log_linear(logs, np.diff(u, axis=1)), axis=1)
     limit = np.where(steps.removing, 1.0, 0.0)
     left, right = (
@@ -344,7 +325,8 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
     least = SHORTER * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
-    every = least + density * _share(FIRST_SHARE * count - used, density * width)
+    # share of the cells that is handed out before the others are used to let their widths grow gradually
+    every = least + density * _share(0.7 * count - used, density * width)
     extra = np.maximum(every, 1.0 / _graded(u, 1.0 / every)) - least
     total = np.cumsum((least + extra * _share(count - used, extra * width)) * width, axis=1)
     total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1)
@@ -391,7 +373,8 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
     logs = -0.5 * survey.u**2 + 2.0 * y + bend + np.log(np.maximum(rate, 1e-300))
     logs = 0.25 * np.where(np.isnan(logs), -np.inf, logs)
     top = np.max(logs, axis=1, keepdims=True)
-    return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), LEAST_LOG_DENSITY))
+    # least logarithm of the density of cells, over the largest
+    return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), -20.0))
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
@@ -483,7 +466,7 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
     moved = np.where(steps.removing, off[:, :-1] + off[:, 1:], 0.0)
     y = s * (left - 0.5 * s)
     log_bend = log_scale + 2.0 * (y + np.log(divisor)) + np.log(np.where(short, bend, 1.0)) - np.log(2.0)
-    bend_wrong = BEND_ERROR + 16.0 * ROUNDOFF * (
+    bend_wrong = 1e-13 + 16.0 * ROUNDOFF * (  # 1e-13: relative error of C
         size + np.abs(s * left) + s * s + np.abs(np.log(divisor)) + np.abs(log_bend)
     )
     wrong = WEIGHT_ERROR + 8.0 * ROUNDOFF * size + 1.1 * moved
@@ -495,7 +478,7 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
         np.where(empty, 0.0, first),
         np.where(empty, 0.0, last),
         wrong,
-        np.where(empty, LOG_ZERO, log_bend),
+        np.where(empty, -1e300, log_bend),  # the logarithm of 0 where arithmetic with infinities would not do
         bend_wrong,
         _tail(steps, nodes[:, :1], -1.0),
         _tail(steps, nodes[:, -1:], 1.0),

@@ -48,8 +48,6 @@ Namespace: TypeAlias = Any
 Generating: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 """The probability generating function of a law of K: maps `y = 1 - x` to (phi, phi', phi'') at x (generating.py)."""
 
-ERFC_CANCELS_ABOVE = 0.7
-"""From here up to 1, SciPy's erfc is off by more units than an exponential and an erfcx."""
 
 Carry = TypeVar("Carry")
 
@@ -183,7 +181,8 @@ def erfc(xp: Namespace, x: Array) -> Array:
     from scipy import special  # takes a while to import, and few questions need it
 
     x = np.asarray(x, np.float64)
-    cancels = (x > ERFC_CANCELS_ABOVE) & (x < 1.0)
+    # from here up to 1, SciPy's erfc is off by more units than an exponential and an erfcx
+    cancels = (x > 0.7) & (x < 1.0)
     if not np.any(cancels):
         return special.erfc(x)
     bounded = np.where(cancels, x, 0.0)

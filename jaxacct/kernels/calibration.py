@@ -138,18 +138,12 @@ def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
     return law.finite_n[..., None] * rate + tangent.finite_n[..., None] * log_m
 
 
-RATE_SADDLE_STEPS = 16
-"""Newton steps on the saddle point equations."""
 LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
 """Largest steps there in x and in log c: small, since with the noise the loss soon changes beyond recognition."""
 LARGEST_EPSILON_STEP = 1.0
 """Largest step in eps, times c."""
 LARGEST_SHARE = 0.999
 """Largest share of the rate that e^eps a may take: delta must be positive."""
-SADDLE_STEPS = 12
-"""Newton steps on the saddle point equations."""
-SECANT_STEPS = 4
-"""Secant steps on the contour integral, to convergence from the saddle point's x."""
 LARGEST_NEWTON_STEP = 0.7
 """Largest step in log c and in x: a factor of two."""
 LARGEST_SECANT_STEP = 0.3
@@ -234,7 +228,7 @@ def solve(
         gap = k1 + k1_x * dx - 1.0 / c - 1.0 / (1.0 + c) - epsilon
         return w - xp.clip(gap / (c * curvature), -LARGEST_NEWTON_STEP, LARGEST_NEWTON_STEP), x + dx
 
-    w, x = repeat(xp, SADDLE_STEPS, improve, (xp.log(c0), x0))
+    w, x = repeat(xp, 12, improve, (xp.log(c0), x0))  # Newton steps on the saddle point equations
 
     def stage(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, c, *_ = carry
@@ -257,7 +251,8 @@ def solve(
             )
             return x + step, following, xp.where(trusted, fresh, slope)
 
-        x, r, slope = repeat(xp, SECANT_STEPS, secant, (x, residual(x), slope))
+        # secant steps on the contour integral, to convergence from the saddle point's x
+        x, r, slope = repeat(xp, 4, secant, (x, residual(x), slope))
         return x, point.c, slope, r, need
 
     carry: tuple[Array, ...] = (x, xp.exp(w), 0.0 * x, 0.0 * x, 0.0 * x)
@@ -305,7 +300,7 @@ def solve_rate(
         dw = -gap / (c * curvature - 1.0 / (1.0 + c))
         return w + xp.clip(dw, -LARGEST_C_STEP, LARGEST_C_STEP), x + dx
 
-    w, x = repeat(xp, RATE_SADDLE_STEPS, improve, (xp.log(c0), x0))
+    w, x = repeat(xp, 16, improve, (xp.log(c0), x0))  # Newton steps on the saddle point equations
     c = xp.exp(w)
     epsilon, log_delta = most + w - log1p(c), log_rate - log1p(c)
     slope = saddle_slopes(law_at(x), unknown, c, axis)[3]

@@ -1,4 +1,4 @@
-"""Whether NumPy's elementary functions keep to the model of rounding.py on the machine this process runs on.
+"""Whether NumPy's elementary functions keep to the model of special.py on the machine this process runs on.
 
 NumPy takes them from the C library or from loops for the processor's vector units, so their errors differ between
 machines, and between contiguous and strided arrays.  The tests measure them at hundreds of thousands of points.  Here

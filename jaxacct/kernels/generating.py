@@ -15,9 +15,6 @@ from jax import lax
 from jaxacct.kernels.arrays import Array, Namespace, namespace
 from jaxacct.kernels.special import log1p_inline
 
-LEAST_LOGARITHM = -1e300
-"""Stands for the logarithm of 0, so that a product with 0 is 0."""
-
 
 def _log_base(xp: Namespace, gamma: Array, y: Array) -> Array:
     """`log(1 - (1-gamma) x)`, relatively accurate for gamma near 0 and near 1."""
@@ -102,7 +99,8 @@ def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array,
 def _log_kept(probability: Array, y: Array) -> Array:
     """`log(1 - p y)`, finite also where p = y = 1."""
     with np.errstate(divide="ignore"):
-        return namespace(probability, y).maximum(log1p_inline(-probability * y), LEAST_LOGARITHM)
+        # stands for the logarithm of 0, so that a product with 0 is 0
+        return namespace(probability, y).maximum(log1p_inline(-probability * y), -1e300)
 
 
 def _binomial_slopes(trials: Array, probability: Array, log_base: Array) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, namespace
-from jaxacct.kernels.special import log1p
+from jaxacct.kernels.special import log1p, logsumexp
 
 __all__ = [
     "Cells",
@@ -28,8 +28,6 @@ __all__ = [
     "upper_masses",
 ]
 
-LOWEST_QUANTILE = -37.5
-"""Standard normal quantile below which mass (4.7e-308) is dropped; the caller adds it back absolutely."""
 REACH = 38.0
 """Deviations from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""
 PANELS = 4096
@@ -44,8 +42,6 @@ LOG_NOTHING = -34.0
 """Log of the share of a panel's mass on its right node below which only the left node gets a quadrature."""
 LARGEST_ETA = 0.1
 """Relative error of a panel from which on it counts as a whole."""
-SWEEPS = 32
-"""Most times that negative jumps are spread on their neighbours; what is left after them is cancelled."""
 FFT_CONSTANT = 8.0
 """Units of rounding of a transform over log2 of its length: Higham's constant is 7."""
 ROUNDED_UP = 1.001
@@ -72,18 +68,10 @@ class Payoff(NamedTuple):
 def compose(
     mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, upper: Array
 ) -> Composition:
-    """Compose R lattice laws.
+    """Compose R lattice laws; mass[i] of the answer is the tilted mass at cyclic index roll + i.
 
-    Parameters
-    ----------
-    mass : (R, N) non-negative masses at index k;  tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt itself
-        and two more at which only the moment is wanted (for Chernoff bounds).
-    direction : (R,) s_i;  count : (R,) n_i >= 1;  step : h;  roll : index j0 of the first element returned.
-    upper : rounds the masses up (True) or down, by the rounding of the tilt.
-
-    Returns
-    -------
-    Composition : mass[i] is the tilted mass at cyclic index roll + i.
+    mass : (R, N) at index k.  tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt, and two for Chernoff bounds.
+    direction, count : (R,) s_i and n_i.  step : h.  upper : whether the masses are rounded up or down.
     """
     xp = namespace(mass, tilt, direction, count, step, roll, upper)
     laws, length = mass.shape
@@ -94,7 +82,7 @@ def compose(
     log_mass = xp.log(mass)
 
     def moment(c: Array) -> Array:
-        return _log_sum_exp(xp, log_mass + c[:, None] * place)
+        return logsumexp(log_mass + c[:, None] * place)
 
     log_moments = xp.stack([moment(tilt[:, i]) for i in range(tilt.shape[1])], axis=1)
     tilted = tilt[:, :1] * place
@@ -127,13 +115,6 @@ def compose(
     norm = xp.sqrt(xp.sum(twice * largest * largest) / length)
     total = xp.sqrt(xp.sum(twice * error * error) / length) + relative * norm
     return Composition(composed, ROUNDED_UP * total, log_moments)
-
-
-def _log_sum_exp(xp: Namespace, x: Array) -> Array:
-    """log of the sum of e^x along the last axis; -inf where every x is."""
-    top = xp.max(x, axis=-1, keepdims=True)
-    top = xp.where(top > -xp.inf, top, 0.0)
-    return top[..., 0] + xp.log(xp.sum(xp.exp(x - top), axis=-1))
 
 
 def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
@@ -199,37 +180,17 @@ def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: in
 
 
 def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
-    """Hat masses on cells between standard quantiles u_k, in ascending order of u.
+    """Hat masses on cells between quantiles u_k, in ascending order of u (engines/README.md, "Gaussian cells").
 
-    Under P the quantile has the density (1 - hit) N(u) + hit N(u - rate), and e^lift_k N(u) (X_{k+1} - X) /
-    (X_{k+1} - X_k) with X = e^{rate u} is the density of the hat mass at node k: lift_k is log alpha_k and hit the
-    sampling rate where P is the mixture (remove), both are 0 where P is N(0, 1) (add).
-
-    Gauss-Legendre of order 5, or 2 where that is as good, runs on the panels cut by the nodes and by a fine grid around
-    the modes.  The error of a panel of half width r about c is bounded on the Bernstein ellipse rho (Trefethen, ATAP,
-    Theorem 19.3), on which the normal density grows by at most e^{|c|R + R^2/2}, R = r (rho + 1/rho)/2, and the hat
-    function, relative to its mean, by 2 (1 + rho) e^{rho r rate}.  A panel without a useful bound counts as its width
-    times the largest (above) or least (below) P-density on it.
-
-    From above, a panel far from its right node is treated better.  There X/X_{k+1} is at most far = e^{-rate (u_{k+1} -
-    end)}.  So 1 - X/X_{k+1} changes the integral of N(u) and its quadrature by a share of at most far each, and the
-    error bound is that of N(u) alone plus 3 far.  The P-mass on the right node is at most a share e^{lift_{k+1} -
-    lift_k} far/(1 - X_k/X_{k+1}) of the panel's; it goes to the node of higher loss.
-
-    Parameters
-    ----------
-    u : (N,) increasing node quantiles (u_0 may be -inf);  last : index of the last node in use;
-    rate : 1/sigma for a Gaussian of noise multiplier sigma;  lift : (N,);  hit : in [0, 1];
-    upper : whether whole panels are rounded up (True) or down.
-
-    Returns
-    -------
-    Cells : cells from `last` on are empty.  The node of higher quantile counts as that of higher loss.
+    u : (N,) increasing (u_0 may be -inf).  last : index of the last node in use; cells from there on are empty.
+    rate : 1/sigma.  lift : (N,) log alpha_k, hit : sampling rate, where P is the mixture; both 0 where P is N(0, 1).
+    upper : whether whole panels are rounded up or down.
     """
     xp = namespace(u, last, rate, lift, hit, upper)
     nodes = u.shape[0]
     top = u[last]
-    bottom = xp.minimum(xp.maximum(u[0], LOWEST_QUANTILE), top)
+    # standard normal quantile below which mass 4.7e-308 is dropped; the caller adds it back absolutely
+    bottom = xp.minimum(xp.maximum(u[0], -37.5), top)
     mode = xp.where(hit > 0, rate, 0.0)
     end_of_grid = xp.clip(mode + REACH, bottom, top)
     # one grid where the modes are near each other, else one around each
@@ -371,15 +332,9 @@ def laplace_cells(
     *,
     nodes: int,
 ) -> Cells:
-    """Hat masses of the Laplace law on the lattice, in closed form, in ascending order of the ratio; no upper atom.
+    """Hat masses of the Laplace law in closed form, ascending in the ratio (engines/README.md, "Laplace cells").
 
-    The base loss v lies in [-1/b, 1/b] with Q-density e^{-1/(2b)} e^{-v/2}/4 inside and ratio 1 - q + q e^v.  Node k
-    has the log ratio origin + k step, and `first` is the base loss of node 0, hence v_k = log(e^first + e^{origin + k
-    step}(1 - e^{-k step})/q).  On a cell of width d of which c is inside, the Q-masses are the density at v_k times
-    2 (1 - e^{-c/2})(1 - e^{-(d - c/2)})/(1 - e^-d) at node k and 2 e^{c/2 - d} (1 - e^{-c/2})^2/(1 - e^-d) at the
-    next.
-    `lifted` turns them into P-masses of the mixture, by the ratios of the nodes.  A cell without a useful bound is
-    empty; what is missing shows in the sum of the masses.
+    first : base loss of node 0.  lifted : whether the mixture is P.  A cell without a useful bound is empty.
     """
     xp = namespace(scale, first, origin, q, step, last, lifted)
     rise = step * xp.arange(nodes + 1)
@@ -409,21 +364,9 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Signed masses on the nodes of a law that is dominated by the given one, second order in the step.
+    """Signed masses on the nodes of a law that is dominated by the given one; `cancelled` takes negative ones away.
 
-    At the two ends the profile may not be lowered (no mass can be merged onto an extreme point).  At the lower end all
-    mass of the first cell moves to its node of lower loss.  At the upper end g_{last-1} >= b_{last-1} (alpha_last -
-    alpha_{last-1}), which puts the chord below the tangent there.  With P-masses at the nodes and M_k =
-    e^h g_k/(e^h - 1), P-relative, the jump of the slope of -g is (1 + e^-h) M_k - e^-h M_{k+1} - M_{k-1}.
-
-    Parameters
-    ----------
-    cells : hat masses of the open cells;  atoms : (N,) masses exactly on nodes;  step : h;
-    first, last : indices of the first and the last node in use.
-
-    Returns
-    -------
-    (N,) masses, few of them negative; `cancelled` takes those away.
+    cells : of hat masses.  atoms : (N,) masses exactly on nodes.  first, last : indices of the nodes in use.
     """
     xp = namespace(*cells, atoms, step, first, last)
     index = xp.arange(atoms.shape[0])
@@ -524,7 +467,8 @@ def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Arr
         return xp.where(inner & (x < 0), x, 0.0)
 
     def going(state: tuple[Array, Array]) -> Array:
-        return (state[0] < SWEEPS) & xp.any(negative(state[1]) < 0)
+        # most times that negative jumps are spread on their neighbours; what is left after them is cancelled
+        return (state[0] < 32) & xp.any(negative(state[1]) < 0)
 
     def sweep(state: tuple[Array, Array]) -> tuple[Array, Array]:
         done, x = state

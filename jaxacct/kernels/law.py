@@ -22,17 +22,9 @@ from jaxacct.kernels.special import log1p, total
 NEWTON_STEPS = 14
 """Safeguarded Newton steps from a start that may be far off.  Fixed, so that all of a batch take as many."""
 REFINEMENT_STEPS = 7
-"""Newton steps from a start that is within a factor of two."""
-SAFE_STEP = 1e-7
-"""Newton steps in log c of saddle_at most this size need no safeguard."""
+"""The same from a start that is within a factor of two."""
 LARGEST_STEP = 3.0
 """Largest Newton step in log c."""
-SMALL_ABSCISSA = 1e-3
-"""Below this abscissa, mean and variance of the loss are taken without a tilt."""
-CERTAIN_LOG_DELTA = -0.02
-"""The largest log delta that a saddle is looked for: near delta = 1 the approximation has none."""
-LARGEST_LOG_DELTA = -0.01
-"""What an approximation of log delta above it is replaced by: the Newton step takes its logarithm."""
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 """Maps an abscissa c to K(c), K'(c) and K''(c)."""
 TAIL_NATS = 42.0
@@ -246,7 +238,8 @@ def _safeguarded(
     last saddle point that was evaluated.
     """
     xp = namespace(like)
-    start = xp.log(SMALL_ABSCISSA) * xp.ones_like(like) if callable(first) else first
+    # where mean and variance of the loss are taken as those without a tilt
+    start = xp.log(1e-3) * xp.ones_like(like) if callable(first) else first
     guessing = callable(first)
 
     def body(i: Array, carry: tuple[Array, Array, Array, Array, Saddle]) -> tuple[Array, Array, Array, Array, Saddle]:
@@ -258,7 +251,8 @@ def _safeguarded(
         trial = w - xp.clip(step, -LARGEST_STEP, LARGEST_STEP)
         newton = (trial > lo) & (trial < hi) & (xp.abs(step) < 0.5 * last)
         # saddle_at the solution rounding decides on which side of it a step ends: no reason to bisect a stale bracket
-        newton = newton | (xp.abs(step) < SAFE_STEP)
+        # Newton steps in log c of at most this size need no safeguard
+        newton = newton | (xp.abs(step) < 1e-7)
         following = xp.where(newton, trial, 0.5 * (lo + hi))
         last = xp.abs(following - w) + 1e-12
         if guessing:
@@ -281,10 +275,12 @@ def saddle_for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
 def saddle_for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
     """`saddle_for_delta` for a law given by its cumulants."""
     xp = namespace(log_delta)
-    target = xp.minimum(log_delta, CERTAIN_LOG_DELTA)
+    # the largest log delta that a saddle is looked for: near delta = 1 the approximation has none
+    target = xp.minimum(log_delta, -0.02)
 
     def residual_and_step(saddle: Saddle, curvature: Array) -> tuple[Array, Array]:
-        reached = xp.minimum(saddle.log_delta, LARGEST_LOG_DELTA)
+        # what an approximation of log delta above it is replaced by: the Newton step takes its logarithm
+        reached = xp.minimum(saddle.log_delta, -0.01)
         return target - reached, xp.log(reached / target) * (-reached) / (saddle.c**2 * curvature)
 
     def first(saddle: Saddle) -> Array:

@@ -39,8 +39,6 @@ FLAT = 1e-12
 """Relative change of phi'^a that is neglected outside of the nodes."""
 FARTHEST = 37.5
 """Standard deviations beyond which float64 has no masses."""
-PANEL = 0.8
-"""Largest width of a panel of sixteen nodes."""
 LEFT_OUT = 1e-10
 """Largest share of the integral that the last node may carry, where nothing is known beyond it."""
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -49,16 +47,12 @@ REACHES = (9.0, 13.0, 37.5)
 that holds all but 1e-9 of delta."""
 STEP = 0.32
 """Distance of the nodes around either mean; those of the two means lie between each other where the means are near."""
-EXTREMA_STEPS = 12
-"""Steps of the Illinois rule that moves a node to an extremum of l."""
 CROSSING_STEPS = 40
 """Newton steps for an end of an interval, at most; 3 are usual, more next to an extremum of l."""
 CLOSE = 1e-6
 """The last Newton step is shorter than this: an error e of an end changes the divergence by the order of e^2."""
 MOST_ROUNDS = 60
 """Rounds of the solution for eps, which converges faster than any geometric series; 5 are usual."""
-CONVERGED = 1e-13
-"""Relative change of E below which a row is done."""
 LARGEST_EPS = 700.0
 """Largest eps that is searched: its exp is finite."""
 
@@ -136,7 +130,7 @@ def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Arr
     """(place, l) where l' changes its sign between two places, by the Illinois rule inside a bracket."""
     at_low, at_high = _log_ratio(laws, mu, low)[1], _log_ratio(laws, mu, high)[1]
     at, value = low, _log_ratio(laws, mu, low)[0]
-    for _ in range(EXTREMA_STEPS):
+    for _ in range(12):  # steps of the Illinois rule that moves a node to an extremum of l
         with np.errstate(divide="ignore", invalid="ignore"):
             share = at_low / (at_low - at_high)
         at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
@@ -228,7 +222,8 @@ def crossing(rows: Line, delta: Array) -> Array:
             first, second = _best_set(part, side, np.log(before))
             above = _next(first, second, delta[going], before)
             ratio[going] = above
-            going = going[(above > before * (1.0 + CONVERGED)) & (above < largest)]
+            # relative change of E below which a row is done
+            going = going[(above > before * (1.0 + 1e-13)) & (above < largest)]
             if not going.size:
                 break
         found = np.maximum(found, ratio)
@@ -284,7 +279,7 @@ def panels(laws: Any, mu: Array, largest_order: float) -> tuple[Array, Array]:
             known = np.isfinite(steep) & (np.abs(steep) < 1e200) & (flat > 1e-300)
             sides.append(further + np.where(known, -ndtri(np.where(known, flat, 0.5)), FARTHEST))
     ends = np.stack([-sides[0], sides[1]], axis=1)
-    return ends, np.ceil((ends[:, 1] - ends[:, 0]) / PANEL)
+    return ends, np.ceil((ends[:, 1] - ends[:, 0]) / 0.8)  # largest width of a panel of sixteen nodes
 
 
 def nodes(laws: Any, mu: Array, ends: Array, count: int) -> Nodes:

@@ -51,20 +51,14 @@ FINE = Resolution(256, 6, 768, 192, (36, 96))
 """The last look at many configurations, and the second at a few."""
 FINEST = FINE._replace(sketch=(144, 192))
 """Sees turns of the order that FINE misses here and there; not always better."""
-LEAST_ROW_MASS = 1e-18
-"""Rows below this P-mass are merged into one."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
 """Relative error of phi'."""
 LEAST_SLOPE = 1e-300
 """phi' rounded up is at least this: below it float64 may have lost it."""
-SHARE_OF_BEST = 0.3
-"""A column may overstate a row's best by this share of it; windows resolve what is nearer."""
 SHARE_OF_ALL = 1e-4
-"""A column may overstate a row's best by this share of the whole leak."""
-ACTIVE_SHARE = 3e-5
-"""A row is active if its best is at least this share of the whole leak."""
+"""Share of the whole leak by which a column may overstate a row besides."""
 LARGEST_FALL = 4.0
 """Nats by which a slope, or phi', may change from one sketched row or column to the next; more counts as this."""
 BISECTIONS = 20
@@ -169,7 +163,8 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
         (xp.arange(SKETCH_SAMPLES + 1) * above) // SKETCH_SAMPLES,
         (xp.arange(SKETCH_SAMPLES + 1) * cells) // SKETCH_SAMPLES,
     )
-    rows = ends(rows, resolution.sketch[0], log(steep(law, 1.0 - p[rows]), 1e-300), log(p[rows], LEAST_ROW_MASS))
+    # P-mass of rows below which they are all one
+    rows = ends(rows, resolution.sketch[0], log(steep(law, 1.0 - p[rows]), 1e-300), log(p[rows], 1e-18))
     columns = ends(columns, resolution.sketch[1], log(steep(law, p[columns]), 1e-300))
     u_q, u_p, w_q, w_p = q[rows], p[rows], q[columns[1:]], p[columns[1:]]
     height = steep(law, w_p[None] - middles(u_p)[:, None])
@@ -208,7 +203,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     size = xp.arange(best.size)
     # chords overstate a row by the square of its height, and a group by the square of what phi' changes over it; the
     # rows after the last active one are treated as if they were
-    last = xp.max(xp.where(best > ACTIVE_SHARE * total, size, 0))
+    # share of the whole leak that the best of a row must have for the row to be active
+    last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
     p_mass, q_mass = found.mass
@@ -222,7 +218,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
     # a cell over which the gain grows by g is overstated by g^2/8 of it, which must not pass what the best is ahead
-    ahead = best[:, None] - value + (SHARE_OF_BEST * best + SHARE_OF_ALL * total)[:, None]
+    # share of a row's best by which a column may overstate it: windows see to what is nearer
+    ahead = best[:, None] - value + (0.3 * best + SHARE_OF_ALL * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
     columns = columns + 0.2 * xp.mean(columns) + 1e-6
@@ -254,32 +251,18 @@ SUM_ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms, far more than its thousands of terms make."""
 WINDOW_MARGIN = 2
 """Shared columns by which a window reaches beyond the places that it is given."""
-GROUPS_PER_SHARED_COLUMN = 4
-"""In one of this many groups of rows, the first line is a shared column."""
 LEAST_LINE = -1e300
 """Finite stand-in for the value of a line whose cost is infinite, so that a weight of 0 makes it 0."""
 PLACES_BETWEEN_COLUMNS = 32
-"""Places between two columns that are tried for the end of a group."""
-SETTLED_EPSILON = 1e-3
-"""Distance of two eps below which the order that is best at one is as good as best at the other."""
+"""Places between two columns that are looked at for the end of a group."""
 MOST_ORDERS = 5
 """Most orders that are tried for eps."""
-NEAR_EPSILON = 0.02
-"""Distance from the eps for which lines were chosen beyond which they are chosen anew."""
 MOST_PASSES = 3
 """Most times that the lines are chosen."""
-FIRST_STEP = 4e-4
-"""First step to the right of an eps."""
-STEP_GROWTH = 5.0
-"""Factor by which each step to the right is longer than the one before."""
-CHORD_WIDTH = 2e-3
-"""Width in eps below which the chord of a convex bound is near it."""
 MOST_REGULA_FALSI = 30
 """Most steps of regula falsi; its end is certified wherever it stops."""
 OUTWARD = 1e-12
 """Relative allowance for a target, and absolute one for an eps, that a few operations have made."""
-LEAST_LEAK = 1e-320
-"""What a leak below it is replaced by before its logarithm is taken; no bound depends on it."""
 
 
 class Order(NamedTuple):
@@ -413,7 +396,8 @@ def epsilon(
 
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
-        return (i < 1) | ((i < MOST_ORDERS) & (xp.abs(low - start) > SETTLED_EPSILON) & (low > 0.0))
+        # distance of two eps below which the order that is best at one is as good as best at the other
+        return (i < 1) | ((i < MOST_ORDERS) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
     carry = (0, start, 0.0 * start, xp.zeros(resolution.groups + 1))
@@ -429,7 +413,8 @@ def epsilon(
 
     def again(carry: tuple[Array, ...]) -> Array:
         i, before, here, _ = carry
-        return (i < MOST_PASSES) & (xp.abs(here - before) > NEAR_EPSILON)
+        # distance from the eps for which lines were chosen beyond which they are chosen anew
+        return (i < MOST_PASSES) & (xp.abs(here - before) > 0.02)
 
     first = xp.where(lower > 0.0, lower, start)
     carry = (0, xp.inf * highest, first, xp.inf * highest)
@@ -449,16 +434,18 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
     def outwards(carry: tuple[Array, ...]) -> tuple[Array, Array, Array, Array, Array]:
         _, _, right, at_right, width = carry
         further = xp.minimum(right + width, highest)
-        return right, at_right, further, leak(further), STEP_GROWTH * width
+        # factor by which each step to the right is longer than the one before
+        return right, at_right, further, leak(further), 5.0 * width
 
     def short(carry: tuple[Array, ...]) -> Array:
         _, _, right, at_right, _ = carry
         return (at_right > delta) & (right < highest)
 
     at_start = leak(start)
-    carry = (start, at_start, start, at_start, FIRST_STEP * xp.ones_like(highest))
+    carry = (start, at_start, start, at_start, 4e-4 * xp.ones_like(highest))  # first step to the right of an eps
     left, at_left, right, at_right, _ = iterate(xp, short, outwards, carry)
-    excess = lambda value: xp.log(xp.maximum(value, LEAST_LEAK)) - xp.log(delta)
+    # what a leak below it is replaced by before its logarithm is taken; no bound depends on it
+    excess = lambda value: xp.log(xp.maximum(value, 1e-320)) - xp.log(delta)
 
     def step(carry: tuple[Array, ...]) -> tuple[Array, Array, Array, Array, Array]:
         i, left, at_left, right, at_right = carry
@@ -471,7 +458,8 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
     def wide(carry: tuple[Array, ...]) -> Array:
         i, left, at_left, right, at_right = carry
-        return (i < MOST_REGULA_FALSI) & (right - left > CHORD_WIDTH) & (at_left > delta) & (at_right <= delta)
+        # width in eps below which the chord of a convex bound is near it
+        return (i < MOST_REGULA_FALSI) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
 
     _, left, at_left, right, at_right = iterate(xp, wide, step, (0, left, at_left, right, at_right))
     # a convex function lies below its chord
@@ -557,7 +545,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     )
     weight = xp.where(slope[0] > slope[-1], weight, xp.array([0.0, 1.0])[:, None, None])
 
-    few = index[:: GROUPS_PER_SHARED_COLUMN * each]
+    few = index[:: 4 * each]  # of so many groups of rows the first line is a shared column
     shared = xp.concatenate([few, index[-1:], end, where.columns, xp.array([curve.ratio.size - 1])])
     w_q, w_p = _meet(curve, shared)
     w_q = xp.concatenate([xp.zeros(1), w_q, xp.ones(1)])

@@ -33,6 +33,7 @@ from jaxacct.kernels.contour.allocation_law import (
     tail,
     turned_by,
 )
+from jaxacct.kernels.contour.core import log_geometric
 from jaxacct.kernels.special import log_ndtr
 
 __all__ = [
@@ -56,10 +57,6 @@ CLEAR = 80.0
 """x^2 less the squared shift at a distance x, in widths of a window: Phi is then within e^-40 of 0 or 1."""
 MOST_NODES = 6_000
 """Most nodes on the line."""
-PROBES = 12
-"""Most indices that are tried for the last node."""
-PAST_THE_GOAL = 0.02
-"""The secant aims this far past the goal, in the logarithm, so that the index found is mostly large enough."""
 STRIDE = 0.8
 """Step of the logarithm of the index if the bound does not tell the direction."""
 NEAR_ENOUGH = 0.2
@@ -75,8 +72,6 @@ ILL = 6.0
 """log of the scale over the value above which another way is tried: digits are lost."""
 ONE_SLOT = 15.0
 """Deviations of S that a threshold lies above the mean, from which on one large slot decides: jumps are split off."""
-FAR_BLUR = 0.03
-"""Width of the window beyond which slots are far, in log X."""
 LOW_BLUR = 0.08
 """Width of the window between bulk and jumps, in log X."""
 LOW_SHARE = 0.5
@@ -84,8 +79,6 @@ LOW_SHARE = 0.5
 
 Jumps larger than half of it leave the others less than half; the scales of both contours are then near their values.
 """
-POOR = 2.0
-"""log(scale/value) of a put, roughly; it replaces a guess that is of no use."""
 BULK_END = 9.0
 """Widths of the window behind which the law of the bulk ends."""
 
@@ -177,8 +170,9 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # up to a factor in the abscissa, the scale bounds the value: a guess above it is poor
-    log_value = np.where(split, guess, np.where(guess < at, at, at - POOR))
+    # the scale bounds the value but for a factor of the abscissa, so that a guess above it is a poor one
+    # log of the scale of a put over its value, roughly, where the guess is of no use
+    log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
     period = np.maximum((np.log(k + 40.0 / c) - goal) / c, np.minimum(needed, k))
@@ -256,7 +250,7 @@ def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
 
 def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) -> Windows:
     edge = _far_from(s, t, k, goal)
-    blur = np.minimum(FAR_BLUR / s, 0.3)
+    blur = np.minimum(0.03 / s, 0.3)  # width of the window beyond which slots are far, in log X
     high = edge + ROOM * blur
     low, low_blur = np.full_like(s, -np.inf), np.ones_like(s)
     if share > 0.0:
@@ -361,14 +355,15 @@ def last_node(
     """
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
-    wanted = np.log(np.maximum(scale - goal, 1.0)) + PAST_THE_GOAL
+    # by how much, in the logarithm, the secant aims past the goal, so that what it finds is mostly enough
+    wanted = np.log(np.maximum(scale - goal, 1.0)) + 0.02
     at = np.clip(0.5 * (np.log(2.0) + wanted) - np.log(deviation * step), 0.0, most)
     at = np.where(np.isnan(at), 0.5 * most, at)
     power, before, seen = np.full_like(c, 2.0), np.full_like(c, np.nan), np.full_like(c, np.nan)
     local, open_ = np.zeros(len(c), bool), np.ones(len(c), bool)
     beyond = np.full_like(c, np.inf)
     rows = np.arange(len(c))
-    for _ in range(PROBES):
+    for _ in range(12):  # most indices that are tried for the last node
         some = _taken((cells, cuts, t, c), rows)
         y = np.ceil(np.exp(at[rows])) * step[rows]
         bound = np.empty(rows.size)
@@ -469,8 +464,14 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
     V(y) <= F(c') e^{-sign c' y}/(e c'), F the transform of what is integrated, since (x)_+ <= e^{c'x}/(e c').
     """
     gap = (far - c[:, None]) * period[:, None]
-    ratio = np.where(gap < 30.0, np.log(np.expm1(np.minimum(gap, 30.0))), gap)
-    each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) - ratio + 1e-12 * (np.abs(gap) + far * k[:, None])
+    each = (
+        log_far
+        - sign * far * k[:, None]
+        - 1.0
+        - np.log(far)
+        + log_geometric(gap)
+        + 1e-12 * (np.abs(gap) + far * k[:, None])
+    )
     each = np.where((gap > 0.0) & ~np.isnan(each), each, np.inf)
     least = np.min(each, axis=1)
     return np.where(period >= k, -np.inf, least) if sign < 0 else least
@@ -488,10 +489,8 @@ CUT_OFF = 5e-3, 1e-3
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """(log of delta, relative width wanted above that delta); a wider bracket gets another contour.
 
-For many rounds the largest deltas matter most.  Chords between losses are off by a few 1e-4 of a large delta, and by a
-few hundredths of a small one."""
-ALONE_FROM = -42.0
-"""log of the delta below which no loss gets another contour: there it would hardly narrow the bracket."""
+The largest deltas decide for many rounds.  There chords between losses are off by a few 1e-4 of delta, and where the
+smaller ones are, by a few hundredths."""
 LONG = 1000
 """A bracket that is wide after a line of more nodes gets no other contour: longer lines gain little, and take long."""
 KNOWN = 0.3
@@ -499,13 +498,9 @@ KNOWN = 0.3
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
-"""log of the delta at which the losses end; the mass beyond becomes mass at infinity."""
-FAR_LOG_DELTA = -31.0
-"""log of the delta from which the losses lie further apart."""
+"""log of the delta at which the losses end; what is left there is mass at infinity."""
 LARGEST_LOSS = 600.0
-"""Largest loss: up to here, e^eps and products with it stay within float64."""
-BULK_POINTS = 110
-"""Losses within a few deviations of the loss of one round; they decide the width for many rounds."""
+"""e^eps and products with it stay within float64 up to here."""
 BULK_SPREAD = 2.0
 """Spread of these losses, in deviations: the best density is the cube root of the law's, sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
@@ -522,14 +517,8 @@ SCAN = 600
 """Losses at which the guess of the profile is evaluated."""
 CELLS = 48
 """Cells of the grid."""
-ABSCISSAS = 12
-"""Abscissas that are tried."""
 REACH = 8.6
-"""The cells cover this many deviations of the standard normal law; the mass beyond bounds the rest."""
-TERMS_TOGETHER = 6000
-"""Nodes evaluated together, over all rows: few enough for their arrays to stay in the processor's cache."""
-LONG_BULK = 100
-"""If the bulk's line has more nodes than this, a bulk that ends lower is tried."""
+"""Deviations of the standard normal law that the cells cover; the rest is bounded by its mass."""
 LOWER_SHARES = (0.25, 0.15)
 """Ends tried for that bulk, over the distance from mean to threshold: a bulk that rarely gets there needs no line."""
 
@@ -561,7 +550,8 @@ def contours_at(
         return _evaluated(sign, s, t, where)
     below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], _rows_of(where, rows))
     for share in LOWER_SHARES:
-        long = np.flatnonzero(below.line.count > LONG_BULK)
+        # nodes of the bulk's line above which a bulk that ends lower is tried
+        long = np.flatnonzero(below.line.count > 100)
         if long.size == 0:
             break
         some = rows[long]
@@ -589,7 +579,8 @@ def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None
     with np.errstate(all="ignore"):
         for one in np.unique(length):
             alike = np.flatnonzero(length == one)
-            size = max(int(TERMS_TOGETHER / 2.0**one), 1)
+            # nodes of lines that are evaluated together, over all rows: what they need stays near the processor
+            size = max(int(6000 / 2.0**one), 1)
             for rows in (alike[first : first + size] for first in range(0, alike.size, size)):
                 below = None if bulk is None else _contour(sign, s[rows], t[rows], _rows_of(bulk, rows), None)
                 found.append((rows, _contour(sign, s[rows], t[rows], _rows_of(where, rows), below)))
@@ -757,12 +748,7 @@ def _bulk_chance(where: Place, k: Array) -> Array:
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """A bound of |E(S - k)_+| over the law w1 w2 less that over the law w1 up to `end`, all slots of either, (B,).
-
-    (S - k)_+ <= S, and slots are exchanged one by one: t (m + m_x), m and m_x the mass and the mean of X/t where the
-    laws differ.  Beyond `end` w1 <= Phi(-(end - low)/blur_1); w1 (1 - w2) <= e^{-d^2/2(blur_1^2 + blur_2^2)} above low,
-    d = high - low, and <= Phi(-d/blur_2) below.
-    """
+    """A bound of |E(S - k)_+| over the law w1 w2 less that over the law w1 up to `end` (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -771,12 +757,7 @@ def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
 
 
 def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
-    """A bound of E[(k - S)_+; some slot is far], far the mass beyond the window; (B,).
-
-    Below u_0 = high - ROOM blur a slot is far with at most Phi((u - high)/blur) <= Phi(-ROOM) e^{-ROOM (u_0 - u)/blur}.
-    Beyond, (k - S)_+ <= (k - x_0 - R)_+ with R the sum of the other slots, of mean 1 - 1/t each, and
-    E(y - R)_+ <= y and <= e^{cy}/(ec) (1 - c/t + c^2 e^{s^2}/(2 t^2))^{t-1} for every c > 0.
-    """
+    """A bound of E[(k - S)_+; some slot is far], far the mass beyond the window (README.md, section 1)."""
     d, blur = ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
@@ -797,7 +778,7 @@ def put_below(s: Array, t: Array, k: Array) -> Array:
     with np.errstate(all="ignore"):
         deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
         near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point of a normal law
-        grid = near[:, None] * np.geomspace(0.5, 60.0, ABSCISSAS) ** np.minimum(s, 1.0)[:, None]
+        grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]  # abscissas that are tried
         none, one = np.full_like(s, -np.inf), np.ones_like(s)
         start = tilted_mode(s, t, grid[:, -1]) - REACH
         windows = Windows(none, one, -none, one, start, np.full_like(s, REACH))
@@ -817,7 +798,8 @@ class RoundProfile(NamedTuple):
 
 def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
     """Losses eps at which the profile should be known: dense where one round's loss lies, and along its tail."""
-    far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (FAR_LOG_DELTA, 1.0)
+    # log of the delta from which the losses lie further apart
+    far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (-31.0, 1.0)
     deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
     scan = np.concatenate([np.linspace(0.0, 1.0, SCAN) * min(12.0 * deviation, reach), np.linspace(0.0, reach, SCAN)])
@@ -828,7 +810,8 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
-    weight = BULK_POINTS * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
+    # losses within a few deviations of the loss of one round; they decide the width for many rounds
+    weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
     weight += -np.diff(log_delta) / np.where(log_delta[1:] > far_from, NATS / times, FAR_NATS)
     weight += np.where(log_delta[1:] > far_from, np.diff(scan) / MOST_GAP, 0.0)
     count = np.concatenate([[0.0], np.cumsum(weight)])
@@ -940,7 +923,8 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
             known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
-        wide = np.flatnonzero(wide & (logs > ALONE_FROM) & ~hopeless)
+        # log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower
+        wide = np.flatnonzero(wide & (logs > -42.0) & ~hopeless)
         if wide.size == 0:
             break
     return low, high

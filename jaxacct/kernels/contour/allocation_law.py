@@ -39,20 +39,14 @@ __all__ = [
 ]
 
 NEGLIGIBLE = 1e-24
-"""Nodes at either end whose terms are below this share of the sum are left out."""
-MOST_PRODUCTS = 32_000
-"""Multiplications of one matrix product, at most."""
+"""Terms below this share of their sum are left out at the ends of the range of nodes."""
 POINTS = 24
 """Nodes of a panel."""
-MOST_PANELS = 3000.0
-"""Most panels of a line."""
 _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel."""
 RARE = 0.1
-"""If a large slot is rarer than this, a guess also considers it by itself."""
-LEAST_VARIANCE = 1e-300
-"""Added to the variance of S, whose s^2 may underflow."""
+"""Chance of a large slot below which it is looked at by itself in a guess."""
 ROOM = 6.3
 """Widths of the far window below its centre from which on a slot is taken for far."""
 SMALLEST = 1e-290
@@ -263,7 +257,8 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     Below: the payoff on {some X_i > tk}, where S > k, or on {all X_i <= k}, where S <= k; and (1 - k)_+ or (k - 1)_+.
     """
     with np.errstate(all="ignore"):
-        variance = np.expm1(s * s) / t * (1.0 + (16.0 + 8.0 * s * s) * ROUNDOFF) + LEAST_VARIANCE
+        # added to the variance of S, whose s^2 may underflow
+        variance = np.expm1(s * s) / t * (1.0 + (16.0 + 8.0 * s * s) * ROUNDOFF) + 1e-300
         away = sign * (k - 1.0)
         root = np.hypot(np.sqrt(variance), away)
         upper = 0.5 * np.where(away > 0.0, variance / (root + away), root - away) * (1.0 + 32.0 * ROUNDOFF)
@@ -336,7 +331,7 @@ def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4
         rate = rate + np.where(far < 9.0, 0.3 / blur[:, None], 0.0)
     total = np.cumsum(rate * np.diff(grid, axis=1), axis=1)
     total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1)
-    count = int(np.ceil(np.minimum(total[:, -1].max(), MOST_PANELS)))
+    count = int(np.ceil(np.minimum(total[:, -1].max(), 3000.0)))  # most panels of a line
     levels = np.linspace(0.0, 1.0, count + 1)
     found = [np.interp(levels * row[-1], row, places) for row, places in zip(total, grid, strict=True)]
     ends = np.array(found)
@@ -470,7 +465,7 @@ def _tables(x: Array, step: Array, many: int) -> Array:
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
     """sum_x w (e^{iyx} - 1) at all y of the line from tables of its multiples, coarse and fine, (B, count)."""
     # in pieces too small for the linear algebra library to start threads of its own, which would wait for each other
-    size = max(MOST_PRODUCTS // (first.shape[1] * second.shape[2]), 1)
+    size = max(32_000 // (first.shape[1] * second.shape[2]), 1)  # multiplications of one matrix product, at most
     found: Array | float = 0.0
     for begin in range(0, weight.shape[1], size):
         some = slice(begin, begin + size)

@@ -1,13 +1,258 @@
-"""Sums of `e^{i k angle}` over quadrature points, for many k at once: characteristic functions less 1.
+"""What all contour integrals have in common: sums over nodes, images, ends, and the way from delta to epsilon.
 
-One matrix product gives all k, without a transcendental function per pair of point and k.  README.md of this folder,
-section 4, bounds the rounding of the rotations and of the sums.
+    delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
+
+is a trapezoid sum in t = Im z.  A law supplies e^{K(z) - K(c)} at the nodes with bounds of its errors (`Nodes`).
+jaxacct/kernels/README.md, sections 1, 4 and 5, has the proofs.
 """
 
-from jaxacct.kernels.arrays import Array, keep_apart, namespace, powers
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.kernels.arrays import Array, keep_apart, namespace, pick, powers, repeat
 from jaxacct.kernels.special import blocks, log1p, sum_depth
 
-__all__ = ["departures", "depth", "polar"]
+ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
+"""Abscissae that are tried, over the saddle point: those up to 1 for the contour, all for the images to the right."""
+LEAST_VALUE = 1e-300
+"""What a value or a lower end of at most this is replaced by before its logarithm is taken; such an end is not used."""
+SUM_OUTWARD = 1.0000001
+"""Factor for the rounding of a sum of error bounds."""
+NEWTON_STEPS = 6
+"""Newton steps from the saddle point's eps to that of the contour integral."""
+MARGIN = 1.02
+"""Factor on the distance between an end and the estimate, since the slope changes along the way."""
+
+
+class Bracketed(NamedTuple):
+    """A value with certified ends.  Where `ok` is false the upper end is the Chernoff bound and the lower end -inf."""
+
+    lower: Array
+    estimate: Array
+    upper: Array
+    ok: Array
+    needs: Array  # (points, nodes) that would do
+
+
+class Summand(Protocol):
+    """What a trapezoid sum needs of an integrand: `Nodes`, or that of the split contour."""
+
+    @property
+    def c(self) -> Array: ...
+
+    @property
+    def t(self) -> Array: ...
+
+    @property
+    def weight(self) -> tuple[Array, Array]: ...
+
+    @property
+    def log_modulus(self) -> Array: ...
+
+    @property
+    def angle(self) -> Array: ...
+
+
+class Nodes(NamedTuple):
+    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}, with bounds of its errors."""
+
+    c: Array
+    k0: Array  # K(c)
+    common: Array  # bound on the error of K(c), a factor common to all nodes
+    h: Array
+    t: Array  # (count,)
+    weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
+    log_modulus: Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
+    angle: Array  # (count,) Im K(z_k)
+    slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
+    tail: Array  # bound on the terms that were cut off, over Z
+    images_at: Array  # abscissae of the Chernoff bounds for images to the right
+    images_log: Array  # and their logarithms at eps = 0
+    needs: Array  # (points, nodes) with which the certificate would be narrow
+
+
+# The sum over the nodes, and its errors
+
+
+def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
+    """`h / (pi z (z + 1))` at z = c + it, halved at t = 0: real and imaginary part."""
+    xp = namespace(c, t)
+    c, h = c[..., None], h[..., None]
+    scale = xp.where(t > 0, h, 0.5 * h) / (xp.pi * (t**2 + c**2) * (t**2 + (1.0 + c) ** 2))
+    # 1/(z(z+1)) = conj(z(z+1)) / |z(z+1)|^2
+    return (c * (1.0 + c) - t**2) * scale, -t * (1.0 + 2.0 * c) * scale
+
+
+def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
+    """The trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
+    xp = namespace(nodes.t, epsilon)
+    t, (re, im) = nodes.t, nodes.weight
+    phase = nodes.angle - t * epsilon[..., None]
+    size = xp.exp(nodes.log_modulus)
+    cosine, sine = size * xp.cos(phase), size * xp.sin(phase)
+    value = re * cosine - im * sine
+    odd = re * sine + im * cosine
+    return xp.sum(value, axis=-1), xp.sum(nodes.c[..., None] * value - t * odd, axis=-1)
+
+
+def two_sided(nodes: Summand, slack: Array, tail: Array, epsilon: Array) -> Array:
+    """A bound of the error of the trapezoid sum over Z, but for images, from those of its terms and of the cut-off."""
+    xp = namespace(nodes.t, epsilon)
+    turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
+    return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
+
+
+def log_geometric(gap: Array) -> Array:
+    """log of the sum of e^{-j gap} over j >= 1."""
+    xp = namespace(gap)
+    return -gap - xp.log(-xp.expm1(-gap))
+
+
+def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
+    """log of what the trapezoid rule adds at the periodic images (README.md, section 1).
+
+    at, log_bound : (A,) abscissae of Chernoff bounds, and their logarithms at eps = 0.  log_mass : of what is
+    integrated.
+    """
+    xp = namespace(c, epsilon)
+    period = 2.0 * xp.pi / h
+    gap = (at - c[..., None]) * period[..., None]
+    beyond = gap > 0
+    right = log_bound - at * epsilon[..., None] + log_geometric(xp.where(beyond, gap, 1.0))
+    right = xp.min(xp.where(beyond, right, xp.inf), axis=-1)
+    return xp.logaddexp(log_mass + log_geometric(c * period), right)
+
+
+def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
+    """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
+    images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
+    return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
+
+
+def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
+    """log delta(eps) from below and from above, by a sum over Z and its errors."""
+    xp = namespace(nodes.t, epsilon)
+    both, images = off
+    log_z = nodes.k0 - nodes.c * epsilon
+    # value and both are sums of the same terms; here they are only subtracted and added
+    both = both + 4.0 * ROUNDOFF * xp.abs(value)
+    rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
+    low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
+    grain = 8.0 * ROUNDOFF * (xp.abs(log_z) + 4.0)
+    lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * xp.abs(low)
+    upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * xp.abs(high)
+    # a true value has an upper end above 0: else the bounds contradict each other
+    certain = (value + both > 0.0) & (upper < xp.inf)
+    return xp.where(certain & (rest > LEAST_VALUE), lower, -xp.inf), xp.where(certain, upper, xp.inf)
+
+
+def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
+    """The bracket of log delta(eps), by Chernoff from above where the sum says too little."""
+    xp = namespace(nodes.t, epsilon)
+    log_z = nodes.k0 - nodes.c * epsilon
+    lower, upper = ends(nodes, epsilon, value, off)
+    estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
+    # distance of the upper end of log delta from the estimate beyond which the estimate is not used
+    ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < 0.1)
+    chernoff = nodes.images_log - nodes.images_at * epsilon[..., None]
+    chernoff = chernoff + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(chernoff))
+    chernoff = xp.min(xp.where(chernoff > -xp.inf, chernoff, xp.inf), axis=-1)
+    upper = xp.minimum(xp.where(ok, upper, xp.inf), chernoff)
+    lower, estimate = xp.where(ok, lower, -xp.inf), xp.where(ok, estimate, upper)
+    return Bracketed(lower, xp.clip(estimate, lower, upper), upper, ok, nodes.needs)
+
+
+def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STEPS) -> Array:
+    """The eps at which the sum is delta."""
+    xp = namespace(nodes.t, start)
+
+    def step(_: Array, eps: Array) -> Array:
+        value, slope = trapezoid(nodes, eps)
+        value = xp.maximum(value, LEAST_VALUE)
+        residual = nodes.k0 - nodes.c * eps + xp.log(value) - log_delta
+        return eps + xp.clip(residual / rate_of(nodes, value, slope), -2.0 / nodes.c, 2.0 / nodes.c)
+
+    return repeat(xp, steps, step, start)
+
+
+def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
+    """Minus the derivative of log delta in eps, within what it can be near the saddle point."""
+    return namespace(value).clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
+
+
+def certified(
+    ends_at: Callable[[Array], tuple[Array, Array]],
+    below: Array,
+    above: Array,
+    log_delta_low: Array,
+    log_delta_high: Array,
+) -> tuple[Array, Array, Array, Array]:
+    """(lower end of eps, whether it holds, upper end, whether it holds): those of two places that pass the check.
+
+    ends_at : log delta from below and from above, at eps with an axis in front.
+    """
+    xp = namespace(below, above)
+    lowers, uppers = ends_at(xp.stack([below, above]))
+    # the logarithms of delta come from outside, to a few units
+    lower_ok = lowers[0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
+    upper_ok = uppers[1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
+    lower_ok = lower_ok & (below < xp.inf)
+    return xp.where(lower_ok, below, -xp.inf), lower_ok, xp.where(upper_ok, above, xp.inf), upper_ok
+
+
+def epsilon_of(
+    nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
+) -> tuple[Array, Array, Array, Array]:
+    """`certified` about an estimate of eps: the places are as far from it as the errors of delta say.
+
+    margin : a factor on that distance, since the slope changes along the way.
+    """
+    xp = namespace(nodes.t, estimate)
+    value, slope = trapezoid(nodes, estimate)
+    value = xp.maximum(value, LEAST_VALUE)
+    rate = rate_of(nodes, value, slope)
+    both, images = errors(nodes, estimate)
+    log_z = nodes.k0 - nodes.c * estimate
+    grain = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(log_delta_low) + 4.0)
+    off = xp.abs(log_z + xp.log(value) - log_delta_low) + grain
+    off = off + nodes.common
+    above = estimate + margin * (both / value + off) / rate
+    spread = both / value + xp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
+    below = estimate - margin * (spread + off) / rate
+
+    def ends_at(at: Array) -> tuple[Array, Array]:
+        return ends(nodes, at, trapezoid(nodes, at)[0], errors(nodes, at))
+
+    return certified(ends_at, below, above, log_delta_low, log_delta_high)
+
+
+# Where the contour goes
+
+
+def log_kappa(c: Array) -> Array:
+    """log of `c^c/(1+c)^{1+c}`, the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, without cancellation."""
+    return -log1p(c) - c * log1p(1.0 / c)
+
+
+def period_for(
+    highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
+) -> tuple[Array, Array]:
+    """The best of the abscissae, (A,), up to the highest, and its period; at most `allowed` nats are cancelled."""
+    xp = namespace(at, log_bound)
+    goal = xp.minimum(log_delta, 0.0) + log_tol
+    # the Chernoff bound stands in for the size of the integrand: its constant varies slowly with c
+    size = log_bound - at * epsilon[..., None]
+    # in row i and column j: from abscissa i, the image bounded at abscissa j
+    gap = at[..., None, :] - at[..., None]
+    right = (size - goal[..., None])[..., None, :] / xp.where(gap > 0, gap, 1.0)
+    period = xp.maximum(-goal[..., None] / at, xp.min(xp.where(gap > 0, right, xp.inf), axis=-1))
+    cancelled = size - xp.min(size, axis=-1)[..., None]
+    best = xp.argmin(xp.where((cancelled < allowed) & (at <= highest[..., None]), period, xp.inf), axis=-1)
+    return pick(xp, at, best), pick(xp, period, best)
+
+
+# Characteristic functions at all nodes by one matrix product, not by a function for each pair of point and node
 
 
 def _rotations(angle: Array, count: int) -> tuple[Array, Array]:

@@ -9,17 +9,12 @@ from typing import NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, cummin, flat, keep_apart, namespace, pick, stack
+from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, log_mix, tilted_gaussian
 from jaxacct.kernels.special import SMALLEST_NORMAL, log1p, sum_depth
 
 LEVELS = 20
 """Heights of level sets about each mode; more would narrow the bound by little."""
-LOWEST_LEVEL = 5.5
-"""The lowest of these levels, in deviations of a normal density from its mode: 15 nats below it."""
-LEVEL_DOUBT_NATS = 16.0
-"""Nats below a mode within which rounding may matter to its level sets."""
-LARGEST_HEIGHT_ERROR = 2.5e-4
-"""Relative error of a height beyond which nothing is claimed; ROUNDED_DOWN allows for it."""
 ROUNDED_DOWN = 0.999
 """Factor that rounds the masses of level sets down."""
 FIRST_SIDE_LOBE = 0.217235
@@ -40,8 +35,6 @@ ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""
 LARGEST_EXPONENT = 600.0
 """Cap of the logarithm of odds, which at e^600 are as good as infinite."""
-LARGEST_OUTCOME = 1e14
-"""An end of a grid in u beyond which float64 cannot tell its points apart."""
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
@@ -202,11 +195,6 @@ def _laplace_above(scale: Array, c: Array) -> Array:
     return laplace_log_m(scale, c) + ROUNDOFF * (120.0 + 24.0 * (c + 1.0) / scale)
 
 
-def log_kappa(c: Array) -> Array:
-    """log of `c^c/(1+c)^{1+c}`, the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, without cancellation."""
-    return -log1p(c) - c * log1p(1.0 / c)
-
-
 def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Array:
     """An upper bound of log M(c) of one sampled Gaussian: its trapezoid sum, quadrature error and rounding."""
     xp = namespace(sigma, c)
@@ -238,7 +226,8 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     in_step = _step_error_on_the_axis(sigma, q, sign, c, t.u[..., -1] + t.step, t.step)
     above = t.log_m + ROUNDED_UP * in_step + rounding
     # the range leaves out 2 e^-42 at most, if its ends are places that float64 can tell apart
-    return xp.where((t.step > 0.0) & (edge < LARGEST_OUTCOME), above + 1e-17, xp.inf)
+    # an end of a grid in u beyond which float64 cannot tell its points apart
+    return xp.where((t.step > 0.0) & (edge < 1e14), above + 1e-17, xp.inf)
 
 
 def finite_units(loss: Array, mass: Array, weight: Array) -> Array:
@@ -286,13 +275,9 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Level sets of the tilted density f of the loss: (heights of slabs, lengths that they at least have).
+    """Level sets of the tilted density about two modes: (heights of slabs, lengths that they at least have).
 
-    f is a stack of level sets, and a level set that contains an interval of length lambda contributes a
-    uniform law: `|phi(t)| <= 1 - int lambda(y) (1 - s(t lambda(y)/2)) dy`, where `s(y) = sup_{y' >= y}
-    |sin y'/y'|` is decreasing, so that one t bounds all larger ones.  Two intervals are used, around the highest
-    mode and, above the valley between, around the next.  Their lengths are bounded from inside between grid
-    points and the integral by its lower Riemann sum.  Both results have shape (2 (LEVELS - 1),).
+    Both have shape (2 (LEVELS - 1),).  README.md, section 2.
     """
     xp, size = namespace(t.u), t.u.shape[-1]
     log_f = xp.log(t.weight) - xp.log(t.step)[..., None] - xp.log(t.posterior) + xp.log(sigma)[..., None]
@@ -314,15 +299,18 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     # without a second mode its floor is its top, and its slabs are empty
     floor = xp.minimum(pick(xp, valley, other), tops[..., 1])
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
-    levels = xp.maximum(tops[..., None] - xp.linspace(0.0, LOWEST_LEVEL, LEVELS) ** 2 / 2.0, floors[..., None])
+    # the lowest level, as deviations of a normal density from its mode: 15 nats below it
+    levels = xp.maximum(tops[..., None] - xp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floors[..., None])
     heights = xp.exp(levels - sag[..., None, None])
     slabs = flat(xp, heights[..., :-1] - heights[..., 1:])
     lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), flat(xp, levels[..., :-1]))
     # heights are off by a part in 2,000 at most, which ROUNDED_DOWN allows for, or prove nothing
-    inside = log_f > xp.min(tops, axis=-1)[..., None] - LEVEL_DOUBT_NATS
+    # nats below a mode within which rounding may matter to its level sets
+    inside = log_f > xp.min(tops, axis=-1)[..., None] - 16.0
     doubt = xp.max(xp.where(inside, units.weight + 16.0 * (1.0 + xp.abs(log_f)), 0.0), axis=-1)
     doubt = ROUNDOFF * doubt + 3.0 * units.y
-    return xp.where((doubt < LARGEST_HEIGHT_ERROR)[..., None], slabs, 0.0), lengths
+    # relative error of a height beyond which nothing is claimed; ROUNDED_DOWN allows for it
+    return xp.where((doubt < 2.5e-4)[..., None], slabs, 0.0), lengths
 
 
 def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, levels: Array) -> Array:

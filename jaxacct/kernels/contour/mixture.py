@@ -17,7 +17,19 @@ import scipy
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
-from jaxacct.kernels.contour.plain import ABSCISSA_MULTIPLES, period_for
+from jaxacct.kernels.contour.core import (
+    ABSCISSA_MULTIPLES,
+    Nodes,
+    ends,
+    epsilon_of,
+    errors,
+    log_kappa,
+    newton,
+    period_for,
+    trapezoid,
+    weight_at,
+)
+from jaxacct.kernels.contour.gaussian_errors import sinc_envelope
 from jaxacct.kernels.special import log1p_complex, logsumexp
 
 __all__ = [
@@ -39,124 +51,54 @@ LEAST_C, MOST_C = 1e-6, 1e7
 BISECTIONS = 46
 """Bisection steps for the logarithm of the abscissa."""
 SMALL_LOSSES = 30.0
-"""Largest exponent for which mix - 1 is computed as a sum of expm1."""
-RANGE = 12.0
-"""Standard deviations that the grid goes beyond where the tilted law can have its mass."""
+"""Largest exponent up to which mix - 1 is a sum of expm1."""
 STRIP_LINES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03)
 """Heights of the lines on which the integrand is bounded, over the largest that serves."""
-MOST_POINTS = 100_000
-"""Most points of a grid."""
 MOST_CELLS = 6e6
 """Most points times components."""
 REFINEMENTS = 8
 """Most times that the step is shortened by 1.4, until the bound of the quadrature error is small enough."""
 LINES = (1.0, 0.6, 0.35, 0.2)
 """Heights of the moved lines, over the largest that serves."""
-HIGHEST_LINE = 3.0
-"""Height above which no line is tried: the Gaussian grows by e^{v^2/2}."""
 BLOCK = 16
-"""Values of t that are evaluated at a time."""
-PEELS = 3
-"""Unimodal parts that are taken out of a density, one after the other."""
-SIDE_LOBE = 0.217235
-"""sup |sin y|/y beyond the first zero, rounded up."""
+"""Values of t that are taken at a time."""
 HEIGHT_SHARE = 0.998
 """Factor on heights; it covers the rounding of the density and of the integral of the tilted law."""
 LOG_TOLERANCE = float(np.log(1e-9))
 """Logarithm of the largest error by images and cut-off, relative to delta."""
 LARGEST_CANCELLATION = 3.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
-CHERNOFF_TRIED = 13
-"""Abscissae of the Chernoff bounds of a row without a contour."""
 MOST_NODES = 400_000
 """Most nodes of a contour."""
-MOST_WORK = 3e8
-"""Most products of nodes and quadrature points."""
-NEWTON_STEPS = 60
-"""Most Newton steps for epsilon."""
-FACTORS = (1.02, 1.5, 4.0)
+NEWTON_STEPS = 16
+"""Newton steps for epsilon, from where the contour was placed."""
+MARGINS = (1.02, 1.5, 4.0)
 """How far an end is moved, over the error divided by the slope, until it passes its check."""
-
-
-def _value(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
-    """(S, its error without images, slope): delta = e^{K(c) - c eps} S."""
-    z = nodes.c + 1j * nodes.t
-    weight = np.full(nodes.t.size, 2.0 / nodes.period)
-    weight[0] *= 0.5
-    kernel = weight / (z * (z + 1.0))
-    terms = kernel * np.exp(nodes.log_power - 1j * nodes.t * epsilon)
-    size = np.abs(kernel)
-    phase = ROUNDOFF * (6.0 * nodes.t * abs(epsilon) + nodes.t.size + 40.0)
-    error = float(np.sum(size * nodes.wrong + np.abs(terms) * phase)) + nodes.cut
-    return float(np.sum(np.real(terms))), error, float(np.sum(np.real(z * terms)))
 
 
 def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
     """log of (lower, estimate, upper) of delta(eps)."""
-    value, error, _ = _value(nodes, epsilon)
-    log_z = nodes.k - nodes.c * epsilon
-    grain = nodes.k_error + 8.0 * ROUNDOFF * (abs(nodes.k) + abs(nodes.c * epsilon) + 8.0)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        left = -np.log(np.expm1(np.minimum(nodes.c * nodes.period, 700.0)))
-        right = nodes.images_log - nodes.images_at * epsilon
-        right = right - np.log(np.expm1(np.minimum((nodes.images_at - nodes.c) * nodes.period, 700.0)))
-        images = np.logaddexp(left, np.min(right) if right.size else np.inf) + 1e-9
-        rest = value - error - float(np.exp(min(images - log_z + grain, 700.0)))
-        upper = log_z + grain + float(np.log(value + error)) if value + error > 0.0 else np.inf
-        lower = log_z - grain + float(np.log(rest)) if rest > 1e-300 else -np.inf
-        estimate = log_z + float(np.log(value)) if value > 0.0 else upper
-    if not (np.isfinite(upper) and lower <= upper):
-        return -np.inf, np.nan, np.inf
-    return lower, float(np.clip(estimate, lower, upper)), upper
+    with np.errstate(all="ignore"):
+        at = np.asarray(epsilon)
+        value = trapezoid(nodes, at)[0]
+        lower, upper = ends(nodes, at, value, errors(nodes, at))
+        if not (np.isfinite(upper) and lower <= upper):
+            return -np.inf, np.nan, np.inf
+        middle = nodes.k0 - nodes.c * epsilon + np.log(value) if value > 0.0 else upper
+    return float(lower), float(np.clip(middle, lower, upper)), float(upper)
 
 
-def epsilon_bracket(nodes: Nodes, log_low: float, log_high: float) -> tuple[float, float, float]:
+def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float) -> tuple[float, float, float]:
     """(lower, estimate, upper) of epsilon: the upper end for a delta of e^log_low, the lower end for e^log_high."""
-    eps = (nodes.k - log_low) / nodes.c
-    for _ in range(NEWTON_STEPS):
-        value, _, slope = _value(nodes, eps)
-        if not value > 0.0:
-            eps -= 0.5 / nodes.c
-            continue
-        move = nodes.k - nodes.c * eps + np.log(value) - log_low
-        rate = float(np.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0))
-        move = float(np.clip(move / rate, -2.0 / nodes.c, 2.0 / nodes.c))
-        eps += move
-        if abs(move) <= 1e-13 * max(abs(eps), 1e-3 / nodes.c):
-            break
-    low, _, high = delta_bracket(nodes, eps)
-    value, _, slope = _value(nodes, eps)
-    if not (value > 0.0 and np.isfinite(high)):
-        return -np.inf, np.nan, np.inf
-    rate = float(np.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0))
-    upper, lower = np.inf, -np.inf
-    tiny = 1e-15 * abs(eps) + 1e-300
-    for factor in FACTORS:
-        above = eps + factor * max(high - log_low, 0.0) / rate + tiny * factor
-        if delta_bracket(nodes, above)[2] <= log_low - 4.0 * ROUNDOFF * abs(log_low):
-            upper = above
-            break
-    for factor in FACTORS:
-        below = eps - factor * max(log_high - low, 0.0) / rate - tiny * factor
-        if np.isfinite(below) and delta_bracket(nodes, below)[0] >= log_high + 4.0 * ROUNDOFF * abs(log_high):
-            lower = below
-            break
-    return lower, float(np.clip(eps, lower, upper)), upper
-
-
-class Nodes(NamedTuple):
-    """The integrand on a contour, relative to e^{K(c)}."""
-
-    c: float
-    period: float
-    t: Array
-    log_power: Array  # K(c + it) - K(c), complex
-    wrong: Array  # absolute error of the modulus of its exponential
-    k: float
-    k_error: float
-    cut: float  # what lies beyond the last node
-    images_at: Array
-    images_log: Array  # log of a bound of E e^{c' loss} kappa(c')
+    lower, upper = -np.inf, np.inf
+    with np.errstate(all="ignore"):
+        found = newton(nodes, np.asarray(start), np.asarray(log_low), NEWTON_STEPS)
+        for margin in MARGINS:  # how far an end is moved, over the errors, until it passes its check
+            low, _, high, _ = epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
+            lower, upper = max(lower, float(low)), min(upper, float(high))
+            if lower > -np.inf and upper < np.inf:
+                break
+    return lower, float(np.clip(found, lower, upper)), upper
 
 
 def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None = None) -> Nodes:
@@ -167,47 +109,32 @@ def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None
     return _nodes(parts, c, epsilon, log_delta)
 
 
-def nodes_for_delta(parts: list[Part], log_delta: float) -> Nodes:
-    """A contour for epsilon at a delta."""
+def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
+    """A contour for epsilon at a delta, and about that epsilon."""
     c, eps = saddle(parts, lambda _, found: found > log_delta)
-    return _nodes(parts, c, eps, log_delta)
+    return _nodes(parts, c, eps, log_delta), eps
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
     """Abscissae c, and the log of what bounds delta(eps) as a multiple of e^{-c eps}: E e^{c loss} kappa(c)."""
-    at = highest * np.geomspace(1e-4, 1.0, CHERNOFF_TRIED)
+    at = highest * np.geomspace(1e-4, 1.0, 13)  # abscissae of the Chernoff bounds of a row without a contour
     logs = np.full(at.size, np.inf)
     for place, c in enumerate(at):
         try:
             value, error = _exponent(parts, _quadratures(parts, float(c), 0.0, LOG_TOLERANCE), float(c))
         except TooMany:
             break
-        logs[place] = value + error + float(_log_kappa(c)) + 1e-12
+        logs[place] = value + error + float(log_kappa(c)) + 1e-12
     return at, logs
-
-
-def _log_kappa(c: Array | float) -> Array:
-    """log of the best constant in (1 - e^-x)_+ <= kappa e^{cx}."""
-    return c * np.log(c) - (1.0 + c) * np.log1p(c)
 
 
 def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) -> Nodes:
     at = highest * np.array(ABSCISSA_MULTIPLES)
     with np.errstate(all="ignore"):
-        bound = np.array([sketch(parts, c).k + _log_kappa(c) for c in at])
+        bound = np.array([sketch(parts, c).k + log_kappa(c) for c in at])
         bound = np.where(np.isfinite(bound), bound, np.inf)
-        c, period = (
-            float(x)
-            for x in period_for(
-                np.asarray(highest * 1.0001),
-                at,
-                bound,
-                np.asarray(epsilon),
-                np.asarray(log_delta),
-                np.asarray(LOG_TOLERANCE),
-                np.asarray(LARGEST_CANCELLATION),
-            )
-        )
+        goal = np.asarray(epsilon), np.asarray(log_delta), np.asarray(LOG_TOLERANCE), np.asarray(LARGEST_CANCELLATION)
+        c, period = (float(x) for x in period_for(np.asarray(highest * 1.0001), at, bound, *goal))
     if not (np.isfinite(c) and np.isfinite(period)):
         raise TooMany("no contour")
     step = 2.0 * np.pi / period
@@ -218,7 +145,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
     if count > MOST_NODES:
         raise TooMany("nodes")
     laws = _quadratures(parts, c, count * step, LOG_TOLERANCE - 5.0)
-    if count * sum(q.u.size for row in laws for q in row) > MOST_WORK:
+    if count * sum(q.u.size for row in laws for q in row) > 3e8:  # most products of nodes and quadrature points
         raise TooMany("work")
     k, k_error = _exponent(parts, laws, c)
     t = step * np.arange(count)
@@ -232,10 +159,17 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
         try:
             rows = _quadratures(parts, float(one), 0.0, LOG_TOLERANCE)
             value, error = _exponent(parts, rows, float(one))
-            logs.append(value + error + float(_log_kappa(one)))
+            logs.append(value + error + float(log_kappa(one)) + 1e-9)
         except TooMany:
             logs.append(np.inf)
-    return Nodes(c, period, t, power, wrong, k, k_error, cut, chosen, np.array(logs))
+    # of the phase and of the sum of all terms; what eps adds to the phase is in core.two_sided
+    slack = wrong + ROUNDOFF * (count + 48.0) * np.exp(power.real)
+    place, h = np.float64(c), np.float64(step)
+    weight = weight_at(place, h, t)
+    common = np.float64(k_error + 8.0 * ROUNDOFF * (abs(k) + 8.0))
+    return Nodes(
+        place, np.float64(k), common, h, t, weight, power.real, power.imag, slack, cut, chosen, np.array(logs), count
+    )
 
 
 def _quadratures(parts: list[Part], c: float, t: float, log_goal: float) -> list[list[Quadrature]]:
@@ -354,7 +288,8 @@ def _on_lines(branch: Quadrature, t: Array) -> Array:
     """|M(c + it)|/M(c) on the line u + iv towards which |e^{it loss}| = e^{-t arg mix} falls, the best of a few v."""
     law = branch.law
     spread = float(law.shift[-1] - law.shift[0])
-    highest = min(0.5 * np.pi / spread if spread > 0.0 else np.inf, HIGHEST_LINE)
+    # height above which no line is tried: the Gaussian grows by e^{v^2/2}
+    highest = min(0.5 * np.pi / spread if spread > 0.0 else np.inf, 3.0)
     found = np.ones(t.shape)
     for share in LINES:
         on = line(law, branch.power, branch.u, branch.step, share * highest, branch.log_m)
@@ -370,7 +305,7 @@ def _on_lines(branch: Quadrature, t: Array) -> Array:
 def _by_level_sets(branch: Quadrature, t: Array) -> Array:
     length, height = _cells(branch)
     gap = np.zeros(t.shape)
-    for _ in range(PEELS):
+    for _ in range(3):  # unimodal parts that are taken out of a density, one after the other
         if not np.any(height > 0.0):
             break
         under = _unimodal(height, int(np.argmax(height)))
@@ -382,7 +317,7 @@ def _by_level_sets(branch: Quadrature, t: Array) -> Array:
         span, mass = span[kept], (span * fall)[kept]
         for block in range(0, t.size, BLOCK):
             some = slice(block, block + BLOCK)
-            gap[some] += (mass * (1.0 - _sinc(0.5 * t[some, None] * span))).sum(axis=1)
+            gap[some] += (mass * (1.0 - sinc_envelope(0.5 * t[some, None] * span))).sum(axis=1)
     return np.clip(gap - 1e-12, 0.0, 1.0)
 
 
@@ -411,13 +346,6 @@ def _unimodal(height: Array, mode: int) -> Array:
     right = np.minimum.accumulate(height[mode:])
     left = np.minimum.accumulate(height[mode::-1])[::-1]
     return np.concatenate([left[:-1], right])
-
-
-def _sinc(y: Array) -> Array:
-    """sup over y' >= y of |sin y'|/y'."""
-    near = np.where(y < 1e-4, 1.0, np.sin(np.minimum(y, np.pi)) / np.maximum(y, 1e-300))
-    near = np.where(y < 1e-4, 1.0 - y * y / 6.0 * (1.0 - 1e-6), near)
-    return np.where(y < np.pi, np.maximum(near, SIDE_LOBE), np.minimum(SIDE_LOBE, 1.0 / np.maximum(y, 1e-300)))
 
 
 class TooMany(ArithmeticError):
@@ -458,7 +386,8 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     least, most = float(shift[0]), float(shift[-1])
     spread = most - least
     need = -log_goal
-    reach = max(RANGE, float(np.sqrt(2.0 * (need + 5.0))))
+    # standard deviations that the grid goes beyond where the tilted law can have its mass
+    reach = max(12.0, float(np.sqrt(2.0 * (need + 5.0))))
     if law.sign > 0:
         left, right = -reach, power * most + reach
     else:
@@ -473,7 +402,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
         fraction, exponent = np.frexp(width)
         step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))  # nodes are exact
         first, last = int(np.floor(left / step)), int(np.ceil(right / step))
-        if not 0 < last - first <= MOST_POINTS or (last - first) * shift.size > MOST_CELLS:
+        if not 0 < last - first <= 100_000 or (last - first) * shift.size > MOST_CELLS:  # most points of a grid
             raise TooMany("quadrature points")
         found = _on_grid(law, power, t, step * np.arange(first, last + 1), step, height)
         if np.log(max(found.from_step, 1e-320)) <= log_goal + 1.0:
@@ -650,7 +579,7 @@ def sketch(parts: list[Part], c: float) -> Sketch:
             high = max(power, 0.0) * float(law.shift[-1]) + 10.0
             low = -10.0 if law.sign > 0 else -10.0 - c * float(law.shift[0])
             u = np.linspace(low, high, int(min(4000, 300 + 12.0 * (high - low) * min(1.0 + law.shift[-1], 4.0))))
-            y = logsumexp(u[:, None] * law.shift - 0.5 * law.shift**2 + np.log(law.weight), axis=1)
+            y = logsumexp(u[:, None] * law.shift - 0.5 * law.shift**2 + np.log(law.weight))
             log_f = -0.5 * u**2 + power * y + np.log((u[1] - u[0]) / np.sqrt(2.0 * np.pi))
             total = float(logsumexp(log_f))
             p = np.exp(log_f - total)

@@ -5,14 +5,28 @@
 by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes (kernels/README.md).
 """
 
-from typing import NamedTuple, Protocol
-
-import jax
+from typing import NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array, horner, namespace, pick, repeat, stack
+from jaxacct.kernels.arrays import Array, horner, namespace, repeat, stack
 from jaxacct.kernels.contour import gaussian_errors
-from jaxacct.kernels.contour.core import departures, depth, polar
+from jaxacct.kernels.contour.core import (
+    ABSCISSA_MULTIPLES,
+    SUM_OUTWARD,
+    Bracketed,
+    Nodes,
+    bracketed,
+    departures,
+    depth,
+    epsilon_of,
+    errors,
+    log_images,
+    newton,
+    period_for,
+    polar,
+    trapezoid,
+    weight_at,
+)
 from jaxacct.kernels.law import (
     LossLaw,
     Saddle,
@@ -33,55 +47,6 @@ DECAY_ROUNDING = 1e-9
 """Relative rounding of a decay."""
 HORNER_UNITS = 16.0
 """Units of a coefficient by which each step of Horner's rule on the unit circle moves it (README.md, section 4)."""
-SUM_OUTWARD = 1.0000001
-"""Factor for the rounding of a sum of error bounds."""
-
-
-class Summand(Protocol):
-    """What a trapezoid sum needs of an integrand: `Nodes`, or that of the split contour."""
-
-    @property
-    def c(self) -> Array: ...
-
-    @property
-    def t(self) -> Array: ...
-
-    @property
-    def weight(self) -> tuple[Array, Array]: ...
-
-    @property
-    def log_modulus(self) -> Array: ...
-
-    @property
-    def angle(self) -> Array: ...
-
-
-class Nodes(NamedTuple):
-    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}."""
-
-    c: Array
-    k0: Array  # K(c)
-    common: Array  # bound on the error of K(c), a factor common to all nodes
-    h: Array
-    t: Array  # (count,)
-    weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
-    log_modulus: Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
-    angle: Array  # (count,) Im K(z_k)
-    slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
-    tail: Array  # bound on the terms that were cut off, over Z
-    images_at: Array  # abscissae of the Chernoff bounds for images to the right
-    images_log: Array  # and their logarithms at eps = 0
-    needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
-
-
-OWN_AXES = Nodes(0, 0, 0, 0, 1, (1, 1), 1, 1, 1, 0, 1, 1, 1)
-"""How many axes of each field are its own; those before them are batch axes."""
-
-
-def lifted_nodes(nodes: Nodes) -> Nodes:
-    """The nodes with another batch axis behind the others, of size 1: to go with several epsilons each."""
-    xp = namespace(nodes.c)
-    return jax.tree.map(lambda x, own: xp.expand_dims(x, -1 - own), nodes, OWN_AXES)
 
 
 class Part(NamedTuple):
@@ -205,36 +170,6 @@ def nodes_at(
     return Nodes(c, k0, common, h, t, weight_at(c, h, t), log_modulus, angle, slack, tail, *images, needs)
 
 
-def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
-    """`h / (pi z (z + 1))` at z = c + it, halved at t = 0: real and imaginary part."""
-    xp = namespace(c, t)
-    c, h = c[..., None], h[..., None]
-    scale = xp.where(t > 0, h, 0.5 * h) / (xp.pi * (t**2 + c**2) * (t**2 + (1.0 + c) ** 2))
-    # 1/(z(z+1)) = conj(z(z+1)) / |z(z+1)|^2
-    return (c * (1.0 + c) - t**2) * scale, -t * (1.0 + 2.0 * c) * scale
-
-
-def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
-    """The trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
-    xp = namespace(nodes.t, epsilon)
-    t, (re, im) = nodes.t, nodes.weight
-    phase = nodes.angle - t * epsilon[..., None]
-    size = xp.exp(nodes.log_modulus)
-    cosine, sine = size * xp.cos(phase), size * xp.sin(phase)
-    value = re * cosine - im * sine
-    odd = re * sine + im * cosine
-    return xp.sum(value, axis=-1), xp.sum(nodes.c[..., None] * value - t * odd, axis=-1)
-
-
-def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
-    xp = namespace(nodes.t, epsilon)
-    far = (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None]
-    cancel = 8.0 * ROUNDOFF * far * xp.exp(nodes.log_modulus)
-    both = xp.sum(xp.hypot(*nodes.weight) * (nodes.slack + cancel), axis=-1) + nodes.tail
-    return SUM_OUTWARD * both, _images(nodes, epsilon)
-
-
 def values_along(nodes: Nodes, epsilon: Array) -> Array:
     """The trapezoid sum over Z at many eps, (K,): a polynomial in `e^{-i h eps}`, by Horner's rule."""
     xp = namespace(nodes.t, epsilon)
@@ -251,19 +186,9 @@ def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
     size = weight * xp.exp(nodes.log_modulus)
     fixed = xp.sum(weight * nodes.slack + HORNER_UNITS * ROUNDOFF * nodes.t.shape[-1] * size, axis=-1) + nodes.tail
     far = 8.0 * ROUNDOFF * xp.sum((nodes.t + nodes.c[..., None]) * size, axis=-1)
-    return SUM_OUTWARD * (fixed[..., None] + far[..., None] * xp.abs(epsilon)), _images(lifted_nodes(nodes), epsilon)
-
-
-def _images(nodes: Nodes, epsilon: Array) -> Array:
-    xp = namespace(nodes.t, epsilon)
-    period = 2.0 * xp.pi / nodes.h
-    left = -nodes.c * period - xp.log(-xp.expm1(-nodes.c * period))
-    gap = (nodes.images_at - nodes.c[..., None]) * period[..., None]
-    beyond = gap > 0
-    gap = xp.where(beyond, gap, 1.0)
-    chernoff = nodes.images_log - nodes.images_at * epsilon[..., None] - gap - xp.log(-xp.expm1(-gap))
-    right = xp.min(xp.where(beyond, chernoff, xp.inf), axis=-1)
-    return xp.logaddexp(left, right)
+    both = SUM_OUTWARD * (fixed[..., None] + far[..., None] * xp.abs(epsilon))
+    many = xp.moveaxis(epsilon, -1, 0)
+    return both, xp.moveaxis(log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, many), 0, -1)
 
 
 def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Array:
@@ -303,41 +228,16 @@ def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, poi
     return value_and_slopes(law, c, h, keep, epsilon, points, count)[0]
 
 
-ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Abscissae that are tried, over the saddle point: those up to 1 for the contour, all for the images to the right."""
 LARGEST_CANCELLATION = 5.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
-LARGEST_CANCELLATION_FINE = 1.5
-"""LARGEST_CANCELLATION on fine rungs, where hidden humps cause more cancellation than Chernoff's bound shows."""
 FINE_AXIS_POINTS = 128
 """Points on the real axis from which on a rung counts as fine."""
-FEWEST_AXIS_POINTS = 32
-"""Least number of points on the real axis, where a quarter of a rung's points serves otherwise."""
-LOG_FAR_IMAGE = -11.0
-"""Logarithm of the images at an eps far below the contour's, where delta is seldom below e^-5."""
-NEWTON_STEPS = 6
-"""Newton steps from the saddle point's eps to that of the contour integral."""
-LEAST_VALUE = 1e-300
-"""Floor under values and lower ends before their logarithm is taken; a lower end at the floor is not used."""
-LARGEST_LOG_WIDTH = 0.1
-"""Distance of the upper end of log delta from the estimate beyond which the estimate is not used."""
-MARGIN = 1.02
-"""Factor on the distance between an end and the estimate, since the slope changes along the way."""
-
-
-class Bracketed(NamedTuple):
-    """A value with certified ends.  Where `ok` is false the upper end is the Chernoff bound and the lower end -inf."""
-
-    lower: Array
-    estimate: Array
-    upper: Array
-    ok: Array
-    needs: Array  # numbers of quadrature points and contour nodes that would make it narrow
 
 
 def axis_nodes(points: int) -> int:
-    """Number of nodes on the real axis, where the trapezoid rule is most accurate."""
-    return max(FEWEST_AXIS_POINTS, points // 4)
+    """Nodes for the work on the real axis, where the trapezoid rule is at its best."""
+    # least number of points on the real axis, where a quarter of a rung's points serves otherwise
+    return max(32, points // 4)
 
 
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array]:
@@ -357,25 +257,9 @@ def place_with_bounds(
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
-    allowed = LARGEST_CANCELLATION if axis < FINE_AXIS_POINTS else LARGEST_CANCELLATION_FINE
+    # less on the fine rungs, where hidden humps make for more cancellation than Chernoff shows
+    allowed = LARGEST_CANCELLATION if axis < FINE_AXIS_POINTS else 1.5
     return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
-
-
-def period_for(
-    highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
-) -> tuple[Array, Array]:
-    """The best of the abscissae, (A,), up to the highest, and its period; at most `allowed` nats are cancelled."""
-    xp = namespace(at, log_bound)
-    goal = xp.minimum(log_delta, 0.0) + log_tol
-    # the Chernoff bound stands in for the size of the integrand: its constant varies slowly with c
-    size = log_bound - at * epsilon[..., None]
-    # in row i and column j: from abscissa i, the image bounded at abscissa j
-    gap = at[..., None, :] - at[..., None]
-    right = (size - goal[..., None])[..., None, :] / xp.where(gap > 0, gap, 1.0)
-    period = xp.maximum(-goal[..., None] / at, xp.min(xp.where(gap > 0, right, xp.inf), axis=-1))
-    cancelled = size - xp.min(size, axis=-1)[..., None]
-    best = xp.argmin(xp.where((cancelled < allowed) & (at <= highest[..., None]), period, xp.inf), axis=-1)
-    return pick(xp, at, best), pick(xp, period, best)
 
 
 def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
@@ -384,46 +268,23 @@ def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, point
     return nodes_at(law, c, 2.0 * namespace(c).pi / period, log_tol, points, count, (at, log_bound))
 
 
-def _ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
-    """log delta(eps) from below and from above, by a sum over Z and its errors."""
-    xp = namespace(nodes.t, epsilon)
-    both, images = off
-    log_z = nodes.k0 - nodes.c * epsilon
-    # value and both are sums of the same terms; here they are only subtracted and added
-    both = both + 4.0 * ROUNDOFF * xp.abs(value)
-    rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
-    low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
-    grain = 8.0 * ROUNDOFF * (xp.abs(log_z) + 4.0)
-    lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * xp.abs(low)
-    upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * xp.abs(high)
-    # a true value has an upper end above 0: else the bounds contradict each other
-    certain = (value + both > 0.0) & (upper < xp.inf)
-    return xp.where(certain & (rest > LEAST_VALUE), lower, -xp.inf), xp.where(certain, upper, xp.inf)
-
-
-def _by_chernoff(nodes: Nodes, epsilon: Array) -> Array:
-    """Upper bound of log delta(eps), from the Chernoff bounds made for the images."""
-    xp = namespace(nodes.t, epsilon)
-    found = nodes.images_log - nodes.images_at * epsilon[..., None]
-    found = found + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(found))
-    return xp.min(xp.where(found > -xp.inf, found, xp.inf), axis=-1)
-
-
 def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """log of (lower, estimate, upper) of the finite part of delta(eps)."""
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
-    return _bracketed(nodes, epsilon, trapezoid(nodes, epsilon)[0], errors(nodes, epsilon))
+    return bracketed(nodes, epsilon, trapezoid(nodes, epsilon)[0], errors(nodes, epsilon))
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """`delta` at several eps, `around`: (K,), from one contour, placed for `epsilon`; `needs` has shape (1, 2).
+    """The same at several eps, `around`: (K,), on the one contour that is placed for `epsilon`.
 
     Every end holds wherever the contour is.  Brackets are narrow within about a deviation of the loss from `epsilon`.
     """
+    xp = namespace(law.sign, around)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
-    nodes = lifted_nodes(nodes_for(law, point, epsilon, log_tol, points, count))
-    return _bracketed(nodes, around, trapezoid(nodes, around)[0], errors(nodes, around))
+    nodes = nodes_for(law, point, epsilon, log_tol, points, count)
+    many = xp.moveaxis(around, -1, 0)
+    return _in_front(bracketed(nodes, many, trapezoid(nodes, many)[0], errors(nodes, many)))
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
@@ -436,36 +297,21 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    image = log_bound - at * xp.min(along, axis=-1)[..., None] - LOG_FAR_IMAGE
+    # logarithm of the images at an eps far below the contour's, where delta is seldom below e^-5
+    image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)
     nodes = nodes_at(law, c, h, log_tol, points, count, (at, log_bound))
-    value, off = values_along(nodes, along), errors_along(nodes, along)
-    return _bracketed(lifted_nodes(nodes), along, value, off)
+    off = errors_along(nodes, along)
+    value, many, both, images = (xp.moveaxis(x, -1, 0) for x in (values_along(nodes, along), along, *off))
+    return _in_front(bracketed(nodes, many, value, (both, images)))
 
 
-def _bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
-    xp = namespace(nodes.t, epsilon)
-    log_z = nodes.k0 - nodes.c * epsilon
-    lower, upper = _ends(nodes, epsilon, value, off)
-    estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
-    ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < LARGEST_LOG_WIDTH)
-    upper = xp.minimum(xp.where(ok, upper, xp.inf), _by_chernoff(nodes, epsilon))
-    lower, estimate = xp.where(ok, lower, -xp.inf), xp.where(ok, estimate, upper)
-    return Bracketed(lower, xp.clip(estimate, lower, upper), upper, ok, nodes.needs)
-
-
-def _newton(nodes: Nodes, start: Array, log_delta: Array) -> Array:
-    xp = namespace(nodes.t, start)
-
-    def body(_: Array, eps: Array) -> Array:
-        value, slope = trapezoid(nodes, eps)
-        value = xp.maximum(value, LEAST_VALUE)
-        residual = nodes.k0 - nodes.c * eps + xp.log(value) - log_delta
-        rate = xp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
-        return eps + xp.clip(residual / rate, -2.0 / nodes.c, 2.0 / nodes.c)
-
-    return repeat(xp, NEWTON_STEPS, body, start)
+def _in_front(found: Bracketed) -> Bracketed:
+    """Brackets at several eps, which are an axis in front, with that axis behind the batch axes."""
+    xp = namespace(found.lower)
+    lower, estimate, upper, ok = (xp.moveaxis(end, 0, -1) for end in found[:4])
+    return Bracketed(lower, estimate, upper, ok, found.needs)
 
 
 def epsilon(
@@ -483,36 +329,19 @@ def epsilon(
 
     def again(_: Array, point: Saddle) -> Saddle:
         nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
-        solution = _newton(nodes, point.epsilon, log_delta_low)
+        solution = newton(nodes, point.epsilon, log_delta_low)
         following = saddle_for_epsilon(law, solution, axis_nodes(points), point.c)
         return following._replace(epsilon=solution, log_delta=log_delta_low)
 
     if rounds > 1:
         point = repeat(xp, rounds - 1, again, point)
     nodes = nodes_for(law, point, point.epsilon, log_tol, points, count)
-    estimate = _newton(nodes, point.epsilon, log_delta_low)
-    value, slope = trapezoid(nodes, estimate)
-    value = xp.maximum(value, LEAST_VALUE)
-    rate = xp.clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
-    both, images = errors(nodes, estimate)
-    log_z = nodes.k0 - nodes.c * estimate
-    grain = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(log_delta_low) + 4.0)
-    off = xp.abs(log_z + xp.log(value) - log_delta_low) + grain
-    off = off + nodes.common
-    above = estimate + MARGIN * (both / value + off) / rate
-    spread = both / value + xp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
-    below = estimate - MARGIN * (spread + off) / rate
-    several, at = lifted_nodes(nodes), stack(xp, [below, above])
-    lowers, uppers = _ends(several, at, trapezoid(several, at)[0], errors(several, at))
-    # the logarithms of delta come from outside, to a few units
-    upper_ok = uppers[..., 1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
-    lower_ok = (lowers[..., 0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high) & (below < xp.inf)
+    estimate = newton(nodes, point.epsilon, log_delta_low)
+    lower, lower_ok, upper, upper_ok = epsilon_of(nodes, estimate, log_delta_low, log_delta_high)
     target = log_delta_low[..., None]
     rest = nodes.images_log - target
     rest = rest + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(target))
     by_chernoff = rest / nodes.images_at
     by_chernoff = by_chernoff + 4.0 * ROUNDOFF * xp.abs(by_chernoff)
     by_chernoff = xp.min(xp.where(by_chernoff > -xp.inf, by_chernoff, xp.inf), axis=-1)
-    lower = xp.where(lower_ok, below, -xp.inf)
-    upper = xp.minimum(xp.where(upper_ok, above, xp.inf), by_chernoff)
-    return Bracketed(lower, estimate, upper, upper_ok & lower_ok, nodes.needs)
+    return Bracketed(lower, estimate, xp.minimum(upper, by_chernoff), upper_ok & lower_ok, nodes.needs)

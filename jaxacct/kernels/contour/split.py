@@ -17,8 +17,20 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, iterate, logistic, namespace, pick, repeat, stack
 from jaxacct.kernels.contour import gaussian_errors, split_parts, split_remainder
-from jaxacct.kernels.contour.core import departures, depth, polar
-from jaxacct.kernels.contour.plain import ABSCISSA_MULTIPLES, Bracketed, period_for, trapezoid, weight_at
+from jaxacct.kernels.contour.core import (
+    ABSCISSA_MULTIPLES,
+    Bracketed,
+    certified,
+    departures,
+    depth,
+    log_images,
+    log_kappa,
+    period_for,
+    polar,
+    trapezoid,
+    two_sided,
+    weight_at,
+)
 from jaxacct.kernels.contour.split_parts import (
     LARGEST_TURN_SHARE,
     NO_WINDOW,
@@ -46,12 +58,8 @@ NODE_COUNTS = 19
 """How many are tried, in geometric steps: two to an octave."""
 LARGEST_CANCELLATION = 9.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand, where it is small there."""
-SURE_CANCELLATION = 1.5
-"""Always allow this much cancellation (nats): less would leave hardly any choice of abscissa."""
 AFFORDED_CANCELLATION = 16.0
 """Nats that may be lost to cancellation in all.  Rounding is some e^-30, which leaves a relative accuracy of e^-14."""
-FREE_CANCELLATION = 12.0
-"""Nats lost to cancellation that do not count against a choice of windows."""
 SPARE_NATS = 2.0
 """Nats beyond the tolerance by which the cut-off terms must have decayed: the decay is estimated on a coarse grid."""
 PLACEMENT_POINTS = 128
@@ -112,7 +120,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
         return cumulants(law, windows.keep_bulk, both, c)
 
     def size(c: Array) -> Array:
-        return log_size(law, windows.keep_bulk, both, c) + gaussian_errors.log_kappa(c)
+        return log_size(law, windows.keep_bulk, both, c) + log_kappa(c)
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
@@ -124,7 +132,8 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     sizes = size(at)
     # lost to cancellation even at the saddle point
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
-    allowed = xp.clip(AFFORDED_CANCELLATION - least, SURE_CANCELLATION, LARGEST_CANCELLATION)
+    # nats that this may cost in any case: less would leave hardly any choice of abscissa
+    allowed = xp.clip(AFFORDED_CANCELLATION - least, 1.5, LARGEST_CANCELLATION)
     tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
     c, period = period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
     right = xp.where(at > c, sizes - at * epsilon - (at - c) * period, xp.inf)
@@ -157,7 +166,8 @@ def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count:
         xp.stack([xp.full_like(low, NO_WINDOW), low]), xp.stack([high, high]), xp.stack([one, xp.zeros_like(one)])
     )
     options = _contours(law, windows, epsilon, log_delta, log_tol, count)
-    cost = xp.log(options.nodes_needed) + xp.maximum(options.cancellation - FREE_CANCELLATION, 0.0)
+    # nats lost to cancellation that do not count against a choice of windows
+    cost = xp.log(options.nodes_needed) + xp.maximum(options.cancellation - 12.0, 0.0)
     cost = xp.where(xp.isfinite(cost), cost, xp.inf)
     without = choice.separable & (cost[1] < cost[0])
 
@@ -286,12 +296,8 @@ LARGEST_DOUBT = 0.1
 """Error of the logarithm of a weight from which on the first order says nothing, and nothing is certified."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
-SUM_OUTWARD = 1.0000001
-"""Factor for the rounding of a sum of error bounds."""
 LEAST_LOG_SCALE = -690.0
 """Least logarithm of Z that is exponentiated: e^-690 is still a normal number."""
-USUAL_LOG_DELTA = -20.0
-"""Where log delta starts if nothing is known."""
 BELIEVED = 1e6
 """The trust (`Start`) in a value that a split rung found without certifying it: believed, but still improved."""
 LARGEST_MOVE = 2.5
@@ -299,9 +305,7 @@ LARGEST_MOVE = 2.5
 NEWTON_STEPS = 7
 """Newton steps on the integral in one round; from a value within LARGEST_MOVE more change nothing."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
-"""Range in which eps is searched."""
-LEAST_PLAUSIBLE = 1e-11
-"""A saddle point approximation below this is near the end of its range: no starting value is rejected because of it."""
+"""Ends of the range in which eps is looked for."""
 LARGEST_LOG_DELTA_FALL = 20.0
 """Most nats by which log delta falls in one round."""
 MARGIN = 1.05
@@ -399,7 +403,8 @@ def epsilon(
     log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
     value, trust = known
     guess = xp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
-    likely = (value * trust > guess) & ((value < guess * trust) | (guess < LEAST_PLAUSIBLE))
+    # a saddle point approximation below this, next to the end of its range, disbelieves no starting value
+    likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     found = _rounds(
         law,
         lambda eps, integrand: _solve(integrand, eps, log_delta_low),
@@ -450,12 +455,10 @@ def _certified(
     rate = xp.maximum(rate, LEAST_RELATIVE_SLOPE / solution)
     above = solution + MARGIN * (xp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - MARGIN * (xp.maximum(log_delta_high - low, 0.0) + grain) / rate
-    lowers, uppers = ends(integrand, certificate, xp.stack([below, above]))
-    # the logarithms of delta come from outside, to a few units
-    upper_ok = uppers[1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
-    lower_ok = lowers[0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
-    lower_ok = lower_ok & (below > 0) & (below < xp.inf)
-    lower, upper = xp.where(lower_ok, below, -xp.inf), xp.where(upper_ok, above, xp.inf)
+    below = xp.where(below > 0, below, xp.inf)  # only a positive end is used
+    lower, lower_ok, upper, upper_ok = certified(
+        lambda at: ends(integrand, certificate, at), below, above, log_delta_low, log_delta_high
+    )
     return Bracketed(lower, solution, upper, upper_ok & lower_ok, certificate.needs)
 
 
@@ -468,7 +471,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """`delta` at several eps, `around`: (K,), from one contour, placed for `eps`; `needs` has shape (1, 2).
+    """The same at several eps, `around`: (K,), on the one contour that is placed for `eps`.
 
     Every end holds wherever the contour is.
     """
@@ -477,7 +480,7 @@ def delta_about(
     many = xp.moveaxis(around, -1, 0)
     answer = _at(law, found, many, estimate(found.integrand, many)[0], points)
     lower, middle, upper, ok = (xp.moveaxis(end, 0, -1) for end in answer[:4])
-    return Bracketed(lower, middle, upper, ok, answer.needs[..., None, :])
+    return Bracketed(lower, middle, upper, ok, answer.needs)
 
 
 def _placed(
@@ -489,7 +492,7 @@ def _placed(
     found = _rounds(
         law,
         lambda log_delta, integrand: xp.clip(estimate(integrand, eps)[0], log_delta - LARGEST_LOG_DELTA_FALL, 0.0),
-        xp.where(trust >= BELIEVED, value, USUAL_LOG_DELTA),
+        xp.where(trust >= BELIEVED, value, -20.0),  # where log delta starts if nothing is known
         lambda log_delta: place(law, eps, log_delta, log_tol, count),
         points,
         count,
@@ -604,26 +607,14 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     return Certificate(common, slack, xp.exp(-beyond), contour.images_at, axis.images_log, left_out, needs)
 
 
-def _errors(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tuple[Array, Array]:
-    """(two-sided error over Z, images in absolute terms)."""
-    xp = namespace(integrand.t, epsilon)
-    size = xp.hypot(*integrand.weight)
-    height = (integrand.t + integrand.c[..., None]) * xp.exp(integrand.log_modulus)
-    turned = 8.0 * ROUNDOFF * height * xp.abs(epsilon)[..., None]
-    both = SUM_OUTWARD * xp.sum(size * (certificate.slack + turned), axis=-1) + certificate.tail
-    period = 2.0 * xp.pi / integrand.h
-    left = certificate.remainder.log_mass - integrand.c * period - xp.log(-xp.expm1(-integrand.c * period))
-    gap = (certificate.images_at - integrand.c) * period
-    right = certificate.images_log - certificate.images_at * epsilon - gap
-    right = right - xp.log(-xp.expm1(-xp.where(gap > 0, gap, 1.0)))
-    return both, xp.exp(left) + xp.exp(xp.where(gap > 0, right, xp.inf))
-
-
 def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tuple[Array, Array]:
     """(log lower, log upper) of delta(eps)."""
     xp = namespace(integrand.k0, epsilon)
     value, _ = trapezoid(integrand, epsilon)
-    both, images = _errors(integrand, certificate, epsilon)
+    both = two_sided(integrand, certificate.slack, certificate.tail, epsilon)
+    at, log_bound = certificate.images_at[..., None], certificate.images_log[..., None]
+    log_mass = certificate.remainder.log_mass
+    images = xp.exp(log_images(integrand.c, integrand.h, at, log_bound, epsilon, log_mass))
     far, _ = split_remainder.far(integrand.far, epsilon)
     log_z = integrand.k0 - integrand.c * epsilon
     both = both + 8.0 * ROUNDOFF * xp.abs(value)

@@ -23,8 +23,9 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, interp, keep_apart, logistic, namespace, repeat, stack
 from jaxacct.kernels.contour import gaussian_errors
+from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_range
-from jaxacct.kernels.special import log1p, log_ndtr, log_ndtr_sides, softplus, total
+from jaxacct.kernels.special import log1p, log_ndtr, log_ndtr_sides, logsumexp, softplus, total
 
 GRID_BEYOND_FAR_WINDOW = 17.0
 """How far the grid reaches beyond `high`, in widths of the far window.
@@ -371,13 +372,6 @@ def side_bounds(
     return xp.stack([base + window(place, low_blur(sigma)), base + window(-place, low_blur(sigma))], axis=-2)
 
 
-def log_sum(x: Array) -> Array:
-    """log of the sum of e^x over the last axis."""
-    xp = namespace(x)
-    top = xp.max(x, axis=-1)
-    return top + xp.log(xp.sum(xp.exp(x - top[..., None]), axis=-1))
-
-
 def cell_edges(sigma: Array, q: Array, nodes: Grid) -> tuple[Array, Array]:
     """Cell ends, from half a step or more outside the grid on either side, and log mix there."""
     xp = namespace(nodes.u)
@@ -470,7 +464,7 @@ def step_errors(
         bulk, jump, turn_l, turn_r = cell_bounds(sigma, q, sign, low, high, c, alpha, edges)
         phase = excess[..., None] * xp.where((excess > 0)[..., None], turn_r, turn_l)
         decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
-        moved = stack(xp, [log_sum(bulk + phase), log_sum(jump + phase)]) - own
+        moved = stack(xp, [logsumexp(bulk + phase), logsumexp(jump + phase)]) - own
         turning = xp.maximum(excess, 0.0) / sigma  # arg mix <= alpha/sigma
         sides = _climbed(sigma, q, sign, low, high, c, alpha, nodes, own, turning)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
@@ -493,7 +487,7 @@ def axis_errors(
         bulk, jump = _windows(sigma, low, high, alpha, u)
         shrink = xp.where(removing, 0.0, -c * xp.log(xp.cos(0.5 * alpha / sigma)))
         decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
-        moved = stack(xp, [log_sum(flat + bulk), log_sum(flat + jump)]) + (0.5 * alpha**2 + shrink)[..., None] - own
+        moved = stack(xp, [logsumexp(flat + bulk), logsumexp(flat + jump)]) + (0.5 * alpha**2 + shrink)[..., None] - own
         sides = _climbed(sigma, q, sign, low, high, c, alpha, nodes, own, 0.0)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 
@@ -504,8 +498,6 @@ DECAY_HEIGHTS = (1.5, 2.8, 4.5, 7.0)
 """Heights of the shifted line on which the decay in t is bounded, in widths of the low window."""
 DECAY_ROUNDING = 1e-9
 """Relative rounding of a decay, and of the logarithms that it is the difference of."""
-DECAY_MARGIN = 0.01
-"""Nats subtracted from every decay, for the rounding of what is not relative to it."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
 
@@ -541,7 +533,8 @@ def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedPart
 
 def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
     plain = law.mu2 * frequency**2 / 2.0
-    return (plain + sampled) * (1.0 - DECAY_ROUNDING) - DECAY_MARGIN
+    # nats subtracted from every decay, for the rounding of what is not relative to it
+    return (plain + sampled) * (1.0 - DECAY_ROUNDING) - 0.01
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
@@ -574,8 +567,8 @@ def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jum
     _, jump, turn, _ = cell_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, edges)
     sides = side_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, nodes)[..., 1, :]
     # height by height: all together would not fit into a cache
-    sums = xp.stack([log_sum(own - frequency[..., None] * angle) for own, angle in zip(jump, turn, strict=True)])
-    sums = xp.logaddexp(sums, np.log(SIDES_FACTOR) + log_sum(sides))
+    sums = xp.stack([logsumexp(own - frequency[..., None] * angle) for own, angle in zip(jump, turn, strict=True)])
+    sums = xp.logaddexp(sums, np.log(SIDES_FACTOR) + logsumexp(sides))
     return xp.minimum(xp.min(sums, axis=0) - log_jump, 0.0)
 
 
@@ -601,7 +594,7 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
     """An upper bound of `K(c) + log kappa(c)` for what the contour integrates, from the (J, 2) errors of its parts."""
     own, rise = _log_total(law, keep_bulk, parts, c)
-    value = own + _raised(law, keep_bulk, parts, errors, rise) + gaussian_errors.log_kappa(c)
+    value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)
 
 
@@ -609,7 +602,7 @@ def _sum_rounding(law: LossLaw, parts: TiltedParts, rise: Array, c: Array) -> Ar
     """Rounding of sums of `n log A`, `n log(1 + B/A)` and the logarithm of kappa(c), about twice over."""
     xp = namespace(law.gauss_n, parts.log_bulk, c)
     bulk = xp.sum(law.gauss_n * xp.abs(parts.log_bulk), axis=-1)
-    size = law.mu2 * c * (c + 1.0) + bulk + rise + xp.abs(gaussian_errors.log_kappa(c))
+    size = law.mu2 * c * (c + 1.0) + bulk + rise + xp.abs(log_kappa(c))
     return ROUNDOFF * (law.gauss_n.shape[-1] + 24.0) * (size + 40.0)
 
 
@@ -634,5 +627,5 @@ def bulk_chernoff(law: LossLaw, parts: TiltedParts, errors: Array, c: Array) -> 
     """An upper bound of `K(c) + log kappa(c)` for compositions of bulk steps alone."""
     xp = namespace(law.gauss_n, parts.log_bulk, c)
     bulk = xp.sum(law.gauss_n * (parts.log_bulk + FIRST_ORDER * errors[..., 0]), axis=-1)
-    value = law.mu2 * c * (c + 1.0) / 2.0 + bulk + gaussian_errors.log_kappa(c)
+    value = law.mu2 * c * (c + 1.0) / 2.0 + bulk + log_kappa(c)
     return value + _sum_rounding(law, parts, xp.zeros_like(c), c)

@@ -11,14 +11,14 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, erfc, namespace, pick
 from jaxacct.kernels.contour import gaussian_errors
+from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.contour.split_parts import NO_WINDOW, Grid, Windows, composed, grid, high_blur, low_blur, place_of
 from jaxacct.kernels.law import LossLaw, log_mix
 from jaxacct.kernels.special import log1p
 
-LOW_WINDOWS = 14
-"""Number of places tried for the low window; bounds hold for any number."""
 LOWEST_LOSS, HIGHEST_LOSS = 0.005, 0.8
-"""Range of the losses at these places, over the scale of losses (`scale_of`).
+"""Losses, over the scale of losses (`scale_of`), between which the places of the low window lie.
+
 At the lowest nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
 """
 FAR_WINDOWS = 24
@@ -30,10 +30,8 @@ SHARE_OF_STEPS = 0.25
 
 With it, all of 180 random configurations of few hits are certified at eps = 0; with 1, all too; with 0.03, nine tenths.
 """
-ABSCISSAE = 14
-"""Number of abscissae at which the Chernoff bounds that choose windows are tried."""
 LEAST_ABSCISSA, LARGEST_ABSCISSA = 1.5, 150.0
-"""Range of these abscissae, in units of 1/scale."""
+"""Ends of the abscissae at which the Chernoff bounds that choose windows are tried, over 1/scale."""
 BULK_END = 13.0
 """A bulk step ends sharply this many widths of the low window beyond it; the mass beyond is added."""
 BULK_ABSCISSA_FACTORS = (0.85, 1.1)
@@ -50,8 +48,6 @@ LARGEST_MOMENT = 1e200
 """Beyond it a moment bounds nothing, and is replaced by inf."""
 FAR_CELLS_BELOW, FAR_CELLS_ABOVE = 25.0, 40.0
 """Widths of the far window between which the far moment is bounded cell by cell: 1 - w2 < e^-312 below."""
-LAST_NODE_SHARE = 1e-60
-"""Upper bound of the share of the far mass that the integrated law loses beyond its last node."""
 FAR_ROUNDING = 1e-11
 """Relative rounding of the far masses, far more than their few operations make."""
 OUTWARD = 1.000001
@@ -59,9 +55,11 @@ OUTWARD = 1.000001
 
 _FAR_LOSSES = np.geomspace(NEAREST_EXCESS, FARTHEST_EXCESS, FAR_WINDOWS)
 """Losses beyond eps, over the scale of losses, at the places of the far window."""
-_LOW_LOSSES = np.geomspace(LOWEST_LOSS, HIGHEST_LOSS, LOW_WINDOWS)
-"""Losses at the places of the low window, over the scale of losses."""
-_TRIED_ABSCISSAE = np.geomspace(LEAST_ABSCISSA, LARGEST_ABSCISSA, ABSCISSAE)
+# places of the low window that are tried; no bound depends on how many
+_LOW_LOSSES = np.geomspace(LOWEST_LOSS, HIGHEST_LOSS, 14)
+"""The same for the low window."""
+# abscissae at which the Chernoff bounds that choose windows are tried
+_TRIED_ABSCISSAE = np.geomspace(LEAST_ABSCISSA, LARGEST_ABSCISSA, 14)
 """The abscissae, over 1/scale."""
 _BEYOND_BULK_END = 1.01 * 0.5 * math.erfc(BULK_END * 0.5**0.5)
 """A bound of the low window beyond the sharp end of the bulk."""
@@ -142,7 +140,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
 
     c = _TRIED_ABSCISSAE / scale
     at = c[..., None, :, None]
-    plain = law.mu2[..., None] * c * (c + 1.0) / 2.0 + gaussian_errors.log_kappa(c)
+    plain = law.mu2[..., None] * c * (c + 1.0) / 2.0 + log_kappa(c)
 
     # the lowest split above which the loss exceeds eps whatever the other steps do
     losses = xp.maximum(epsilon, 0.0)[..., None] + scale * _FAR_LOSSES
@@ -272,7 +270,8 @@ def far_above(bounds: Remainder, epsilon: Array) -> Array:
     least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
     linear = bounds.far.p * (1.0 + FAR_ROUNDING) - scaled * (1.0 - FAR_ROUNDING)
-    above = xp.maximum(linear, 0.0) + OUTWARD * xp.exp(xp.minimum(least, 0.0)) + LAST_NODE_SHARE * bounds.far.p
+    # more than the share of the far mass that the integrated law loses beyond its last node
+    above = xp.maximum(linear, 0.0) + OUTWARD * xp.exp(xp.minimum(least, 0.0)) + 1e-60 * bounds.far.p
     return xp.minimum(above, bounds.far.p * (1.0 + FAR_ROUNDING))
 
 
