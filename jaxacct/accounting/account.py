@@ -170,7 +170,7 @@ def _delta(mechanism: Mechanism, epsilon: Any, attacks: bool, keywords: dict[str
 
 
 def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: float) -> Bounds:
-    """delta at real eps: `ahead` is delta(|eps|), `back` that of the reverse relation, which serves negative eps.
+    """delta at real eps: `ahead` is delta(|eps|); `back` is delta(|eps|) of the reverse relation, for negative eps.
 
     `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` (Zhu, Dong and Wang 2022, Lemma 45).
     """

@@ -53,7 +53,7 @@ THREADS = 1
 """Threads: arrays are short, and two threads that wait for the interpreter take half as much CPU time again as one, and
 as long."""
 BETWEEN_PAIRS = 7.0 / 9.0
-"""Where the truth lies between the lower and the upper pair of a smooth loss.
+"""Place of the truth between the lower and the upper pair of a smooth loss, from 0 to 1.
 
 Chords between points a distance h apart lie f'' h^2/12 above a function on average, and the corners below, where chords
 that are continued meet, make a polygon 7 f'' h^2/24 below it."""
@@ -172,7 +172,7 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
 
 
 def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarray, left: float | None) -> Side:
-    """Epsilon in one direction: what is left of delta beside the mass at infinity goes to the engines."""
+    """Epsilon in one direction; the engines get delta less the mass at infinity."""
     kinds, infinite, target = kinds_of(parts), parts.delta_infinity, question.given
     finite = target - infinite if left is None else np.full(target.shape, left)
     wrong = parts.infinity_units * ROUNDOFF * infinite if left is None else 0.0 * infinite
@@ -184,7 +184,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
     side = _least_of_guarantee("epsilon", asked, live, side)
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # what is left of delta is 0, or lost in the rounding of the mass at infinity
+    # delta less the mass at infinity is 0, or lost in rounding
     edge = ~live & ~at_infinity
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
@@ -200,7 +200,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
 
 
 def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray) -> Side:
-    """Delta in one direction: that of the finite losses by the engines, and the mass at infinity."""
+    """Delta in one direction: the engines' delta of the finite losses, plus the mass at infinity."""
     kinds, infinite, eps = kinds_of(parts), parts.delta_infinity, question.given
     asked = Question(parts, kinds, eps, np.zeros(eps.shape), floor, question.effort, question.hint)
     side = ask_engines("delta", asked, ~kinds.empty & (infinite < 1.0), question.engine)
@@ -331,7 +331,7 @@ def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, 
 
 
 def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below: list[Components]) -> Side:
-    """`_larger` for mechanisms with two pairs: the upper end of the one that dominates, the lower end of the other.
+    """`_larger` for mechanisms with two pairs: the upper end is from the dominating pair, the lower end from the other.
 
     Both go through the lattice together; rows without an answer from there ask about each pair by itself.
     """

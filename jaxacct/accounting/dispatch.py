@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
-"""What an engine may raise on a configuration that it cannot answer."""
+"""Exceptions that an engine may raise on a configuration that it cannot answer."""
 COSTLY = 0.05
 """Seconds of CPU for one configuration above which an engine is asked only after all theorems."""
 WIDE = {"epsilon": 0.01, "delta": 0.5}
@@ -92,20 +92,20 @@ def answered_by_parts(mechanism: Mechanism) -> bool:
 
 
 def kinds_of(parts: Components) -> Kinds:
-    """What the compositions consist of."""
+    """The kinds of parts in each composition."""
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
     return Kinds(~plain & alone, plain & alone, np.where(plain | (others > 0), 0.0, steps))
 
 
 def beyond_kernels(parts: Components, kinds: Kinds) -> np.ndarray:
-    """Where mu^2 of Gaussians under- or overflows beside other parts: the kernels would take them for nothing."""
+    """Rows where mu^2 of Gaussians under- or overflows beside other parts: the kernels would take mu for 0."""
     ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
     return (parts.mu > 0) & ~kinds.gaussian & ~ordinary
 
 
 def nearly_always_sampled(parts: Components) -> np.ndarray:
-    """Where some sampling rate is so high that sampling may change less than the width of a bracket."""
+    """Rows with a sampling rate so high that sampling may change less than the width of a bracket."""
     # sampling rate above which sampling may change less than the width of a bracket
     return np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1)
 
@@ -151,7 +151,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
         rows = rows[one.supports(question)[rows]]
         if rows.size:
             _ask(one, quantity, question, rows, side)
-            if limits is not None:  # a contradiction leaves nothing; theorems stand
+            if limits is not None:  # engines that contradict each other are dropped; theorems stand
                 _narrow_by_theorems(side, doubtful, *limits)
     # skip zCDP guarantees: their moments cover more than this pair, and the caller takes the smaller of both bounds
     rows = np.flatnonzero(asked & ~parts.guaranteed() & is_open(answer, WIDE[quantity], floor))
@@ -165,7 +165,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
 
 
 def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
-    """Where a bracket is wider than asked for, and not below what the other direction needs.
+    """Rows whose bracket is wider than asked for, and whose upper end is above `floor`, the other direction's end.
 
     One without an upper end is always too wide.
     """
@@ -176,7 +176,7 @@ def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) ->
 
 
 def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) by all theorems; the quick ones alone are those of `quick_bounds.limits`."""
+    """(lower, upper) by all theorems; `quick_bounds.limits` has the quick theorems alone."""
     from jaxacct.engines import theorems
 
     parts, target, slack = question.parts, question.target, question.slack
@@ -384,7 +384,7 @@ def _by_formula(
 
 
 def _stacked(found: Sequence[Any]) -> Answer:
-    """Answers of single configurations as those of a batch."""
+    """Answers of single configurations as one answer of a batch."""
     ends = np.array([(x.lower, x.estimate, x.upper) for x in found], np.float64).reshape(-1, 3)
     return Answer(*ends.T)
 

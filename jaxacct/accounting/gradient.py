@@ -28,7 +28,7 @@ Near the cube root of the unit roundoff, where rounding and curvature cost alike
 COUNT_FIELDS = ("steps", "candidates", "answers", "slots", "participations", "epochs", "group")
 """Fields of whole numbers."""
 MOST_FIELDS = 400
-"""Fields of a mechanism, at most: each is differentiated by itself, and takes time in proportion to all of them."""
+"""Most fields of a mechanism.  Each is differentiated by itself and takes time in proportion to their number."""
 
 
 @with_hints
@@ -155,7 +155,7 @@ def _differentiate(
             answer[rows] = (along + lost / finite) / slope
         rough = np.flatnonzero(~np.isfinite(answer))
         if rough.size:
-            # relative step of the central difference in epsilon itself, for what the contour cannot answer. The
+            # relative step of the central difference in epsilon itself, for questions beyond the contour. The
             # lattice engine's estimates are good to about 1e-5 there, which a smaller step would magnify
             low, high = _around(names[index], field, 1e-3)
             ends = [_one_sided(at(index, v), delta, relation, direction).estimate[rough] for v in (low, high)]

@@ -44,7 +44,7 @@ __all__ = ["epsilon_replaced"]
 
 
 class Attacked(MechanismEngine):
-    """What others answer, with the lower end of the best attack that is known of the mechanism."""
+    """The answer of the other engines, with the lower end raised by the best known attack on the mechanism."""
 
     name, classes, if_engine_is_named = "attacks", (Mechanism,), "answers"
 
@@ -460,7 +460,7 @@ class SingleRounds(MechanismEngine):
 
 
 def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
-    """What is repeated, and how often."""
+    """(the mechanism that is repeated, how often)."""
     steps = np.asarray(1.0)
     while isinstance(mechanism, Repeated):
         mechanism, steps = mechanism.mechanism, steps * np.asarray(mechanism.steps, np.float64)
@@ -545,7 +545,7 @@ def _leaves(mechanism: Mechanism) -> list[Mechanism]:
 @register_mechanism
 @dataclass(frozen=True, eq=False)
 class _Above(Combinator):
-    """A mechanism of which only the pair that dominates it is known."""
+    """A mechanism known only through a pair that dominates it."""
 
     mechanism: Any
 

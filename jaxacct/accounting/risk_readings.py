@@ -1,4 +1,4 @@
-"""What is read off a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential
+"""Risks from a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential
 privacy with its regret.  Derivations: jaxacct/representations/README.md.
 """
 
@@ -57,7 +57,7 @@ LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
 
 
 class Place(NamedTuple):
-    """About where the sum is least, row by row, and the deviation of the loss there."""
+    """For each row, an estimate of the eps at which the sum is least, and the deviation of the loss there."""
 
     epsilon: np.ndarray
     deviation: np.ndarray
@@ -72,7 +72,7 @@ class Rates(NamedTuple):
 
 
 def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) -> Place:
-    """About the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
+    """Estimate of the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
 
     The normal quantile of `Q(L > eps)` is linear in eps for Gaussians and nearly so for compositions, so that its
     secant needs few steps.  Without a start the deviation is that of the Gaussian with the same delta(0).
@@ -88,7 +88,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     for _ in range(8):
         at, spread = epsilon[rows], deviation[rows]
         gap = _quantile(deltas, at, spread, rows) - wanted[rows]
-        with np.errstate(all="ignore"):  # what is not a number moves nothing
+        with np.errstate(all="ignore"):  # NaN moves nothing
             slope = (gap - last_gap[rows]) / (at - last[rows])
             fresh = np.isfinite(slope) & (slope > 0.0)
             spread = np.clip(np.where(fresh, 1.0 / slope, spread), LEAST_DEVIATION, LARGEST_DEVIATION)
@@ -111,7 +111,7 @@ def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
 
 
 def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """About the normal quantile of `Q(L > eps) = -d delta/dE`, by a difference quotient."""
+    """Estimate of the normal quantile of `Q(L > eps) = -d delta/dE`, by a difference quotient."""
     # half the distance in eps of the difference quotient of delta
     half = 0.005 * deviation
     values = np.asarray(deltas(np.stack([epsilon - half, epsilon + half]), rows).estimate)
@@ -137,7 +137,7 @@ def three_places(place: Place, width: float) -> np.ndarray:
 
 
 def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray, width: float) -> Rates:
-    """The bracket of `T(fpr)` from those of delta at `three_places`."""
+    """The bracket of `T(fpr)` from the brackets of delta at `three_places`."""
     distance = width * place.deviation
     with np.errstate(over="ignore", invalid="ignore"):
         line = np.exp(at) * fpr
@@ -363,7 +363,7 @@ def _cells(
     """
     with np.errstate(all="ignore"):
         ratio = np.exp(epsilon)
-        # not a difference of two e^eps, of which nothing may be left between two that are near
+        # not a difference of two e^eps, which cancels if they are near each other
         width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
         # at most the slope of delta: by symmetry -(1 - delta(0))/2 belongs to its slopes at E = 1
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)

@@ -26,7 +26,7 @@ RUNS_AT_ONCE = 256
 
 
 class Played(NamedTuple):
-    """What runs of a `Game` have shown.
+    """The results of runs of a `Game`.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Game:
         outcome: Callable[[Any], Any] | None = None,
         progress: bool | None = False,
     ) -> Played:
-        """Run the trainer from `params` `runs` times, with keys of its own each, and see what the canaries left.
+        """Run the trainer from `params` `runs` times, each with its own keys, and score the traces of the canaries.
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ def flattened(tree: Any) -> Any:
 
 
 def _recorded(optimizer: Any) -> Any:
-    """The optimizer, with the noisy mean that it was last given beside its state."""
+    """The optimizer; its state also holds the last noisy mean that it got."""
     optax = optional_package("optax", "an audit")
 
     def init(params: Any) -> Any:

@@ -26,9 +26,9 @@ from jaxacct.mechanisms import Gaussian
 UNCONDITIONAL = "lower bound"
 """Kind of a bound that assumes nothing of the mechanism."""
 CONDITIONAL = "conditional: Gaussian DP"
-"""Kind of a bound that holds only where the trade-off curve is that of a Gaussian."""
+"""Kind of a bound that holds only if the trade-off curve is a Gaussian's."""
 WHOLE_NUMBERS = Constraint("use whole numbers of {name}", 0, integral=True)
-"""What counts must be."""
+"""Allowed values of counts."""
 COMPARED = {
     "add_or_remove_one": (True, True),
     "zero_out": (True, True),
@@ -52,7 +52,7 @@ def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
     hits, trials = np.asarray(hits, np.float64), np.asarray(trials, np.float64)
     open_end = hits >= trials
     limit = betainccinv(hits + 1.0, np.where(open_end, 1.0, trials - hits), error)
-    # what the inverse of the incomplete beta function may err
+    # covers the error of the inverse incomplete beta function
     return np.where(open_end, 1.0, np.minimum(limit * (1.0 + 1e-10), 1.0))
 
 

@@ -26,7 +26,7 @@ CURVE = "trade-off curve"
 
 @dataclass(frozen=True)
 class Claim:
-    """What is said to hold: (epsilon, delta)-DP, by whom, and what kind of statement it is.
+    """A claim of (epsilon, delta)-DP: who makes it, and what kind of statement it is.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """One audit: what was attacked, what was found, and the claims about it, at one delta.
+    """One audit: the mechanism attacked, the result, and the claims about it, at one delta.
 
     Parameters
     ----------

@@ -326,7 +326,7 @@ def attack_cells(found: Attack, curve: Any) -> Cells:
     numerator, rank = np.diff(top), np.stack([ends[:-1], ends[1:]], axis=1)
     order = np.argsort(found.score(rank.mean(axis=1)), kind="stable")
     numerator, denominator, rank = numerator[order], np.diff(ends)[order], rank[order]
-    if top[0] > 0.0:  # what the denominator never puts out goes on top
+    if top[0] > 0.0:  # outcomes with Q = 0 rank highest
         numerator, denominator = np.append(numerator, top[0]), np.append(denominator, 0.0)
         rank = np.concatenate([rank, np.zeros((1, 2))])
     return Cells(numerator / numerator.sum(), denominator / denominator.sum(), rank)
@@ -392,7 +392,7 @@ def cell_counts(masses: Any, law: Law, runs: int, *, seed: int = 0, progress: bo
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
         with double_precision():
             counts = np.array(_counted_cells(above, key, repetitions), np.int64)
-        counts[-1] -= repetitions.size - size  # what fills the chunk up has K = 0
+        counts[-1] -= repetitions.size - size  # the fillers of the chunk have K = 0
         return counts
 
     return sum(in_chunks(one, law, runs, seed, progress))[::-1]
@@ -437,7 +437,7 @@ def cell_audit(
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(np.where(one > 0.0, -np.log(one / other), np.inf), kind="stable")
         gain, cost = np.cumsum(one[order]), np.cumsum(other[order])
-    # the event of which the expected counts would show most
+    # the event for which the expected counts would show most
     wrong, missed = (np.clip(np.round(x * runs), 0, runs) for x in (cost, 1.0 - gain))
     shown = clopper_pearson(wrong, runs, missed, runs, delta=delta, confidence=confidence).epsilon
     event = order[: int(np.argmax(shown)) + 1]

@@ -36,7 +36,7 @@ from jaxacct.representations.mechanism_profile import Profile, profile
 from jaxacct.training import Plan
 
 FARTHEST_EPSILON = 50.0
-"""Where lines end if no epsilon has so small a delta."""
+"""Largest epsilon of a line if no epsilon has so small a delta."""
 DOWN = 1.0 - 8.0 * ROUNDOFF
 """Factor that rounds a result of a few operations down."""
 Inverse = Callable[[np.ndarray], np.ndarray]
@@ -115,7 +115,7 @@ def one_run(
     claim: Any = None,
     guessed: str = "both",
 ) -> LowerBound:
-    """The largest epsilon at which so many right guesses would have probability below 1 - confidence.
+    """The largest epsilon at which this number of right guesses would have probability below 1 - confidence.
 
     With a ``claim`` the guesses are held against its whole trade-off curve instead, which sees more: `CurveTest`.
 
@@ -226,7 +226,7 @@ def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CurveTest(LowerBound):
-    """A test of a claimed trade-off curve, and what the same guesses say of a Gaussian-DP mu; by `one_run`.
+    """A test of a claimed trade-off curve, and the Gaussian-DP mu that the same guesses refute; by `one_run`.
 
     If the claim is true, `p_value <= a` has probability at most a.  A small one refutes the claimed curve, and so every
     curve that promises more.  It says nothing of any one (epsilon, delta).  The fields of `LowerBound` are those of the
@@ -342,14 +342,14 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
 
 
 def _p_value(c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse, guessed: str) -> np.ndarray:
-    """The least tau that is seen to be refuted, else 1; counts (B, 1)."""
+    """The least tau that is shown to be refuted, or 1; counts (B, 1)."""
     side = inverse if guessed == "both" else halved(inverse)
     wrong = lambda log_tau: refuted(np.exp(log_tau), c, g, m, side)
     return np.minimum(np.exp(_sections(wrong, -690.0, 0.0, c.shape[0])[1]) / DOWN, 1.0)
 
 
 def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, guessed: str) -> np.ndarray:
-    """The largest mu that is seen to be refuted at this error, else 0; the curves are nested."""
+    """The largest mu that is shown to be refuted at this error, or 0; the curves are nested."""
 
     def held(mu: np.ndarray) -> np.ndarray:
         inverse = by_gaussian(mu)
@@ -360,7 +360,7 @@ def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, gues
 
 
 def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:
-    """For each row neighbours between which an increasing statement turns true: the ends as they were evaluated."""
+    """For each row, two neighbouring values between which a monotone statement turns true, both as evaluated."""
     left, right = np.full(rows, low), np.full(rows, high)
     share = np.arange(1.0, 17.0) / 17.0
     for _ in range(10):  # the interval shrinks by 17^10 = 2e12
@@ -425,7 +425,7 @@ def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
-    """The lines that are lowest somewhere, which are those of which (y - intercept)/slope is largest for some y."""
+    """The lines that are lowest somewhere: those whose (y - intercept)/slope is largest for some y."""
     order = np.lexsort((intercept, -slope))
     kept: list[int] = []
     breaks: list[float] = []
@@ -475,7 +475,7 @@ def halved(inverse: Inverse) -> Inverse:
 
 
 def words(claim: Any) -> str:
-    """What is claimed."""
+    """The claim in words."""
     if isinstance(claim, Plan):
         return "curve of the plan"
     if isinstance(claim, Mechanism | Profile):

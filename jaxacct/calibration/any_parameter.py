@@ -196,7 +196,7 @@ def search_mechanisms(
 
     def excess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
         made, known = at(rows, some)
-        # how far below the target the solution of estimates lies, in units of rtol: half of what still counts as met
+        # the solution of estimates lies this far below the target, in units of rtol: half of what still counts as met
         aim = target[rows] * (1.0 - 0.25 * rtol)
         return None if known is None else known.excess(part_of(made, rows), aim, deltas[rows], relation)
 
@@ -228,7 +228,7 @@ def search_mechanisms(
 
 
 Guess = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
-"""(rows, a value for each) -> about log(epsilon), or how far it is from the target; None where nothing is known."""
+"""(rows, a value for each) -> an estimate of log(epsilon), or of its distance from the target; None if unknown."""
 
 
 def _started(
@@ -241,7 +241,7 @@ def _started(
     falls: np.ndarray,
     rtol: float,
 ) -> Start:
-    """Where a guess of log(epsilon) meets the goal, by bisection; from there to the solution of estimates by a secant.
+    """A start: bisect until a guess of log(epsilon) meets the goal, then use secant steps until estimates do.
 
     All but `rows` and `rtol` are for the whole batch.  Estimates only decide where the certified search begins.
     """
@@ -292,7 +292,7 @@ def _at_ends(
     high: np.ndarray,
     effort: Effort,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(epsilon at both ends of the bracket, at most; whether it falls), no narrower than that needs.
+    """(upper ends of epsilon at both ends of the bracket, whether epsilon falls), only as narrow as this needs.
 
     Where guesses lie clearly on both sides of the target they are taken: nothing is claimed from them.
     """
@@ -315,5 +315,5 @@ def _at_ends(
 
 
 def _made(mechanism: Callable[[Any], Mechanism], values: np.ndarray) -> Mechanism:
-    """What the function returns for values of the shape of the batch."""
+    """The mechanism that the function returns for values of the shape of the batch."""
     return require_mechanism("mechanism", mechanism(values if values.shape else float(values)))

@@ -1,4 +1,4 @@
-"""One parameter of Poisson sampled DP-SGD solved for: what is asked, and where its search begins.
+"""The search for one parameter of Poisson sampled DP-SGD: its goal, and where it starts.
 
 Fast vectorised solves in x = log(value) give estimates, which search.py certifies.  The plain contour solves most rows;
 the split contour solves the others.
@@ -95,22 +95,22 @@ BESIDE = {
     "target_reconstruction": ("baseline",),
     "target_mu": ("above_fpr",),
 }
-"""What belongs to each of them."""
+"""The settings that belong to each of these targets."""
 USUAL_FLOOR = 1e-10
-"""`above_fpr` where it is left out."""
+"""Default of `above_fpr`."""
 RISK_RULES: dict[str, Constraint] = dict.fromkeys((*TARGETS[:5], "at_fpr", "prior", "baseline"), OPEN_PROBABILITY) | {
     "target_mu": POSITIVE,
     "above_fpr": Constraint(
         "use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True
     ),
 }
-"""What each may be."""
+"""Allowed values of each target and setting."""
 RULES: dict[str, Constraint] = {"target_epsilon": POSITIVE, "target_delta": DELTA, **NUMBERS, **RISK_RULES}
-"""What each number of a calibration may be."""
+"""Allowed values of each number of a calibration."""
 
 
 class RiskTarget(NamedTuple):
-    """One target, by name, with its values and those of what belongs to it."""
+    """One target by name, with its values and those of its settings."""
 
     name: str
     values: dict[str, Any]
@@ -219,7 +219,7 @@ class Goal(NamedTuple):
     on_delta: bool = False  # whether delta at exactly this epsilon is to be met, instead of epsilon at this delta
 
     def take(self, rows: np.ndarray) -> Goal:
-        """Some rows."""
+        """The goal for some rows."""
         epsilon, delta, known, hint, near = jax.tree.map(
             itemgetter(rows), (self.epsilon, self.delta, self.known, self.hint, self.near)
         )
@@ -299,7 +299,7 @@ def result(
     bounds: Bounds | None = None,
     risk: Bounds | None = None,
 ) -> Calibration:
-    """What was found, in the shape of the batch; scalars for one configuration.
+    """The result in the shape of the batch; scalars for one configuration.
 
     bounds : of epsilon; by default those of the search.
     """
@@ -415,7 +415,7 @@ def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -
 def _plainly(
     goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
 ) -> None:
-    """Rung by rung of the plain contour, each row on the one that its kernel says it needs."""
+    """Solve on the rungs of the plain contour in turn; each row climbs to the rung that its kernel says it needs."""
     rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)
     variance = mu**2
@@ -445,7 +445,7 @@ def _plainly(
 
 
 def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint) -> None:
-    """Secant steps on the split contour until they are small, for what is left."""
+    """Secant steps on the split contour until they are small, for the rows that are left."""
     left = ~found.solved
     if not left.any():
         return

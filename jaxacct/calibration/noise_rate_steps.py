@@ -280,7 +280,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     risk = given_target(given["target_epsilon"], given["target_delta"], {name: given[name] for name in RISK_RULES})
     run = {name: given[name] for name in NUMBERS if name != "group" and given.get(name) is not None}
     run = described(run, sampling, group, unknown)
-    numbers = numbers_of_rule(sampling, run, group)  # what the run is made from, beside the unknown
+    numbers = numbers_of_rule(sampling, run, group)  # the run's numbers beside the unknown one
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
     settings = relation, limits, given["rtol"], backend
@@ -318,7 +318,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
 
 
 def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: int, relation: str) -> str:
-    """What the quick calibration of Poisson samples of single records does not know; "" if it knows all."""
+    """A setting that the quick calibration (Poisson samples of single records) does not cover; "" if there is none."""
     if sampling != "poisson":
         return f"sampling = {sampling!r}"
     if group != 1:
@@ -329,7 +329,7 @@ def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: i
 
 
 def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, backend: str) -> BestValues:
-    """By the certified brackets of the run itself; what Poisson sampling would need is where the search begins."""
+    """Search by the certified brackets of the run itself, starting from the value that Poisson sampling needs."""
     effort = account.effort_of_search(goal.rtol)
 
     def certified(rows: np.ndarray, values: np.ndarray) -> Bounds:
@@ -339,7 +339,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
 
     search = search_for(goal, certified)
     if "epochs" in goal.known:  # a smaller rate has more steps than are counted
-        # steps of the smallest sampling probability that is looked for where the epochs are given
+        # steps of the smallest sampling probability that is searched if the epochs are given
         search = search._replace(lowest=np.clip(goal.known["epochs"] / 2.0**52, *goal.limits))
 
     def started(rows: np.ndarray) -> Start:
@@ -350,7 +350,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
 
     usual = {name: goal.known[name] for name in ORDER if name in goal.known}
     if "epochs" in goal.known:
-        # sampling probability near which one is looked for where the epochs are given
+        # sampling probability near which one is searched if the epochs are given
         usual["steps"] = np.ceil(goal.known["epochs"] / 0.01)
     near = goal._replace(known=usual, relation="add_or_remove_one")
     with job(goal.epsilon.size, backend):

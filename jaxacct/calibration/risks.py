@@ -74,7 +74,7 @@ LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
 """Two attempts at the lower end of a true-positive rate: the assumed distance of eps from the best one, in deviations
 of the loss, and the rtol of the deltas.  That end is then some 0.05 % or 1 % low."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
-"""What was found; the ends of the risk, (3, n); the eps that it follows from."""
+"""The best values; the ends of the risk, (3, n); the eps from which the risk follows."""
 
 
 def calibrated_to_risk(
@@ -84,7 +84,7 @@ def calibrated_to_risk(
     by_name = {"target_advantage": _to_advantage, "target_bayes_success": _to_bayes_success, "target_mu": _to_mu}
     with job(goal.epsilon.size, backend):
         found, ends, epsilon = by_name.get(name, _to_rate)(goal, name, flat, shape)
-    # nothing that is not shown to hold is claimed
+    # only values that are shown to hold are claimed
     claimed = np.isin(found.status, CLAIMED)
     found.fail(np.flatnonzero(claimed & ~(ends[2] <= flat[name])), INFEASIBLE[goal.unknown])
     ok = np.isin(found.status, CLAIMED)
@@ -153,7 +153,7 @@ def _to_bayes_success(goal: Goal, name: str, flat: dict[str, np.ndarray], shape:
 
 
 def _together(pieces: list[tuple[np.ndarray, BestValues]]) -> BestValues:
-    """What was found for some rows and for others, in the order of the rows."""
+    """The best values of several groups of rows, in the order of the rows."""
     order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
     return BestValues(*(np.concatenate(columns)[order] for columns in zip(*(some for _, some in pieces), strict=True)))
 
@@ -169,7 +169,7 @@ def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, 
         )
 
 
-# True-positive rates, and what comes to one: a posterior probability, a reconstruction.
+# True-positive rates, and risks that are equivalent to one: a posterior probability, a reconstruction.
 
 
 def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
@@ -180,7 +180,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     asked = (wanted < 1.0) & (wanted > fpr)
     # the best eps, about -mu (quantile(a) + quantile(b))/2, is below 0 where a + b > 1
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
-    # where nothing is asked any delta will do, and where too much is asked none
+    # a wanted rate of 1 asks nothing, and any delta will do; one of at most fpr is impossible, and no delta will do
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
     rows = np.flatnonzero(~asked)
     if rows.size:
@@ -213,7 +213,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
         columns = (column[doubtful] for column in (epsilon, wanted, fpr, wanted))
         best[~best] = _rates_at_least(goal.take(doubtful), others, *columns) > wanted[doubtful]
     conclude(found, rows, best)
-    agree = ~(low > high)  # ends that contradict each other claim nothing
+    agree = ~(low > high)  # ends that contradict each other are not used
     high = np.where(agree, high, 1.0)
     low = np.where(agree & (found.kind == "certified"), low, 0.0)
     # relative width up to which the bracket of a rate has the status "ok"
@@ -262,7 +262,7 @@ def _rates_at_least(
 
 
 class RateSolve(NamedTuple):
-    """What the solve for eps and the noise together has found, row by row."""
+    """The result of the solve for eps and the noise together, row by row."""
 
     noise: np.ndarray
     slope: np.ndarray
@@ -270,13 +270,13 @@ class RateSolve(NamedTuple):
     rung: np.ndarray
     """Number of the contour's rung on which each row was solved."""
     fits: np.ndarray
-    """Whether the contour had the nodes that its eps needs: otherwise that is a guess."""
+    """Whether the contour had the nodes that its eps needs; otherwise eps is a guess."""
     close: np.ndarray
-    """Whether the noise is near enough to be certified as it is."""
+    """Whether the noise is so accurate that it can be certified unchanged."""
 
 
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
-    """The least private value whose true-positive rate at `fpr` is seen to be at most `rate`, and from which eps.
+    """(the least private value whose true-positive rate at `fpr` is shown to be at most `rate`, the eps that shows it).
 
     Any eps gives a certified value.  The one that is chosen decides how little private it is.
     """
@@ -301,10 +301,10 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
     if left.size:
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
-    with np.errstate(all="ignore"):  # what is no number is another guess
+    with np.errstate(all="ignore"):  # NaN counts as another guess
         # a solve that was cut short counts only if the certified noise is within this of its own, in the logarithm
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
-    if again.size:  # two guesses at the best eps: the one of less noise is the better
+    if again.size:  # two guesses at the best eps: the one with less noise is better
         first = epsilon[again].copy()
         by_rounds(again)
         some = _at_rate(goal.take(again), epsilon[again], rate[again], fpr[again])
@@ -332,7 +332,7 @@ steps, and less cut off, where the approximation has been poor."""
 def _by_contour(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
 ) -> tuple[RateSolve, np.ndarray]:
-    """The noise and the best eps together, for rows with 0 < q < 1: (what is found, whether it is found).
+    """(the noise and the best eps, solved for together; whether they were found), for rows with 0 < q < 1.
 
     mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
     guess : whether the first attempt's result is taken in place of the last attempt's, where it lacked few nodes: it is
@@ -366,7 +366,7 @@ def _by_contour(
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
         # an eps is taken after a small last step (times c): the noise changes by the square of that.  It may need many
-        # times the nodes of the last rung: what is cut off hardly moves it
+        # times the nodes of the last rung: the terms that are cut off hardly move it
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
         # at an end of its range, eps could not move on: a small step proves nothing there
         inside = (
@@ -380,7 +380,7 @@ def _by_contour(
         wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
         following = np.maximum(wanted, turn + 1)
         if guess and turn == 0:
-            # how many times its nodes an eps may need for what the first attempt left to be a good guess
+            # the result of the first attempt is a good guess if its eps needs at most this many times its nodes
             guessed[rows] = inside & (slope < 0.0) & (need <= 8.0 * rung.nodes)
         enough = good | guessed[rows] & (following == len(ATTEMPTS) - 1)
         due[rows] = np.where(enough, len(ATTEMPTS), following)
@@ -393,9 +393,9 @@ def _by_contour(
 
 
 ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
-"""How the eps of a true-positive rate is looked for, round by round, where that solve finds none.
+"""The search for the eps of a true-positive rate, round by round, if that solve finds none.
 
-The distance of the places of the profile that are compared, in deviations of the loss, and their number.
+For each round: the distance of the compared places of the profile, in deviations of the loss, and their number.
 """
 LARGEST_MOVE = 2.0
 """Longest move of eps from the best of these places, over their distance."""
@@ -486,7 +486,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
         left = np.flatnonzero(fields["sampling_probability"] < 1.0)  # the others are known exactly
         if left.size:
             mine, x = rows[left], np.log(values[left])
-            # change of the logarithm of a value beyond which the best eps is looked for anew
+            # change of the logarithm of a value beyond which the best eps is searched anew
             far = np.flatnonzero(~(np.abs(x - made[mine]) <= 0.2))
             if far.size:
                 again = best_epsilon(deltas_at(mine[far], values[left][far]), floor[mine[far]])
@@ -514,7 +514,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
 
 
 def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
-    """Where the true-positive rate at the floor is that of mu: about the value, and the eps from which it is seen."""
+    """Estimates of the value whose true-positive rate at the floor is that of mu, and of the eps that shows it."""
     nothing = np.zeros(wanted.size)
     start = Start(nothing.copy(), nothing.copy(), nothing.astype(bool))
     with np.errstate(all="ignore"):
@@ -547,7 +547,7 @@ class Shown(NamedTuple):
     epsilon: np.ndarray
 
 
-@np.errstate(invalid="ignore")  # a comparison with what is not a number does not hold
+@np.errstate(invalid="ignore")  # a comparison with NaN does not hold
 def shown_on_one_contour(
     run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, rungs: np.ndarray | None = None
 ) -> Shown:
@@ -576,7 +576,7 @@ def shown_on_one_contour(
         shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
         shown.epsilon[rows] = np.where(narrow | ~np.isfinite(better), at.epsilon, better)
         rows = rows[more & ~narrow]
-    # what wide brackets say of the place is not used
+    # places from wide brackets are not used
     return shown._replace(epsilon=np.where(shown.narrow, shown.epsilon, place.epsilon))
 
 
@@ -590,7 +590,7 @@ def _bracket(
     tolerance: float,
     rungs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lower and upper ends of mu, by so many blocks of tangents, and about the best eps at the floor."""
+    """Lower and upper ends of mu, by `blocks` blocks of tangents, and an estimate of the best eps at the floor."""
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
     above = ABOVE * blocks
     below = BLOCK * blocks - 3 - above
@@ -618,7 +618,7 @@ def _bracket(
 
 @np.errstate(all="ignore")  # a place that is not a number is not used
 def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """About the eps at which `delta + e^eps a` is least, by a parabola through the least value and its neighbours."""
+    """Estimate of the eps at which `delta + e^eps a` is least, by a parabola through the least value and others."""
     rates = delta + np.exp(epsilon) * floor
     best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
     # the next but one: neighbours may be so near that only rounding tells them apart

@@ -40,11 +40,11 @@ FARTHEST, FEW_RTOL = 0.01, 10.0
 """A value is shown to be the best if a less private one misses the target, at a relative distance of at most FEW_RTOL
 rtol and at most max(FARTHEST, rtol)."""
 AIM = 0.15
-"""How far below the target a fast start aims, in units of rtol, so that its certificate usually holds at once."""
+"""A fast start aims this far below the target, in units of rtol, so that its certificate usually holds at once."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
-"""d log(epsilon)/dx of Gaussians, near enough to begin with: where epsilon falls (noise), and where it grows."""
+"""First guesses of d log(epsilon)/dx, from Gaussians: for noise, with which epsilon falls, and for other parameters."""
 LARGEST_EXCESS = 8.0
-"""log(epsilon/target) is clipped at this; what is not known counts as so much too large."""
+"""Cap of log(epsilon/target); an unknown epsilon counts as this much too large."""
 AT_LIMIT = 1e-12
 """Distance in x up to which a value counts as the limit itself."""
 
@@ -53,7 +53,7 @@ Evaluate = Callable[[np.ndarray, np.ndarray], Bounds]
 
 
 class Search(NamedTuple):
-    """What is searched; arrays have one element for each row."""
+    """The settings of a search; arrays have one element for each row."""
 
     evaluate: Evaluate
     target: np.ndarray
@@ -92,7 +92,7 @@ class Search(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where the search of some rows begins."""
+    """Where the search of some rows starts."""
 
     x: np.ndarray
     slope: np.ndarray
@@ -233,7 +233,7 @@ def least_apart(rtol: float) -> float:
 
 
 def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
-    """A start at one value for each row, of which nothing else is known."""
+    """A start at one value for each row, without slopes."""
     x = np.log(values)
     return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool))
 
@@ -274,7 +274,7 @@ def least_private(
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         found = np.asarray(upper(values), np.float64)
-        ends = np.where(np.isnan(found), np.inf, found)  # what is not known does not hold
+        ends = np.where(np.isnan(found), np.inf, found)  # an unknown value does not hold
         return Bounds(np.zeros_like(ends), ends, ends, "bound", "ok")
 
     one = np.ones(1)
@@ -357,7 +357,7 @@ def _polish(
             gap = target * (1.0 - 2.0 * AIM * close) - finite
             move = gap / np.where(unknown, target * _usual_slope(search, here), slope[due])
         last_x[due], last[due] = at, np.where(known, bounds.upper, np.nan)
-        # a slope that has been seen is taken as it is
+        # a measured slope is taken as it is
         x[due] = at + np.clip(np.where(np.isnan(move), 0.0, np.where(fresh, 1.0, 1.1) * move), -0.1, 0.1)
         log_slope[due] = np.where(fresh, slope[due] / target, log_slope[due])
         settled[due[holds]] = True
@@ -368,7 +368,7 @@ def _polish(
 
 
 def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
-    """A secant with the leader, if there is one; what it finds is evaluated in full, and searched again if it fails."""
+    """A secant with the leader, if there is one; its result is evaluated in full, and searched again if it fails."""
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
         return
@@ -487,7 +487,7 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
         bracketed = np.isfinite(fails_at) & np.isfinite(holds_at)
         outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
         n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
-        # ratio of two whole numbers beyond which one between them is looked for in logarithms
+        # ratio of two whole numbers beyond which one between them is searched in logarithms
         far = np.maximum(holds_at, fails_at) > 2.0 * np.minimum(holds_at, fails_at)
         # two turns of three interpolate log(epsilon) linearly in log(n), which is usually quick; the third bisects,
         # since interpolation may make little progress

@@ -68,12 +68,12 @@ QUESTION = {
 PLOT = ("kind", "x", "by", "value", "where", "rows")
 """Options of `jaxacct plot`."""
 ACTIONS = ("show",)
-"""What `jaxacct ledger` can do."""
+"""The actions of `jaxacct ledger`."""
 WHOLE_NUMBERS = ("block", "process_id", "process_count")
-"""Options of which each must be one whole number."""
+"""Options that take one whole number."""
 
 Option = tuple[str, dict[str, Any]]
-"""What `add_argument` takes."""
+"""The arguments of `add_argument`."""
 
 
 class Command(NamedTuple):

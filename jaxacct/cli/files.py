@@ -54,7 +54,7 @@ def merge(options: argparse.Namespace) -> int:
 
 
 def plot(options: argparse.Namespace) -> int:
-    """A picture of the result of a sweep."""
+    """Draw the result of a sweep."""
     if options.result is None:
         raise InputError("RESULT is missing; give the .csv or .parquet of a sweep")
     if options.out is None:
@@ -131,7 +131,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def ledger(options: argparse.Namespace) -> int:
-    """`jaxacct ledger show`: what a training run has spent, derived from the entries of its ledger."""
+    """`jaxacct ledger show`: the spending of a training run, derived from the entries of its ledger."""
     if options.action is None:
         raise InputError(f"ACTION is missing; use one of {', '.join(ACTIONS)}, as in jaxacct ledger show LEDGER")
     choice("action", options.action, ACTIONS)
@@ -149,7 +149,7 @@ def ledger(options: argparse.Namespace) -> int:
 
 
 def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
-    """What one run has spent; `upper_if_seen` is epsilon where looks at outputs ended an unfinished run."""
+    """The spending of one run; `upper_if_seen` is its epsilon if it was ended because of outputs that were seen."""
     spent, headers = ledger.runs[name], ledger.headers[name]
     plan = headers[-1].plan
     told = all(line.told for line in headers)
@@ -184,7 +184,7 @@ def _answer(bounds: Bounds) -> dict[str, Any]:
 
 
 _COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds"}
-"""What is counted of a way of sampling, where it is not steps."""
+"""The unit that is counted for a way of sampling, if it is not steps."""
 
 
 def _ledger_text(report: dict[str, Any]) -> str:

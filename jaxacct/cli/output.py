@@ -80,7 +80,7 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
 
 
 def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
-    """What a sweep did, in counts and ranges."""
+    """A summary of a sweep in counts and ranges."""
     counts = {
         word: dict(Counter(str(value) for value in table[word] if value))
         for word in ("quantity", "kind", "status", "engine")
@@ -140,7 +140,7 @@ def _words(value: Any) -> str:
 
 
 def _claim(row: dict[str, Any]) -> str:
-    """What may be said in public: the upper end, rounded up."""
+    """The claim that may be published: the upper end, rounded up."""
     if str(row["kind"]) not in CLAIMABLE:
         return f"none without more ({row['kind']})"
     if not math.isfinite(row["upper"]):
@@ -158,7 +158,7 @@ def _claim(row: dict[str, Any]) -> str:
 
 
 def _beside(risk: str, row: dict[str, Any]) -> str:
-    """What belongs to a risk: without the floor, a claim of mu would be false."""
+    """The settings that belong to a risk, in words: without its floor, a claim of mu would be false."""
     if risk == "target_mu":
         floor = float(row.get("above_fpr", math.nan))
         return f" where both error rates are at least {USUAL_FLOOR if math.isnan(floor) else floor!r}"

@@ -28,7 +28,7 @@ from jaxacct.sweeps.solve import alike, expected_repetitions, law_of_k, run_of, 
 from jaxacct.sweeps.table import ENDINGS
 
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
-"""What a calibration can solve for."""
+"""Parameters for which a calibration can solve."""
 REFUTED, UNDECIDED = 3, 4
 """Exit status where a bracket is refuted; where none is refuted and one is undecided."""
 SECONDS = 60.0
@@ -136,7 +136,7 @@ def risk(options: argparse.Namespace) -> int:
 
 
 def select(options: argparse.Namespace) -> int:
-    """The epsilon of running DP-SGD K times and releasing the best, beside that of a single run."""
+    """The epsilon of running DP-SGD K times and releasing the best, and the epsilon of a single run."""
     if options.repetitions is None:
         raise InputError(f"repetitions is missing; name the law of K: {', '.join(LAWS)}")
     relation = options.relation or usual_relation(options.sampling)
@@ -232,7 +232,7 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def _checked(table: Table, seconds: float, mechanism: Run | None = None) -> list[dict[str, Any]]:
-    """What the second program says of every row of a table; rows without an answer say so."""
+    """The second program's result for every row of a table; rows without an answer say so."""
     rows = [{name: column[i] for name, column in table.columns.items()} for i in range(len(table))]
     return [_row_checked(row, seconds, mechanism(i) if mechanism else None) for i, row in enumerate(rows)]
 

@@ -21,14 +21,14 @@ from jaxacct.engines import backend, programs
 from jaxacct.mechanisms import dp_sgd
 
 PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
-"""What --for may say, and the backends that it takes.
+"""Values of --for, with the backends that each warms.
 
 Large sweeps take XLA.  Plans and ledgers ask a few questions, for which nothing is compiled on a CPU.
 """
 NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
 """Runs of the questions for epsilon and delta: from few expected hits to many, where every rung has some to answer."""
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
-"""What they are asked at."""
+"""Deltas at which these runs are asked for epsilon, and epsilons at which they are asked for delta."""
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
 """(epsilon, delta) of the calibrations."""
 KNOWN: dict[Callable[..., object], tuple[tuple[float, float], ...]] = {
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def questions() -> Iterator[Question]:
-    """What is asked; the answers are of no interest."""
+    """The questions that compile the programs; their answers are not used."""
     for of in itertools.product(NOISE, RATE, STEPS):
         for delta in DELTA:
             yield functools.partial(account.epsilon, dp_sgd(*of), delta, engine="contour")

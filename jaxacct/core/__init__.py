@@ -1,1 +1,1 @@
-"""What every room may use: brackets, checks of input, text, files, progress, optional packages, random bits."""
+"""Shared by all packages: brackets, checks of input, text, files, progress, optional packages, random bits."""

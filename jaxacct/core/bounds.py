@@ -20,7 +20,7 @@ KINDS = {
     "asymptotic": "a limit law, no bound either way",
     "conditional": "true only under an extra assumption, named after a colon",
 }
-"""What kind of statement a result is; "conditional: monotone score" names its assumption."""
+"""The kinds of statement that a result can be; "conditional: monotone score" names its assumption."""
 
 _NEEDS_NO_ACTION = {
     "ok": "The bracket is as narrow as asked for, or as its method can give; use upper in a privacy claim.",
@@ -60,11 +60,11 @@ _OK_BUT_NOT_CERTIFIED = {
     "asymptotic": "A limit law was evaluated, which bounds nothing; do not use it in a privacy claim.",
     "conditional": "The answer holds under the assumption that its kind names; claim nothing without that.",
 }
-"""What "ok" means of kinds whose bracket is not certified."""
+"""The meaning of "ok" for kinds whose bracket is not certified."""
 
 
 def explain(status: Any, kind: Any = "certified") -> Any:
-    """What a status means for an answer of a kind, and what to do about it: one sentence each.
+    """The meaning of a status for an answer of a kind, and what to do about it: one sentence each.
 
     Parameters
     ----------
@@ -324,17 +324,17 @@ class Bounds:
 
 
 _SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
-"""What a Bounds is made from, and saved as."""
+"""The fields from which a Bounds is made, and as which it is saved."""
 
 
 def _named(other: Any) -> str:
-    """What a bracket was compared with: a number or word itself, x for an array or another bracket."""
+    """The other side of a comparison, in words: a number or word itself, x for an array or another bracket."""
     known = isinstance(other, str | int | float | np.generic) or other is None
     return shown(other.item() if isinstance(other, np.generic) else other) if known else "x"
 
 
 def _formatted(one: Bounds, spec: str) -> str:
-    """One bracket, with the words that say what it is where it is not certified and ok."""
+    """One bracket as text; its kind and status are added if it is not certified or not ok."""
     words = ([] if one.kind == "certified" else [one.kind]) + ([] if one.status == "ok" else [one.status])
     return " ".join([bracket(one.lower, one.upper, spec), *words])
 

@@ -108,7 +108,7 @@ def _turned(row: Any, by: int) -> Any:
 
 
 def _nonce(purpose: int, first: Any = 0, second: Any = 0) -> Any:
-    """The three words of a nonce, of which the last is the purpose."""
+    """The three words of a nonce; the last one is the purpose."""
     return jnp.stack([jnp.asarray(x, jnp.uint32) for x in (first, second, purpose)])
 
 
@@ -159,7 +159,7 @@ CHACHA20 = define_prng_impl(
     name="jaxacct_chacha20",
     tag="cc20",
 )
-"""For ``jax.random.key(seed, impl=CHACHA20)``; with 256 bits of entropy from ``fresh_key``."""
+"""The implementation for ``jax.random.key(seed, impl=CHACHA20)``; ``fresh_key`` makes keys with 256 bits of entropy."""
 
 
 def fresh_key() -> jax.Array:
@@ -181,7 +181,7 @@ def fresh_key() -> jax.Array:
 
 
 def key_from_bytes(data: bytes) -> jax.Array:
-    """The ChaCha20 key of 32 bytes, little-endian; whoever knows them can undo the noise.
+    """The ChaCha20 key of 32 bytes, little-endian.  Anyone who knows them can undo the noise.
 
     >>> key_from_bytes(bytes(32)).shape
     ()
@@ -192,7 +192,7 @@ def key_from_bytes(data: bytes) -> jax.Array:
 
 
 def secret(key: Any) -> Any:
-    """The key, if it is of a generator with keys of at least 256 bits; InputError otherwise.
+    """The key, if its generator has keys of at least 256 bits; InputError otherwise.
 
     A shorter key can be found by trying all.  How many of the bits are random cannot be seen: ``jax.random.key(0,
     impl=CHACHA20)`` is for tests.  Can be called inside jit.

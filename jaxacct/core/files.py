@@ -1,4 +1,4 @@
-"""Files: written beside their name and renamed when complete, held against other processes, refused in one line."""
+"""Files: written under another name and renamed when complete, locked against other processes, refused in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise unwritable(path, error) from None
     finally:
-        with contextlib.suppress(OSError):  # what is no folder holds no temporary either
+        with contextlib.suppress(OSError):  # a path that is not a folder holds no temporary file
             temporary.unlink(missing_ok=True)
     sync_folder(path)
 

@@ -1,4 +1,4 @@
-"""Names that people try from other libraries: what they are called here, said in one line when an error happens."""
+"""Names from other libraries that people try: an error says in one line what they are called here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "neighboring_relation": ("relation",),
     "adjacency": ("relation",),
 }
-"""What an argument or a column is called elsewhere, with its names here, the likeliest first."""
+"""Names of arguments and columns in other libraries, each with its names here, the likeliest first."""
 FRONT_DOOR = {
     **dict.fromkeys(("get_epsilon", "compute_epsilon", "eps", "compute_eps", "compute_dp_sgd_privacy"), "ja.epsilon"),
     **dict.fromkeys(("get_delta", "compute_delta"), "ja.delta"),
@@ -52,11 +52,11 @@ FRONT_DOOR = {
     "tune": "jaxacct.tuning.tune",
     "advise": "jaxacct.tuning.advise",
 }
-"""What is looked for in `jaxacct` under another name, with where it is."""
+"""Names in other libraries, each with the place of its counterpart in `jaxacct`."""
 
 
 def meant(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The name among those known that a word means: by what it is called elsewhere, else by its letters; "" for none.
+    """The known name that a word means: by its name in other libraries, else by its letters; "" for none.
 
     >>> meant("sigma", ["noise_multiplier", "steps"]), meant("setps", ["noise_multiplier", "steps"]), meant("x", ["y"])
     ('noise_multiplier', 'steps', '')
@@ -82,7 +82,7 @@ class UnknownKeyword(TypeError):
 
 
 def with_hints(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, whose refusal of an unknown keyword says which one was meant; its signature stays as it is.
+    """Make a function's refusal of an unknown keyword say which one was meant; its signature does not change.
 
     >>> @with_hints
     ... def twice(steps: int) -> int:

@@ -99,7 +99,7 @@ def _missing(package: str, name: str, module: str) -> Missing:
 
 
 def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:
-    """What to use instead of a name that is not there; nothing where that is not known."""
+    """The hint what to use instead of a name that does not exist; empty if nothing is known."""
     if name.startswith("_"):
         return ""
     if importlib.util.find_spec(f"{package}.{name}"):

@@ -18,7 +18,7 @@ _NOTE = "opacity:.75;font-size:90%"
 
 
 def cut(count: int) -> tuple[range, str]:
-    """The rows to show of so many, and what is said of the others.
+    """(the rows to show, the line about the others).
 
     >>> cut(3), cut(1012)
     ((range(0, 3), ''), (range(0, 10), '1,002 more rows of 1,012 are not shown'))
@@ -43,7 +43,7 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes
 def batch(
     title: str, head: Sequence[str], shape: tuple[int, ...], cells: Callable[[tuple[int, ...]], Sequence[str]]
 ) -> str:
-    """A table with a line for each element of a batch, cut when it is long; `cells` are those of an index.
+    """A table with a line for each element of a batch, cut when it is long; `cells` gives the cells of an index.
 
     >>> "&#x27;" in batch("Squares", ["square"], (3,), lambda index: [str(index[0] ** 2) + "'"])
     True

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, or as one line of a notebook: what is done, rate and time left."""
+"""A progress bar on standard error, or as one line of a notebook: work done, rate and time left."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BAR_WIDTH = 24
 NOTEBOOK_PAUSE = 0.2
 """Least seconds between two updates in a notebook: each one is a message to the browser."""
 NOTEBOOK_WAIT = 0.5
-"""Seconds that work takes before a notebook shows a line that nobody asked for: an output stays in the document."""
+"""Seconds of work after which a notebook shows a progress line unasked: an output stays in the document."""
 WAIT, TICK = 1.0, 0.5
 """Seconds that work takes before `waiting` shows a line, and between two updates of it."""
 _open: deque[Progress] = deque(maxlen=1)
 """The bar that stands on the terminal's last line, if one does."""
 _waiting = threading.Lock()
-"""Held by the `waiting` that may show a line: those within it, and beside it, show none."""
+"""Held by the one `waiting` that may show a line; others inside it, or at the same time, show none."""
 
 
 class Progress:
@@ -105,7 +105,7 @@ class Progress:
             print(f"\r{'':<{self._widest}}\r", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the line as it stands and go to the next one."""
+        """Leave the line in its last state and go to the next one."""
         if self._show and self._terminal and self._widest:
             print(file=sys.stderr, flush=True)
             _open.clear()

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""What JSON has no number for, as the words that stand for it."""
+"""The words that stand for values for which JSON has no number."""
 _FILL = re.compile(r"^.?[<>=^]", re.DOTALL)
-"""What a format begins with where it is filled and aligned."""
+"""The beginning of a format that fills and aligns."""
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
@@ -75,7 +75,7 @@ def plain(value: Any) -> Any:
 
 
 def numbers(node: Any) -> Any:
-    """What `plain` made of numbers, as numbers again; a word that is none of `WORDS` stays.
+    """Numbers from the output of `plain`; a word that is not in `WORDS` stays.
 
     >>> numbers([1.5, "inf"])
     [1.5, inf]
@@ -86,6 +86,6 @@ def numbers(node: Any) -> Any:
 
 
 def plain_record(record: Any) -> dict[str, Any]:
-    """The fields of a result as plain Python, a field that has `to_dict` by way of it."""
+    """The fields of a result as plain Python; a field that has `to_dict` is converted by it."""
     fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
     return {name: value.to_dict() if hasattr(value, "to_dict") else plain(value) for name, value in fields.items()}

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 Tracer = jax.core.Tracer
-"""What stands for a value while JAX traces a function: there is no number to check."""
+"""Stands for a value while JAX traces a function: there is no number to check."""
 RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out")
 """Neighbouring relations.  Scales and noise multipliers are relative to the add/remove sensitivity."""
 ENGINES = ("auto", "contour", "lattice")
@@ -121,7 +121,7 @@ COUNT = Constraint("use a whole number of {name}", 1, LARGEST_COUNT, integral=Tr
 RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
 # below 16 MiB no lattice of a large composition fits
 MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST_COUNT, integral=True)
-"""What numbers may be: each name says the set, each remedy what to use instead."""
+"""Sets of allowed numbers: each name says the set, each remedy what to use instead."""
 
 
 def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:
@@ -200,7 +200,7 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first value that is bad; `rest` says why and what to use instead, or makes that of its index.
+    """Refuse the first bad value; `rest` says why and what to use instead, or is a function of the index that does.
 
     >>> refuse_where(np.array([False, True]), "slots", np.array([4.0, 0.5]), "must be whole; use 1")
     Traceback (most recent call last):
@@ -223,14 +223,14 @@ def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, 
 
 
 def check_int(name: str, value: Any, least: int, remedy: str) -> int:
-    """A Python or NumPy integer of at least so much; floats are refused."""
+    """A Python or NumPy integer >= `least`; floats are refused."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} = {value!r} must be an integer >= {least}; {remedy}")
     return int(value)
 
 
 def check_flag(name: str, value: Any, question: str) -> None:
-    """A Python bool; ``question`` is what the caller should say."""
+    """A Python bool; ``question`` is the question that the caller should answer."""
     if not isinstance(value, bool):
         raise InputError(f"{name} = {shown(value)} must be True or False; {question}")
 

@@ -280,7 +280,7 @@ class Value(NamedTuple):
 
 
 def value_of(contour: Contour, eps: np.ndarray) -> Value:
-    """The bracket of delta at eps near the one that the contour was placed for."""
+    """The bracket of delta at an eps near the one for which the contour was placed."""
     k = np.exp(contour.sign * eps)
     low, mid, high, slope = bracket_near(contour, k)
     if contour.sign > 0:
@@ -347,7 +347,7 @@ def search(
 
 
 def _below_floor(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Where Chernoff's bound of delta_add at the floor is at most delta, so that epsilon is at most the floor."""
+    """Rows where Chernoff's bound of delta_add at the floor is at most delta, so that epsilon is at most the floor."""
     below = np.zeros(len(s), bool)
     if sign < 0:
         rows = np.flatnonzero((floor > 0.0) & (floor < 500.0))

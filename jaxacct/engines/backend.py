@@ -74,7 +74,7 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 
 @contextlib.contextmanager
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
-    """Inside, every batch takes one path: the one that is asked for, else that of the job around it, else the cheaper.
+    """Inside, every batch takes one path: the requested one, else the path of the job around it, else the cheaper one.
 
     size : configurations of the whole job.
     backend : what the user asks for, for this job and those within.
@@ -151,13 +151,13 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     if kernel.__module__ == CALLS_ERFC and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
-    atoms = max(leaf.size // size for leaf in leaves) if size else 1  # of a finite part, of which every node has a term
+    atoms = max(leaf.size // size for leaf in leaves) if size else 1  # a finite part has a term per node and atom
     largest = max(static["points"], atoms * static["count"] // NODES_A_POINT)
     some = max(1, CHUNK_POINTS // largest)
 
     def one(start: int) -> list[Any]:
         piece = [np.asarray(leaf[start : start + some]) for leaf in leaves]
-        with np.errstate(all="ignore"):  # an end that is not a number is dropped by the one who asks
+        with np.errstate(all="ignore"):  # the caller drops ends that are NaN
             return jax.tree.leaves(kernel(*jax.tree.unflatten(tree, piece), **static))
 
     starts, workers = range(0, size, some), os.cpu_count() or 1

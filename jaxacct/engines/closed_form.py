@@ -111,7 +111,7 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Bracket of delta(eps)."""
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
-        # delta <= Phi(-a) stands where the rounding of so large an a leaves nothing else
+        # delta <= Phi(-a) still holds if the rounding of a large a destroys every other bound
         a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
         most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST_DELTA), 1.0)
     low, middle, high = _exponentials(value, error)
@@ -212,7 +212,7 @@ def profile_of_one_step(
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
-    """A bracket of e^value.  Its upper end does not underflow; where nothing is known the bracket is [0, 1]."""
+    """A bracket of e^value.  Its upper end does not underflow; if nothing is known the bracket is [0, 1]."""
     with np.errstate(invalid="ignore", over="ignore"):
         high, low = np.exp(value + error), np.exp(value - error)
         upper = np.where(value > -np.inf, np.maximum(high, contour.LEAST_DELTA), 0.0)

@@ -393,7 +393,7 @@ def _climb_together(
 
 
 def _from_logs(low: np.ndarray, high: np.ndarray, ok: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of delta from those of its logarithm; 0 and 1 where there are none."""
+    """Ends of delta from the ends of its logarithm; 0 and 1 if there are none."""
     known = ok & np.isfinite(high) & (low < np.inf)
     lower = np.where(known & (low > LOWEST_LOG_DELTA), np.exp(np.minimum(low, 0.0)), 0.0)
     upper = np.where(known, np.maximum(np.exp(np.minimum(high, 0.0)), LEAST_DELTA), 1.0)

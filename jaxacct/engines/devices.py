@@ -130,7 +130,7 @@ def lacking(run: Callable[..., list[Any]]) -> str | None:
         wanted = function(np, *arguments)
         try:
             found = run(function, *arguments)
-        except Exception as error:  # runtimes raise many kinds for what a device cannot do
+        except Exception as error:  # runtimes raise many kinds of errors if a device cannot do something
             words = " ".join(str(error).split())
             return f"no {name} ({type(error).__name__}: {words[:WORDS]})"
         for one, other in zip(found, wanted, strict=True):

@@ -45,7 +45,7 @@ ATTEMPTS = 3
 ARRAYS, ARRAYS_PER_LAW = 40, 12
 """float64 arrays of the lattice's length that are alive at once (measured), and those that each law adds."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
-"""Lengths of lattices for two pairs; each that is tried is LONGER places behind the one before."""
+"""Lengths of lattices for two pairs; each try moves LONGER places ahead in this list."""
 LONGER = 2
 ENOUGH = 4e-4
 """Relative width of a bracket of epsilon between two pairs at which no longer lattice is tried."""
@@ -317,7 +317,7 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
     longer = [n for n in known if n > length]
     if width <= rtol or not longer:
         return 0
-    if not width < SAYS_NOTHING:  # one longer lattice; if that says nothing either, no length does
+    if not width < SAYS_NOTHING:  # one longer lattice; if it gives no bracket either, no length does
         return longer[0] if length == first_length else 0
     end = lambda n: width * (length / n) ** 2
     quick = [n for n in longer if n <= QUICK]
@@ -407,8 +407,8 @@ class LatticePlan(NamedTuple):
     share: float  # log of the tilted mass of low losses that may be left out
     bottom: float  # lower end of the window in the composed loss
     top: float  # upper end
-    above: float  # added to the tilt for the Chernoff bound of what lies above the window
-    below: float  # subtracted from it for what lies below
+    above: float  # added to the tilt for the Chernoff bound of the mass above the window
+    below: float  # subtracted from the tilt for the bound of the mass below it
 
 
 def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, float, float]:
@@ -536,10 +536,10 @@ class Side(NamedTuple):
     start: float  # loss of the first element
     step: float  # between nodes
     span: float  # length of the lattice in loss
-    shift: float  # how far losses may be off
+    shift: float  # error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # and from below it
-    extra: float  # what mass at infinity adds to delta (upper), or overstated mass takes from it (lower)
+    extra: float  # delta that mass at infinity adds (upper), or that overstated mass takes away (lower)
     upper: bool  # whether it is rounded up
     run: Runner  # where the kernels run
 
@@ -568,7 +568,7 @@ def _steps(
     span = max(plan.top - plan.bottom, widest) * margin
     span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # a law of one atom has no extent
     step = common_step(span / (length - 4), laws)
-    # a law that adjusts the step for itself, in every repetition: the one with the most to lose
+    # one law adjusts the step to itself, in every repetition: the one that would lose most
     main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
     return main.step(step, False), main.step(step, True)
 
@@ -656,7 +656,7 @@ def evaluate(side: Side, eps: float) -> tuple[float, float]:
     else:
         wrong += (side.above + side.below) * peak(theta)
         result = scale * (value - wrong) * (1.0 - 1e-14) - side.extra
-    if not np.isfinite(result):  # nothing is known, and nothing may follow from a comparison
+    if not np.isfinite(result):  # nothing is known, so no comparison may count
         result = 1.0 if side.upper else 0.0
     return float(result), -slope / value if value > 0 else -theta
 

@@ -374,7 +374,7 @@ class Laplace(LatticePart):
             nothing = kernel.Cells(zero, zero, zero, zero)
             return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0, run)
         remove = self.sign > 0
-        # log of what turns the base's masses into P-masses, at the lowest ratio and at the highest
+        # log of the factor that turns the base's masses into P-masses, at the lowest and at the highest ratio
         lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
         described = self.scale, first, origin, self.q, step, last, remove
         cells = run(kernel.laplace_cells, *described, nodes=nodes)

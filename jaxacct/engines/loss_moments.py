@@ -122,7 +122,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
         atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total
     )
     low, high = value - error, value + error
-    # exact laws sum to 1, so that only what the tilt adds is rounded
+    # exact laws sum to 1, so only the sum that the tilt adds is rounded
     with np.errstate(over="ignore", invalid="ignore"):
         added = mass * np.expm1(exponent)
         shift = np.sum(added, axis=1)
@@ -291,7 +291,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | Non
     """(B,) epsilon at the finite part's delta > 0, from the given values of alpha - 1 or at the best order."""
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
-    variation = np.sqrt(_square_of_variation(least))  # 0 where the moments underflow, which proves nothing
+    variation = np.sqrt(_square_of_variation(least))  # 0 if the moments underflow, which bounds nothing
     near = (parts.log_survival == 0) & (variation > 0.0) & (delta * (1.0 - 1e-14) >= variation)
     return np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
 

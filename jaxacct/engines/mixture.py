@@ -1,4 +1,4 @@
-"""Compositions of Gaussian mixtures, row by row and direction by direction: what they consist of, and their brackets.
+"""Compositions of Gaussian mixtures, row by row and direction by direction: their parts, and their brackets.
 
 Each direction is composed by itself.  A row that the contour cannot answer gets the bracket [-inf, inf]; the caller
 asks the dominating finite pairs then.
@@ -165,7 +165,7 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
 
 
 def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
-    """The bracket of epsilon, before clipping at 0; the contour is placed anew at what it found while that helps.
+    """The bracket of epsilon, before clipping at 0; the contour is placed again at the result while that helps.
 
     The first placement is poor where rare large losses put a second hump into the tilted law.
     """
@@ -248,7 +248,7 @@ def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
 
 
 def _largest_loss(parts: list[Part], sign: float) -> float:
-    """The largest loss of all steps, rounded up: in the direction add that of contributions that are all 0."""
+    """The largest loss of all steps, rounded up: in the direction add, the loss if all contributions are 0."""
     if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
         return np.inf
     each = (part.times * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
@@ -261,7 +261,7 @@ def _clipped(ends: Ends) -> Ends:
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
-    """Whether what was left out moves delta by little."""
+    """Whether the outcomes left out change delta by little."""
     if not np.isfinite(epsilon):
         return lost == 0.0 or sign > 0
     return _moved(lost, sign, max(epsilon, 0.0)) <= SHARE_LEFT_OUT * delta
@@ -318,7 +318,7 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
     mask = np.ones(weight.size, bool)
     mask[gone] = False
     shift, weight = shift[mask], weight[mask]
-    # equal shifts are one contribution; the largest loss of add is then that of the first weight
+    # equal shifts are one contribution; then the first weight gives the largest loss of add
     each = np.unique(shift)
     joint = np.array([math.fsum(weight[shift == one]) for one in each])
     underflow = 0.0 if branch.weights.size <= 2 else 1e-300
@@ -386,7 +386,7 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
         if not move > 1e-15 * max(abs(u), 1e-3):
             break
     else:
-        return 1.0, 1.0  # not the best end, of which only a lower bound would be known
+        return 1.0, 1.0  # not the best end: for it only a lower bound would be known
     of_q = float(scipy.special.log_ndtr(-law.sign * u))
     of_p = float(logsumexp(log_weight + scipy.special.log_ndtr(law.sign * (shift - u))))
     first, second = (of_p, of_q + epsilon) if law.sign > 0 else (of_q, of_p + epsilon)

@@ -43,7 +43,7 @@ VARIABLE = "JAXACCT_CACHE_DIR"
 LIMIT_BYTES = 512 * 2**20
 """Most bytes that the programs take together; beyond it those unused for longest go.  A program takes 1 to 6 MiB."""
 ENDING, WARM_ENDING = ".program", ".warm"
-"""Ends of the names of a kept program, and of the empty file that says that `jaxacct warm` has kept those of sweeps."""
+"""Endings of the names of a kept program, and of an empty file which marks that `jaxacct warm` kept those of sweeps."""
 TEMPORARY = ".unfinished-"
 """Beginning of the name of a program that is being written."""
 ABANDONED_SECONDS = 3600.0
@@ -141,7 +141,7 @@ def kept(folder: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def trim(folder: Path, limit: int | None = None) -> None:
-    """Remove what was unused for longest until the programs fit, and what other processes have left unfinished."""
+    """Remove the programs unused for longest until the rest fit, and files that other processes left unfinished."""
     files = kept(folder)
     excess = sum(status.st_size for _, status in files) - (LIMIT_BYTES if limit is None else limit)
     for path, status in files:
@@ -189,11 +189,11 @@ ROOMS = ("kernels", "engines", "mechanisms", "selection")
 FOUNDATIONS = ("core/floats.py",)
 """Modules of other packages whose constants get into compiled programs."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
-"""Environment variables that decide what compilers make.  One too many costs a compilation, one missing soundness."""
+"""Environment variables that change what compilers make.  One too many costs a compilation, a missing one soundness."""
 HARMLESS = re.compile(
     r"cache|(^|_)log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard"
 )
-"""Settings of JAX that change what is printed, kept or refused, and not what is computed."""
+"""Settings of JAX that change printing, caching or refusals, but not results."""
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 """Lines of /proc/cpuinfo that decide which instructions a program may use."""
 CPUINFO_CHARACTERS = 16384
@@ -268,7 +268,7 @@ def prepare(
     device : None for the first.
     """
     if device is None:
-        device = jax.device_put(0.0).device  # the one that takes part unless something else is said
+        device = jax.device_put(0.0).device  # the default device
     folder = _folder(create=True) if isinstance(device, jax.Device) and _own(tree) else None
     if folder is not None:
         with loading.running():
@@ -283,7 +283,7 @@ def prepare(
 
     with announced():
         compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), options)
-    # glibc keeps what compiling has freed, some 100 MiB for each optimised program
+    # glibc keeps memory that compiling has freed, some 100 MiB for each optimised program
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if give_back is not None:
         give_back(0)
@@ -314,8 +314,8 @@ def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, 
 
 
 def _folder(create: bool) -> Path | None:
-    """Where programs are kept; None where that is turned off or not safe, and for one of several processes."""
-    if jax.process_count() > 1:  # kept programs are those of a single process
+    """The folder of kept programs; None if it is turned off or not safe, or this is one of several processes."""
+    if jax.process_count() > 1:  # programs are kept for single processes only
         return None
     try:
         return safe_folder(create)
@@ -451,7 +451,7 @@ def announced() -> Iterator[None]:
 
 
 def say_nothing() -> None:
-    """For a command that shows by itself what it compiles."""
+    """Show no line: for a command that shows its compilations itself."""
     _once.acquire(blocking=False)
 
 

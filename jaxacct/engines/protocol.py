@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Answer(NamedTuple):
-    """Ends and estimate of a batch, without NaN; lower = -inf and upper = inf where nothing is known."""
+    """Ends and estimate of a batch, without NaN; lower = -inf and upper = inf if nothing is known."""
 
     lower: np.ndarray
     estimate: np.ndarray
@@ -67,7 +67,7 @@ class MechanismQuestion(NamedTuple):
     """Whether attacks, which take longer, may raise the lower end."""
 
     def flat(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-        """The shape of the answer; in its flat order, the number of each row's configuration, and what is given."""
+        """(shape of the answer, number of each row's configuration, given value of each row), in flat order."""
         mine, other = batch_shape(self.mechanism), "delta" if self.quantity == "epsilon" else "epsilon"
         shape = broadcast_shape({"the mechanism": mine, other: np.shape(self.given)})
         rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
@@ -91,7 +91,7 @@ class Question(NamedTuple):
     parts: Components
     kinds: Kinds
     target: np.ndarray
-    """(B,) the delta that is left beside the mass at infinity, or the epsilon."""
+    """(B,) delta less the mass at infinity, or epsilon."""
     slack: np.ndarray
     """(B,) relative error of a delta; 0 for an epsilon."""
     floor: np.ndarray
@@ -115,7 +115,7 @@ class Engine(ABC):
 
     @abstractmethod
     def supports(self, question: Question) -> np.ndarray:
-        """(B,) the configurations that it can answer."""
+        """(B,) whether the engine can answer each configuration."""
 
     @abstractmethod
     def epsilon(self, question: Question) -> Answer:
@@ -141,7 +141,7 @@ class MechanismEngine(ABC):
     """Whether its time grows with the rows of a batch, so that a search asks only for those that it needs."""
 
     def supports(self, question: MechanismQuestion) -> bool:
-        """Whether it answers for this mechanism, one of its classes, under this relation."""
+        """Whether the engine answers for this mechanism (one of its classes) under this relation."""
         return True
 
     @abstractmethod
@@ -161,7 +161,7 @@ class MechanismEngine(ABC):
 
 
 ENGINES: list[Engine | MechanismEngine] = []
-"""All engines, in the order in which they are asked; those of compositions are there once accounting is imported."""
+"""All engines, in the order in which they are asked; importing accounting registers the engines of compositions."""
 
 
 def register(engine: Engine | MechanismEngine) -> None:

@@ -115,7 +115,7 @@ def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _crude_tail(x: np.ndarray) -> np.ndarray:
-    """At least log Pr[N(0, 1) > x]."""
+    """An upper bound of log Pr[N(0, 1) > x]."""
     return np.where(x > 0.0, -0.5 * x * x * (1.0 - LOG_ERROR) - math.log(2.0), 0.0)
 
 
@@ -145,7 +145,7 @@ def _sampled(
     k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
-    # add: no output in any step beyond four deviations below a hit, or within what Q has without hits
+    # add: all outputs stay four deviations below the mean of a hit; under Q this nearly requires that no step is a hit
     none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
     never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]
@@ -186,7 +186,7 @@ class Chance(NamedTuple):
 
 
 def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_rest: np.ndarray) -> Chance:
-    """From log p and log(1 - p) and their errors.
+    """A `Chance` from log p, log(1 - p) and their errors.
 
     The one that is near 0 is computed from the other where that gives it a smaller error.
     """

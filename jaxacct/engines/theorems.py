@@ -148,7 +148,7 @@ def _log_survival(parts: Components) -> np.ndarray:
     """(B,) log of the probability that every loss is finite, rounded down; 0 where all losses are."""
     atoms = parts.finite_mass.shape[2]
     left = np.sum(parts.finite_mass, axis=2)
-    # 1 less the mass at infinity, of which that is known to its units, and the sum to as many as there are atoms
+    # 1 less the mass at infinity: that mass has an error of its units, and the sum of as many units as atoms
     wrong = parts.infinity_units[:, None] * ROUNDOFF * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * ROUNDOFF)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
@@ -300,7 +300,7 @@ def finite_counts(parts: Components, column: int) -> Tests:
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
-    # what is not in the set is known to the error of what is, over what is left
+    # relative error of the mass outside the set: the error of the mass inside over the mass outside
     spread, spread_q = (
         _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
     )

@@ -125,7 +125,7 @@ def _delta(steps: Steps, count: int, eps: np.ndarray) -> Answer:
 
 
 class _Found:
-    """Ends of epsilon, each of which an evaluated bound of delta has shown to be on its side of the target."""
+    """Ends of epsilon; an evaluated bound of delta has shown each to be on its side of the target."""
 
     def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
         self.steps = steps
@@ -134,7 +134,7 @@ class _Found:
         self.lower, self.upper = np.zeros_like(delta), _largest(steps)
 
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logarithms of the bounds of delta(eps) over what they must exceed or fall below, and what they say.
+        """log(bound/target) of both bounds of delta(eps), and which ends of epsilon they decide.
 
         made, eps : of these rows.
         """
@@ -150,7 +150,7 @@ def _epsilon(steps: Steps, count: int, delta: np.ndarray, slack: np.ndarray, flo
     zero = np.zeros_like(delta)
     least = surveyed(steps, zero).delta
     excess = np.full_like(delta, np.nan)  # log of delta(0) over the target, where that is near 0
-    # at 0, where that may be the answer, and at the floor, below which nothing is asked
+    # evaluate at 0, if that may be the answer, and at the floor, below which no answer is needed
     for eps, some in ((zero, least < 1.2 * delta), (floor, (floor > 0.0) & np.isfinite(floor))):
         rows = np.flatnonzero(some & (found.upper > eps))
         if rows.size:
@@ -222,7 +222,7 @@ def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
 
 
 def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """The slope in v at v by two values, where that is of use; for small eps by the chord in eps."""
+    """The slope at v from two values, if these are far enough apart; for small eps, the slope of the chord in eps."""
     apart = v - before
     secant = (value - old) / np.where(v < 0.0, -np.expm1(-apart), apart)
     return np.where((np.abs(apart) > 1e-6) & (secant < 0.0) & np.isfinite(secant), secant, slope)
@@ -276,7 +276,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     s = 1.0 / steps.sigma
     signed = np.where(steps.removing, eps, -eps)
     knee = np.log1p(-steps.q) - np.log(steps.q)
-    # where nothing of eps is left for the second step, and where the first exceeds eps by all that the second can lose
+    # where the first step's loss reaches eps, and where it exceeds eps by the most that the second can take back
     places = [_exponent(steps, loss) for loss in (signed, signed - np.log1p(-steps.second_q))]
     centres = [(np.where(np.isfinite(y), y, knee) / s + 0.5 * s) + _ABOUT / s for y in (knee, *places)]
     u = np.concatenate([_WIDE + 0.0 * s, _WIDE + s, *centres], axis=1)
@@ -548,7 +548,7 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of delta(eps), eps (B,) >= 0; [0, 1] where nothing is known."""
+    """(lower, upper) of delta(eps), eps (B,) >= 0; [0, 1] if nothing is known."""
     eps = eps[:, None]
     sign = np.where(steps.removing, -1.0, 1.0)
     end = np.log1p(-steps.q)

@@ -193,7 +193,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        if isinstance(step, Selection):  # whose pair takes long, and is not needed to know what it refuses
+        if isinstance(step, Selection):  # its pair takes long, and is not needed to know what it refuses
             repeat(step, count)
             self._check(step.mechanism, 1)
             return

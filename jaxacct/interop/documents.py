@@ -33,7 +33,7 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.Pow: lambda base, exponent: float(base) ** float(exponent),
 }
-"""Allowed operations.  Powers are of floats, since powers of whole numbers can take forever."""
+"""Allowed operations.  Powers are taken of floats, since powers of whole numbers can take forever."""
 FORMAT = "jaxacct.mechanism"
 """The name of the format, in every document."""
 VERSION = 1

@@ -91,7 +91,7 @@ def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
     if not 0 < noise < math.inf:
         refuse(event, path, f"noise_parameter = {noise!r:.30} must be >= 0 and finite; use the inverse of the scale")
     scale = rounded(1 / Fraction(noise), 0.0) if noise > 1 / LARGEST_SCALE else LARGEST_SCALE
-    moved: Any = number(event, "sensitivity", path)  # the constructor refuses what is no integer
+    moved: Any = number(event, "sensitivity", path)  # the constructor refuses a number that is not an integer
     return checked(event, path, lambda: DiscreteLaplace(scale, moved))
 
 
@@ -176,7 +176,7 @@ LEAVES: dict[str, Leaf] = {
     "SingleEpochTreeAggregationDpEvent": _tree,
     "TruncatedSubsampledGaussianDpEvent": _capped,
 }
-"""By the name of the event's class, which dp_accounting's dp_event must have; not every version has all."""
+"""Readers by the name of the event's class in dp_accounting's dp_event; older versions lack some of these classes."""
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
@@ -373,11 +373,11 @@ _AROUND = {
     "RepeatAndSelectDpEvent": _selected,
     "RandomAllocationDpEvent": _allocated,
 }
-"""By the name of the event's class: (event, path, mechanism of the event inside or None) -> mechanism or None."""
+"""By the event's class name: a reader (event, path, mechanism of the inner event or None) -> mechanism or None."""
 
 
 class EventError(InputError):
-    """An event was refused; `event` is the one at fault, the message one line that says where it stands."""
+    """An event was refused; `event` is the event at fault, and the message says in one line where it stands."""
 
     def __init__(self, path: str, event: object, reason: str) -> None:
         super().__init__(f"{path or 'event'}: {reason}")
@@ -398,7 +398,7 @@ def checked(event: Any, path: str, build: Callable[[], Any]) -> Any:
 
 
 def number(event: Any, name: str, path: str) -> int | float:
-    """A field as a Python number; nothing but plain and NumPy scalars is looked into."""
+    """A field as a Python number; only plain and NumPy scalars are accepted."""
     return _plain(event, name, getattr(event, name), path)
 
 

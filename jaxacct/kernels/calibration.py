@@ -341,20 +341,20 @@ def solve_rate(
 
 
 class Solved(NamedTuple):
-    """What a call found; slopes are derivatives in x."""
+    """The solution of a call; slopes are derivatives in x."""
 
     x: Array
     slope: Array  # of log delta
     epsilon_slope: Array
     residual: Array  # of log delta before the last step
-    off: Array  # what the last step leaves, as secants converge
+    off: Array  # error after the last step, from the convergence of secants
     moved: Array  # distance between x0 and x
     needs: Array  # (points, nodes)
     placed: Placement  # for x0
 
 
 SHAPE = jax.tree.structure(Solved(0, 1, 2, 3, 4, 5, 6, split.no_placements(1, 1)))
-"""The tree structure of what a call returns: compiled programs return its leaves alone."""
+"""The tree structure of a call's result: compiled programs return the leaves alone."""
 
 
 def solve_split(

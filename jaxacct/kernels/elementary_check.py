@@ -44,7 +44,7 @@ ROTATION = 4096
 
 
 def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.ndarray:
-    """How many units of its value a function may be off, by the model, at each argument."""
+    """The error that the model allows a function at each argument, in units of its value."""
     units = np.full(value.shape, VALUES[name][1])
     if name == "erfc":
         units *= 4.0 + np.square(arguments[0])
@@ -55,7 +55,7 @@ def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.nd
 
 @functools.cache
 def failure(special: bool = False) -> str | None:
-    """What is wrong with NumPy's functions on this machine, None if nothing is; a few milliseconds, once a process.
+    """An error of NumPy's functions on this machine, in words, or None; takes a few milliseconds, once a process.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Whether some value is off by more than the units allowed less one, which the table's own rounding may take."""
+    """Whether the error of some value exceeds the allowed units less one, which the table's own rounding may take."""
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):
         allowed = np.maximum(units_of(name, arguments, value) - 1.0, 1.0) * ROUNDOFF * np.abs(value)

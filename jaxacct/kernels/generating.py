@@ -192,7 +192,7 @@ def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
 
 
 def _polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
-    """(value, first and second derivative) by Horner's rule; what is 0 throughout the batch is passed over."""
+    """(value, first and second derivative) by Horner's rule; terms that are 0 throughout the batch are skipped."""
     value = first = second = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(probabilities)[1:]))
     power = 0
     for k in (*_degrees(probabilities), 0):

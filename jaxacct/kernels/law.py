@@ -91,7 +91,7 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
     below = a * xp.log(q) + grown
-    # of the second Gaussian's size less that bound of log M(c) which is larger: written so that nothing cancels
+    # log of the second Gaussian's size, less the larger bound of log M(c), written so that nothing cancels
     second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
     below = xp.maximum(0.0, below)
     first_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS - below, 0.0))
@@ -268,7 +268,7 @@ def _safeguarded(
 
 
 def saddle_for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
-    """The saddle whose approximate delta is the one asked for."""
+    """The saddle point whose approximate delta is e^log_delta."""
     return saddle_for_delta_of(lambda c: cumulants(law, c, nodes), log_delta)
 
 

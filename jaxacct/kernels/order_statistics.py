@@ -1,4 +1,4 @@
-"""The best of K draws of N(0, 1) against that of K draws of N(mu, 1): hockey-stick and Rényi divergences by rows.
+"""The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): hockey-stick and Rényi divergences by rows.
 
 With F, G the two distribution functions and phi the generating function of K, the best has the densities `phi'(F) f`
 and `phi'(G) g`, and an interval (a, b] has the mass `phi(F(b)) - phi(F(a))`; the mass phi(0) of K = 0 is common to
@@ -40,7 +40,7 @@ FLAT = 1e-12
 FARTHEST = 37.5
 """Standard deviations beyond which float64 has no masses."""
 LEFT_OUT = 1e-10
-"""Largest share of the integral that the last node may carry, where nothing is known beyond it."""
+"""Largest share of the integral that the last node may carry, if the integrand beyond it is unknown."""
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 REACHES = (9.0, 13.0, 37.5)
 """Standard deviations that the nodes go beyond the means; beyond the last float64 has no masses.  A row takes the least
@@ -48,7 +48,7 @@ that holds all but 1e-9 of delta."""
 STEP = 0.32
 """Distance of the nodes around either mean; those of the two means lie between each other where the means are near."""
 CROSSING_STEPS = 40
-"""Newton steps for an end of an interval, at most; 3 are usual, more next to an extremum of l."""
+"""Most Newton steps for an end of an interval; 3 are usual, more next to an extremum of l."""
 CLOSE = 1e-6
 """The last Newton step is shorter than this: an error e of an end changes the divergence by the order of e^2."""
 MOST_ROUNDS = 60
@@ -58,7 +58,7 @@ LARGEST_EPS = 700.0
 
 
 class Laws(Protocol):
-    """What is asked of the laws of K, one a row: `jaxacct.selection.Law`."""
+    """The functions of the laws of K, one a row, that these kernels need: `jaxacct.selection.Law`."""
 
     def steepness(self, x: Any, y: Any) -> tuple[Any, Any]: ...
 
@@ -146,7 +146,7 @@ def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Arr
 
 
 def _best_set(rows: Line, side: float, eps: Array) -> tuple[Array, Array]:
-    """Masses (P(A), Q(A)) of the set `A = {side l > eps}`: P that of mu for side 1, without it for side -1."""
+    """Masses (P(A), Q(A)) of the set `A = {side l > eps}`; P has the mean mu for side 1, and the mean 0 for side -1."""
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]
     masses = (rows.present, rows.without)[:: int(side)]
@@ -166,9 +166,9 @@ def _best_set(rows: Line, side: float, eps: Array) -> tuple[Array, Array]:
 def _crossing(
     laws: Any, mu: Array, side: float, eps: Array, ends: tuple[Array, Array], heights: tuple[Array, Array]
 ) -> Array:
-    """Where `side l` crosses eps between two places, by Newton's rule inside a bracket.
+    """The place between two others at which `side l` crosses eps, by Newton's rule inside a bracket.
 
-    Where l is lost at one of the two, the place is the other.
+    If l is lost at one of the two, the result is the other.
     """
     low: Array
     high: Array
@@ -252,7 +252,7 @@ def _next(first: Array, second: Array, delta: Array, ratio: Array) -> Array:
 
 
 class Nodes(NamedTuple):
-    """Logarithms of the densities at the nodes, and what is needed beyond them; one configuration a row."""
+    """Logarithms of the densities at the nodes, and numbers for the integral beyond them; one configuration a row."""
 
     mu: Array  # (R,)
     log_present: Array  # (R, X)

@@ -51,9 +51,9 @@ _ARTANH_SERIES = (
     1.531383769920937332e-01,
     1.479819860511658591e-01,
 )
-"""Coefficients of `2 artanh(s)/s - 2` in s^2, those of fdlibm's e_log.c."""
+"""Coefficients of `2 artanh(s)/s - 2` in s^2, from fdlibm's e_log.c."""
 _ASYMPTOTIC_BELOW = -36.0
-"""Where Phi is taken from its asymptotic series: erfc underflows from -37.5 on."""
+"""Below it Phi is computed by its asymptotic series: erfc underflows from -37.5 on."""
 
 
 def log1p(x: Array) -> Array:
@@ -137,7 +137,7 @@ def _log_tails(x: Array) -> tuple[Array, Array]:
     square = 1.0 / double
     small = -square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square)))
     series = small * (1.0 - small * (0.5 - small / 3.0))  # log1p(small), |small| < 1e-3
-    # one logarithm for both cases: they are what takes the time
+    # one logarithm for both cases: logarithms take most of the time
     beyond = size > -_ASYMPTOTIC_BELOW
     log = xp.log(xp.where(beyond, far, half))
     less = xp.where(beyond, -0.5 * double - 0.5 * np.log(2.0 * np.pi) + series - log, log)
@@ -172,5 +172,5 @@ def total(x: Array) -> Array:
 
 
 def sum_depth(size: int) -> float:
-    """Units of the sum of magnitudes by which `total` is off at most."""
+    """Largest error of `total`, in units of the sum of magnitudes."""
     return blocks(size) + size / blocks(size)

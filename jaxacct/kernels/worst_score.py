@@ -30,7 +30,7 @@ SKETCH_SAMPLES = 384
 
 
 class Resolution(NamedTuple):
-    """Sizes of a mesh.  They decide how narrow the bracket gets and what it costs; it holds for any sizes."""
+    """Sizes of a mesh.  They decide the width of the bracket and its cost; the bracket holds for any sizes."""
 
     groups: int  # of active rows
     lines: int  # lines of the curve in each group
@@ -40,13 +40,13 @@ class Resolution(NamedTuple):
 
 
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
-"""For whether a direction matters at all."""
+"""The resolution with which it is decided whether a direction matters at all."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
 """The first look at every configuration; those below have more rows and columns, take longer and are narrower."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
 """The second look at many configurations."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
-"""The first look where nothing is looked at twice, and the one before FINE."""
+"""The first pass if there is no second one, and the pass before FINE."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
 """The last look at many configurations, and the second at a few."""
 FINEST = FINE._replace(sketch=(144, 192))
@@ -66,7 +66,7 @@ BISECTIONS = 20
 
 
 class Repetitions(Protocol):
-    """What these kernels need of a law of K, with phi its generating function (generating.py)."""
+    """The functions of a law of K that these kernels need; phi is its generating function (generating.py)."""
 
     def generating(self, y: Array) -> tuple[Array, Array, Array]:
         """(phi, phi', phi'') at 1 - y."""
@@ -104,7 +104,7 @@ class Sketch(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """Cells of a curve at which rows begin or end, those of the last row included, and columns after them."""
+    """Cells of a curve at which rows begin or end (the end of the last row included), and columns after them."""
 
     rows: Array  # (groups * lines + 1,) ascending from 0
     columns: Array  # (columns,) ascending
@@ -119,7 +119,7 @@ def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
 
 
 def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
-    """phi(1) - phi(1 - mass): the leak of outcomes with dQ = 0 and so much P-mass, rounded as `steep` is.
+    """phi(1) - phi(1 - mass): the leak of outcomes with dQ = 0 and P-mass `mass`, rounded as `steep` is.
 
     Between mass phi'(1 - mass) and mass phi'(1); the difference itself cancels where mass is small.
     """
@@ -195,7 +195,7 @@ def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
 
 
 def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
-    """Where rows and columns are needed at E = ratio."""
+    """The rows and columns that are needed at E = ratio."""
     xp = namespace(found.gain)
     value = found.gain - ratio * found.cost
     best = xp.maximum(xp.max(value, axis=1), 0.0)
@@ -272,7 +272,7 @@ class Order(NamedTuple):
     row_p: Array  # (R + 1,)
     served_q: Array  # (R,) non-increasing, at least the end of the active rows
     served_p: Array
-    active: Array  # (R,) bool, the first so many
+    active: Array  # (R,) bool, True for the first few rows
     places: Array  # (G + 1,) w where the ends of groups of rows are best served
 
 
@@ -539,7 +539,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     slope, height = grouped(curve.ratio[index]), grouped(xp.diff(ends_q))
     fraction = lambda part, whole: xp.clip(part / xp.where(whole > 0.0, whole, 1.0), 0.0, 1.0)
     share = xp.stack([fraction(grouped(x) - q[:-1], xp.diff(q)) for x in (ends_q[:-1], ends_q[1:])])
-    # each by itself: slopes may differ by 1e23, and one minus a weight would lose what the other line is worth
+    # each weight by itself: slopes may differ by 1e23, and 1 - weight would lose the other line
     weight = xp.stack(
         [fraction(slope - slope[-1], slope[0] - slope[-1]), fraction(slope[0] - slope, slope[0] - slope[-1])]
     )
@@ -573,7 +573,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     cost = xp.where((size >= first) & (size <= last), xp.inf, _costs(law, u, ends(w_q)[:, :, None]))
     near = xp.stack([ends(steep(law, v_p - p[s : groups + s], 1.0)) for s in (0, 1)])
     both = lambda a, b: xp.concatenate([a, b], axis=2)
-    # a sketch without numbers places nothing: then nothing is known
+    # a sketch with NaN places nothing; then there is no bound
     placed = xp.all(xp.diff(shared) >= 0) & xp.all(height >= 0.0) & xp.all(xp.diff(where.rows) >= 0)
     placed = placed & xp.all(xp.diff(w_q) >= 0.0)  # `before` counts among ascending numbers
     return Lines(

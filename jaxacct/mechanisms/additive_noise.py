@@ -22,7 +22,7 @@ The lattice engine's work grows with the number of losses."""
 MOST_GROUPED_OUTCOMES = 2**21
 """Outcomes of the discrete Gaussian above which it is refused: all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
-"""Noise in units of the statistic; with less, what is released is all but always the statistic itself."""
+"""Noise in units of the statistic; with less, the release is nearly always the statistic itself."""
 REACH_IN_DEVIATIONS = 37.5
 """Standard deviations of the discrete Gaussian kept on either side: e^{-37.5^2/2} is 5e-306, near the least normal
 float64."""
@@ -368,7 +368,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
     """The pair of the profile at the losses of a grid of quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
-    # quantiles up to 9 deviations and up to 37, where the tail is 6e-300: so many cost about 1e-5 in epsilon
+    # quantiles up to 9 deviations and up to 37, where the tail is 6e-300; this many add about 1e-5 to epsilon
     z = np.append(np.linspace(first, 9.0, 2500), np.linspace(9.0, 37.0, 400)[1:])
     loss = 0.5 * (m * m + 2.0 * m * ratio * z + more * z * z) - smoothness
     epsilon = np.append(0.0, loss[loss > 1e-9 * loss[-1]])

@@ -34,7 +34,7 @@ FINITE_BASES = (RandomizedResponse, PureDP, ApproximateDP, FiniteOutput)
 MOST_EPSILON = 1e15
 """Largest epsilon of a base: decimal exponents end at 1e18."""
 MOST_ATOMS = 20_000
-"""Most counts of the outputs that are told apart."""
+"""Most distinct counts of the outputs."""
 LEAST_MASS = 1e-290
 """Below it float64 soon ends: such masses are kept in laws from above, and left out of laws from below."""
 KEPT = 1024
@@ -227,7 +227,7 @@ class AllocatedLaw(NamedTuple):
 
 
 def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str) -> None:
-    """Refuse a configuration with more counts than are told apart, by its index in the batch."""
+    """Refuse a configuration with more distinct counts than MOST_ATOMS; `index` is its index in the batch."""
     if getattr(base, "epsilon", 0.0) > MOST_EPSILON:
         raise InputError(
             f"epsilon{index} = {base.epsilon:g} of the base must be at most {MOST_EPSILON:g} in RandomAllocation; "  # type: ignore[attr-defined]  # of PureDP and ApproximateDP
@@ -258,14 +258,14 @@ def allocated_law(base: FiniteMechanism, slots: int, taken: int) -> AllocatedLaw
                 found.append((float(ratio.ln()), _up(weight * ratio), _up(weight)))
             else:
                 never += weight
-        # 1 - (1 - alone)^taken, of which nothing would be left where alone is small
+        # 1 - (1 - alone)^taken, without cancellation if alone is small
         infinite = alone * sum(_powers(1 - alone, taken - 1), Decimal(0))
     loss, p, q = np.array(found or [(0.0, 0.0, 0.0)]).T
     return AllocatedLaw(loss, p, q, _up(infinite), _up(never))
 
 
 def _context(base: FiniteMechanism) -> decimal.Context:
-    """Digits enough for losses as small as those of the base."""
+    """A decimal context with enough digits for losses as small as those of the base."""
     epsilon = float(getattr(base, "epsilon", 1.0))
     more = math.ceil(-math.log10(epsilon)) if 0.0 < epsilon < 1.0 else 0
     # a few digits are lost on the way, one for each tenfold of the slots
@@ -273,7 +273,7 @@ def _context(base: FiniteMechanism) -> decimal.Context:
 
 
 def _up(value: Decimal) -> float:
-    """The nearest float64; of what is smaller than all of them the smallest."""
+    """The nearest float64; underflow rounds up to the smallest float."""
     return max(float(value), SMALLEST_POSITIVE) if value > 0 else 0.0
 
 
@@ -316,7 +316,7 @@ def _powers(value: Decimal, most: int) -> list[Decimal]:
 
 
 def _outputs(base: FiniteMechanism) -> list[tuple[Decimal, Decimal]]:
-    """(p, q) of every output, those of equal ratio as one: their number tells nothing more."""
+    """(p, q) of every output; outputs with equal ratio are merged, since telling them apart reveals nothing more."""
     if isinstance(base, RandomizedResponse):
         true = Fraction(float(base.probability))
         other = (1 - true) / (base.categories - 1)

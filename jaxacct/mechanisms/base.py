@@ -1,4 +1,4 @@
-"""What a mechanism is: a frozen pytree whose numeric fields are scalars or arrays that broadcast."""
+"""The base of mechanisms: a mechanism is a frozen pytree whose numeric fields are scalars or arrays that broadcast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIRECTIONS = ("remove", "add")
 """The two directions of a dominating pair: P with the record (remove) or without it (add)."""
 
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
-"""How far a record moves the statistic under a relation, in units of the add/remove sensitivity."""
+"""The most by which a record moves the statistic under each relation, in units of the add/remove sensitivity."""
 
 M = TypeVar("M")
 
@@ -105,12 +105,11 @@ class Mechanism(ABC):
         return type(self)(**values)
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        """What an answer from `expand` claims under a relation: "certified", or "bound" where its pair only bounds the
+        """The kind of an answer from `expand` under a relation: "certified", or "bound" if its pair only bounds the
         mechanism.
 
-        Of what is made of others it is the weakest of theirs, and one that is conditional on an assumption is weaker
-        than a bound.
-
+        The kind of a mechanism made of others is the weakest of their kinds; one that is conditional on an assumption
+        is weaker than a bound.
         composed : whether it is run more than once or beside others. A pair that joins several pairs of neighbours,
         each the worst at some eps, is attained by one step and only bounds a composition.
         """
@@ -118,12 +117,12 @@ class Mechanism(ABC):
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
-        """What an answer claims whose upper end is from `expand` and whose lower end is from `expand_below`."""
+        """The kind of an answer whose upper end is from `expand` and whose lower end is from `expand_below`."""
         return self.kind_under(relation, composed)
 
     @property
     def kind(self) -> str:
-        """What an answer claims when one record is added or removed, as `kind_of_bracket` says."""
+        """The kind of an answer when one record is added or removed: `kind_of_bracket`."""
         return self.kind_of_bracket(RELATIONS[0])
 
     def expression(self) -> str:
@@ -345,7 +344,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
         raise InputError(f"a batch of {type(owner).__name__} is not taken apart here; ask for one at a time")
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what there is to tell was told when the mechanism was made
+        warnings.simplefilter("ignore")  # any warning was given when the mechanism was made
         return cast(M, _picked(mechanism, number, vector, law))
 
 

@@ -79,7 +79,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
     corner = _corner(rho, xi)
     far = max(xi + rho + np.sqrt(2.0 * rho) * 37.5, 1.1 * corner)  # delta is about 1e-307 at 37.5 deviations
     # log-ratios of the likelier output, from that of the optimal test at epsilon 0 upwards
-    # so many chords make epsilon larger by about 1e-4
+    # this many chords make epsilon larger by about 1e-4
     s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, 1000)[1:]])
     t, c = _boundary(s, rho, xi)
     epsilon, delta = _tangent(s, t, c, rho, xi)

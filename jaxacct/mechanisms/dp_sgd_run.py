@@ -214,7 +214,7 @@ def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> 
 
 
 def rounds_of(steps: Any, slots: Any) -> float | np.ndarray:
-    """The rounds or epochs that so many steps begin; a begun one counts whole.
+    """The rounds or epochs that `steps` steps begin; a begun one counts whole.
 
     >>> rounds_of(1001, 100.0)
     11.0
@@ -285,7 +285,7 @@ MEANING = {
     "dataset_size": "the number of records",
     "batch_size": "the number of draws of a step",
 }
-"""What a missing number means, for the message."""
+"""The meaning of each number, for the message if it is missing."""
 
 
 def _plain(value: Any) -> float | np.ndarray:

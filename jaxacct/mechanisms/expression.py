@@ -48,7 +48,7 @@ def number(value: Any, whole: bool = False) -> str:
 
 
 def html_form(expression: str, name: str, shape: tuple[int, ...], kind: str) -> str:
-    """A mechanism in a notebook: what a user would type, its batch shape, and what its answers claim."""
+    """A mechanism in a notebook: its expression, its batch shape, and the kind of its answers."""
     batch = f"{shape}, {int(np.prod(shape)):,} configurations" if shape else "(), one configuration"
     return markup.fields(name, [("typed", expression), ("batch shape", batch), ("answers are", kind)], code=("typed",))
 
@@ -64,5 +64,5 @@ def _written(value: Any, whole: bool) -> str:
         return repr(value)
     try:
         return number(value, whole)
-    except (TypeError, ValueError):  # a tracer, or what a pytree transformation has put there
+    except (TypeError, ValueError):  # a tracer, or anything else that a pytree transformation put there
         return repr(value)

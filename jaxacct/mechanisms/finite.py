@@ -25,7 +25,7 @@ from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 
 SUM_LIMIT = 1e-12
-"""How far a probability vector's sum may be from 1; it is divided by its sum."""
+"""Largest distance of a probability vector's sum from 1; the vector is divided by its sum."""
 
 
 class FiniteMechanism(BaseMechanism):

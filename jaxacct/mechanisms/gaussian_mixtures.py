@@ -1,4 +1,4 @@
-"""Mechanisms whose loss is that of a mixture of Gaussians: pairs from above and below, and the laws of the weights.
+"""Mechanisms with the loss of a mixture of Gaussians: pairs from above and below, and the laws of the weights.
 
 Proofs: README.md of this folder, "Pairs of mixtures".
 """
@@ -154,7 +154,7 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
     for shift, weight, reach in laws:
         with np.errstate(over="ignore"):
             inner = np.where(epsilon < 600.0, np.log1p(np.expm1(epsilon) / reach), epsilon - np.log(reach))
-        inner = inner * (1.0 - 1e-13)  # delta falls: that of a slightly smaller eps is an upper bound
+        inner = inner * (1.0 - 1e-13)  # delta falls: its value at a slightly smaller eps is an upper bound
         found = np.zeros(epsilon.size)
         for one, chance in zip(shift, weight, strict=True):
             found += chance * profile_of_gaussian(one * (1.0 + 4.0 * ROUNDOFF), inner)
@@ -233,7 +233,7 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """The loss of a mixture of which only the cell is seen: masses of its own law rounded down, the others up."""
+    """The loss of a mixture if only the output's cell is seen: masses of its own law rounded down, the others up."""
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
@@ -250,7 +250,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Masses of N(0, 1) between edges, by the nearer tail, and their errors; `moved`: what was taken off the edges."""
+    """Masses of N(0, 1) between edges, by the nearer tail, and their errors; `moved`: the shift of the edges."""
     from scipy import special  # takes a while to import: only where it is needed
 
     low, high = edges[:-1], edges[1:]
@@ -310,7 +310,7 @@ class OfGaussianMixtures(Mechanism):
 
 
 def require_gaussian(name: str, mechanism: Any) -> None:
-    """Refuse any base but a Gaussian; for several Gaussians the error names the one that they equal."""
+    """Refuse any base but a Gaussian; for several Gaussians the error names the single Gaussian that equals them."""
     if isinstance(mechanism, Gaussian):
         return
     one = mechanism.gaussians() is not None

@@ -161,7 +161,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
         )
         infinity = np.concatenate([infinity, together.infinity[:, None]], axis=1)
         n = np.concatenate([n, np.where((rho > 0.0) | (xi > 0.0), 1.0, 0.0)[:, None]], axis=1)
-    active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # the others release nothing
+    active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # the other parts release nothing
     n = np.where(active, n, 0.0)
     with np.errstate(divide="ignore"):  # all mass at infinity: nothing survives
         survival = np.where(active, n * np.log1p(-np.where(active, infinity, 0.0)), 0.0)
@@ -209,7 +209,7 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
 
 
 def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
-    """Whether the two directions of a relation are those of add_one and remove_one, so that each can be asked alone.
+    """Whether the two directions of a relation are add_one and remove_one, so that each can be asked alone.
 
     Not of replace_one, and of zero_out unless an added record displaces others (README.md, "Zero out").
 

@@ -16,7 +16,7 @@ from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, Lapla
 from jaxacct.mechanisms.profile import stacked
 
 LOSS_CELLS = 1024
-"""Cells of the loss grid of the bounded range law; so many cost about 1e-6 of epsilon."""
+"""Cells of the loss grid of the bounded range law; this number adds about 1e-6 of epsilon."""
 
 
 @register

@@ -444,7 +444,7 @@ def _sampled(q: float, shift: float) -> FinitePair:
 
 
 class Cap(NamedTuple):
-    """What a cap on a Poisson sample does to one record, each from below and from above."""
+    """The effect of a cap on a Poisson sample for one record; each number has a lower and an upper end."""
 
     chance: tuple[float, float]
     """tau = Pr[Bin(n-1, q) >= cap]: enough of the others are sampled to fill the batch."""

@@ -219,7 +219,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
-    for _ in range(30):  # what is left then is gone through point by point
+    for _ in range(30):  # the points left then are handled one by one
         at, values = epsilon[points], f[points]
         slope, gap = -np.diff(values), np.diff(at)
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
@@ -435,7 +435,7 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
 
 
 def spaced(points: np.ndarray) -> np.ndarray:
-    """Ascending points without those too near the one before; a profile without some of its knots only rises."""
+    """Ascending points without those too near the point before; a profile without some of its knots only rises."""
     kept = [points[0]]
     for point in points[1:]:
         if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):

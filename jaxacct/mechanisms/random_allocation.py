@@ -22,7 +22,7 @@ EPOCHS_WARNING = (
     "BallsInBins keeps each record in the same slot in every epoch; ja.repeat(ja.RandomAllocation(...), epochs), with "
     "a fresh slot in every epoch, costs up to five times less epsilon"
 )
-"""What a user of the same bins in several epochs is told."""
+"""Warning to a user who keeps the same bins for several epochs."""
 
 
 @register
@@ -129,7 +129,7 @@ class RandomAllocation(Mechanism):
         return "certified" if exact else "bound"
 
     def _plain(self) -> np.ndarray:
-        """Where every record is in every slot."""
+        """Whether every record is in every slot, for each configuration."""
         return np.asarray(np.equal(self.participations, self.slots))
 
     def _finite(self) -> bool:
@@ -163,7 +163,7 @@ class RandomAllocation(Mechanism):
                 "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
             )
         small = np.floor(slots / taken)
-        larger = slots - small * taken  # so many blocks have one slot more
+        larger = slots - small * taken  # number of blocks with one slot more
         plain = GaussianPart(sigma / group / SENSITIVITY[relation], np.where(small == 1.0, 1.0, 0.0))
         parts: list[tuple[Part, np.ndarray]] = [(plain, np.where(small == 1.0, taken - larger, 1.0))]
         for size, count in ((small, taken - larger), (small + 1.0, larger)):

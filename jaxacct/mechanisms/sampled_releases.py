@@ -235,7 +235,7 @@ def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
-    """The law of a base that is one part, of a zero-concentrated one that of its pair; None for several parts."""
+    """The law of a base of one part; for a zero-concentrated part, the law of its pair; None for several parts."""
     parts = [part for part, _ in base.expand(relation, direction)]
     if isinstance(parts[0], ConcentratedPart):
         return direction_of(base.finite_pair(relation), direction)

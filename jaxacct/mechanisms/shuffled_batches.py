@@ -101,7 +101,7 @@ def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism
 
 
 def _in_reach(mechanism: Mechanism, times: float) -> bool:
-    """Whether all passes over shuffled batches, each run so many times, are few and of several batches."""
+    """Whether all passes over shuffled batches, each run `times` times, are few and of several batches."""
     match mechanism:
         case ShuffledBatches():
             return bool(np.all(np.asarray(mechanism.batches) > 1.0)) and times <= MOST_PASSES
@@ -135,7 +135,7 @@ def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
 @register
 @dataclass(frozen=True, eq=False)
 class _SeenBatches(Mechanism):
-    """What an attack sees of a pass."""
+    """The output of a pass that an attack uses."""
 
     mechanism: Any
     batches: Any
@@ -151,14 +151,14 @@ class _SeenBatches(Mechanism):
             return seen.expand_below("zero_out", direction)
         # zero_out moves the largest mean from 2 to 1, replace_one from 2 to 0
         moved, shape = 2.0 - SENSITIVITY[relation], batch_shape(self)
-        # more noise is post-processing, and what is seen more clearly is out of range
+        # an attack may add noise; a sigma below 1e-3 is out of range
         rows = (np.broadcast_to(x, shape).ravel() for x in (np.maximum(sigma, 1e-3), batches))
         laws = [_largest(2.0 / noise, moved / noise, t, direction) for noise, t in zip(*rows, strict=True)]
         return [(stacked_parts(laws, shape), np.asarray(1.0))]
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """The loss of the largest of `batches` outputs, of which one has a mean (under P, Q, in deviations), by cells."""
+    """The loss of the largest of `batches` outputs, by cells; one output has a mean (under P, Q, in deviations)."""
     from scipy import special  # takes a while to import: only where it is needed
 
     # where the largest of the others is rarely below: with a chance of e^-46, or of Phi(-10) for each
@@ -185,7 +185,7 @@ def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray,
     size = np.where(np.isfinite(edges), np.abs(edges), 0.0)
     units = 20.0 + 2.0 * (np.abs(size - mean) + size + mean + 1.0) * (size + mean + 1.0) + 2.0 * size * (size + 1.0)
     lower, upper = np.exp(log), -np.expm1(log)
-    # what is below e^-746 underflows
+    # numbers below e^-746 underflow
     lower_off = ROUNDOFF * (4.0 + units * np.minimum(-log, 746.0)) * lower
     upper_off = ROUNDOFF * units * upper
     in_lower = lower[:-1] <= 0.5

@@ -164,7 +164,7 @@ def draw_heatmap(view: View, canvas: Any, axes: Any) -> int:
 
 
 def _title(view: View, axes: Any) -> None:
-    """What all rows of the picture share, and what the guarantee is about."""
+    """Write the inputs that all rows of the picture share, and the relation of the guarantee."""
     hidden = (view.x, view.by, "quantity", "relation", "name", view.value)
     table = view.table
     names = [name for name in style.MEANING if name in table.columns and name not in hidden]
@@ -245,7 +245,7 @@ def filtered(table: Table, where: Mapping[str, Any]) -> Table:
 def choose(
     table: Table, kind: str | None, x: str | None, by: str | None, value: str | None, where: Mapping[str, Any]
 ) -> tuple[str, View]:
-    """The kind of picture and the view of the table for a curve or a heat map; what is not given is chosen.
+    """The kind of picture and the view of the table for a curve or a heat map; missing settings are chosen.
 
     The input with the most values goes along x, the next one makes a family of curves if it has at most eight
     values and the vertical axis of a heat map otherwise; the others are held at the value that most rows have.

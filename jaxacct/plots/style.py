@@ -56,7 +56,7 @@ MEANING = {
     "probability_of_run": "probability that a trial runs",
     "count": "number of candidates $K$",
 }
-"""What inputs mean, for the labels of axes."""
+"""The meaning of each input, for the labels of axes."""
 RELATION = {
     "add_or_remove_one": "add or remove one record",
     "add_one": "add one record",
@@ -179,12 +179,12 @@ def dashes(count: int) -> list[str]:
 
 
 def title(axes: Any, *lines: str) -> None:
-    """What all of the picture shares, in small print above it."""
+    """Write lines that hold for the whole picture in small print above it."""
     axes.set_title("\n".join(line for line in lines if line), fontsize=9, color="0.25", loc="left")
 
 
 def legend(axes: Any, count: int, title: str = "") -> None:
-    """Inside the axes where few curves are, else beside them."""
+    """Draw the legend: inside the axes for few curves, otherwise beside them."""
     if count > 6:
         axes.legend(title=title, loc="center left", bbox_to_anchor=(1.0, 0.5))
     elif count > 1:

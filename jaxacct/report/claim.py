@@ -1,4 +1,4 @@
-"""Claim: one answer that a report states, whether anybody may state it, and its figures as safe text."""
+"""Claim: one answer that a report states, whether it may be published, and its figures as safe text."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CLAIMABLE = ("certified", "bound")
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """One answer, what it is of, and what stands in the way of claiming it.
+    """One answer, its subject, and any obstacle to claiming it.
 
     What may be claimed is `upper`:
 

@@ -197,7 +197,7 @@ class Report:
 
 
 def _page_path(out: object) -> Path:
-    """The path of a page; InputError for what is no path, has another ending or is a folder."""
+    """The path of a page; InputError if it is no path, has another ending or is a folder."""
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
         raise InputError(f"out = {shown(out)} must be the path of a file; name the page, such as 'report.html'")
     path = Path(os.fsdecode(out))
@@ -209,7 +209,7 @@ def _page_path(out: object) -> Path:
 
 
 def _refuse_same(subject: Any, out: Path) -> None:
-    """Refuse a page that would take the place of what it is about; a ledger may have any name."""
+    """Refuse a page that would replace the file that it is about; a ledger may have any name."""
     path = getattr(subject, "path", None) if isinstance(subject, Ledger) else subject
     if not isinstance(path, str | bytes | os.PathLike):
         return

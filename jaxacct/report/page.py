@@ -149,7 +149,7 @@ class Items(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Names with what they are."""
+    """Names and their values."""
 
     pairs: Sequence[tuple[str, str]]
 
@@ -161,7 +161,7 @@ class Facts(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A table.  stop : rows, by number, of which nothing may be claimed."""
+    """A table.  stop : numbers of rows that must not be claimed."""
 
     caption: str
     header: Sequence[str]
@@ -186,7 +186,7 @@ class Rows(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """An SVG of our own, what it shows for those who do not see it, and the words below it."""
+    """An SVG of our own, a description for readers who cannot see it, and the caption."""
 
     svg: str
     description: str

@@ -34,12 +34,12 @@ _BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
 
 
 class Readings(NamedTuple):
-    """What an attacker can reach; every field is certified from above by its `upper`.
+    """The success that an attacker can reach; every field is certified from above by its `upper`.
 
     fpr, tpr : false-positive rates and the largest true-positive rates at them, (G,).
     advantage : the largest difference of the two.  prior : a probability stated beforehand.
     posterior : the largest probability that an accusation is right, at `FALSE_POSITIVE_RATES`, given the prior.
-    bayes_success : the largest probability of telling rightly, given the prior.
+    bayes_success : the largest probability of a right guess, given the prior.
     """
 
     fpr: np.ndarray
@@ -108,7 +108,7 @@ def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
         if kept and delta >= kept[-1][1]:
             continue
         least = kept[-1][0] + _LEAST_GAP if kept else _LEAST_GAP if epsilon else 0.0
-        epsilon = max(epsilon, least)  # the profile falls: what holds at an epsilon holds beyond it
+        epsilon = max(epsilon, least)  # the profile falls: delta at an epsilon also bounds delta beyond it
         kept.append((epsilon, delta))
     return PrivacyProfile([e for e, _ in kept], [d for _, d in kept]) if kept else None
 
@@ -181,5 +181,5 @@ def _y(value: float) -> float:
 
 
 def _share(value: float) -> float:
-    """Where a rate lies on an axis, from 0 to 1; what is below the axis lies at its end."""
+    """The place of a rate on an axis, from 0 to 1; a rate below the axis lies at its end."""
     return 1.0 + math.log10(min(max(value, 10.0**-_DECADES), 1.0)) / _DECADES

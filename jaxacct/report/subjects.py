@@ -1,4 +1,4 @@
-"""What a page is about: a ledger, a plan, a mechanism or rows of a result, each from an object or from a file."""
+"""The subject of a page: a ledger, a plan, a mechanism or rows of a result, each from an object or from a file."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ _LONGEST_DOCUMENT = 2**24
 _MOST_RELEASES = 500
 """Kinds of release that a page lists."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Rows in the table and rows told in detail where none are asked for; rows that may be asked for, a page each."""
+"""Default rows in the table, default rows in detail, and most rows that may be asked for, a page each."""
 _SHOWN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps", "cap", "group", "repetitions")
-"""Columns of a result that the page shows, where they are there."""
+"""Columns of a result that the page shows if the result has them."""
 
 Tick = Callable[[str], None]
-"""Shows progress; it is told of each piece of work before this is done."""
+"""Shows progress; called with the name of each piece of work before it is done."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What a page is about.
+    """The subject of a page.
 
     what : what was read, in words.  summary : one sentence on what happened, or would happen.
     claims : those to be told in detail.  spent : every mechanism, as a table.
@@ -352,7 +352,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Su
 
 
 def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
-    """What the last plan asked for, and whether it was kept."""
+    """The target of the last plan, and whether it was kept."""
     plan = ledger.plan
     if plan.target_epsilon is None:
         return [("Target of the plan", "none")]
@@ -465,7 +465,7 @@ def _seen(ledger: Ledger, name: str) -> str:
 
 
 def _early(ledger: Ledger, name: str, delta: float) -> str:
-    """What an early end means, with what covers one that the data decided."""
+    """The meaning of an early end, with the epsilon that covers an end decided by the data."""
     spent, plan = ledger.runs[name], ledger.headers[name][-1].plan
     text = (
         f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
@@ -476,7 +476,7 @@ def _early(ledger: Ledger, name: str, delta: float) -> str:
 
 
 def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -> Subject:
-    """Rows of a result, each derived again; `rows`, from 0, are told in detail, by default the first few."""
+    """Rows of a result, each computed again; `rows`, from 0, are shown in detail, by default the first few."""
     listed, detailed = _chosen(len(table), rows)
     claims = []
     for row in listed:
@@ -551,7 +551,7 @@ def _claim(table: Table, row: int) -> Claim:
 
 
 def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
-    """The bracket that the file states, and what is wrong with it."""
+    """The bracket that the file states, and an objection to it, if any."""
     low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
     kind, status = safe(str(cells.get("kind", ""))), str(cells.get("status", ""))
     without = math.isnan(high) and not kind  # a row without an answer has no kind

@@ -1,4 +1,4 @@
-"""The sentences of a report: relations, kinds, statuses, assumptions, and what a claim does not say."""
+"""The sentences of a report: relations, kinds, statuses, assumptions, and the limits of a claim."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNIT = {
     "record": "One record of the data set: whatever the run sampled and clipped as one example.",
     "user": "One user: all examples of a user together, which the run sampled and clipped as one.",
 }
-"""What neighbouring data sets differ in."""
+"""The unit by which neighbouring data sets differ."""
 PERSONS = {
     "record": (
         "It says nothing about a person with several records. Such a person has a weaker guarantee than one record "
@@ -48,29 +48,29 @@ LIMITS = (
     "file states.",
     "Epsilon and delta are upper bounds on what any attacker can do. They do not measure what a known attack achieves.",
 )
-"""What no claim says, of persons by the unit, and otherwise."""
+"""Statements that a claim does not make: about persons, by the unit, and others."""
 SECRECY = (
     "The random keys and the noise stay secret, and the noise has the stated law to anybody else. Whoever has the keys "
     "can take the noise away."
 )
-"""What is assumed of every release with noise."""
+"""The assumption about every release with noise."""
 TRAINING = (
     "The gradient of every record is clipped before noise is added, so that one record moves the sum by at most "
     "the clip "
     "norm. The noise multiplier is relative to that norm.",
     f"{SECRECY} The sampled batches stay secret, too. Checkpoints of the trainer hold the keys.",
 )
-"""What is assumed of a training run."""
+"""The assumptions about a training run."""
 USERS = (
     "All examples of a user are drawn together, and the gradient of their mean is clipped as one. Whose each example "
     "is was told rightly."
 )
-"""What is assumed of a training run whose unit is a user."""
+"""The assumption about a training run whose unit is a user."""
 GENERAL = (
     "One record moves what the mechanism adds noise to by at most the sensitivity to which its noise is relative.",
     SECRECY,
 )
-"""What is assumed of a mechanism of which nothing more is known."""
+"""The assumptions about a mechanism without further information."""
 _OF_CLASS = {
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
     "stated probability. Shuffled batches, or batches of a fixed size, are not covered by this.",
@@ -96,16 +96,16 @@ _OF_CLASS = {
     "PureDP": "The stated epsilon holds for the mechanism that it stands for.",
     "ApproximateDP": "The stated epsilon and delta hold for the mechanism that they stand for.",
 }
-"""What is assumed where a mechanism of a class takes part."""
+"""The assumption that each class of mechanism adds."""
 
 
 FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
 CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
-"""What `jaxacct verify` does not check."""
+"""Notes on checks that `jaxacct verify` does not make."""
 
 
 def about(unit: str, text: str) -> str:
-    """One of our sentences about records as one about this unit; never for text from a file."""
+    """One of our own sentences with "record" replaced by the unit; never for text from a file."""
     return text.replace("record", unit)
 
 
@@ -119,7 +119,7 @@ def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
 def assumptions(
     mechanisms: Iterable[Mechanism], kinds: Iterable[str], own: Iterable[str], unit: str = "record"
 ) -> list[str]:
-    """What was assumed: by the source itself, of these mechanisms, and by answers of these kinds."""
+    """The assumptions: those of the source, those about these mechanisms, and those of answers of these kinds."""
     names = {type(one).__name__ for mechanism in mechanisms for one in mechanisms_in(mechanism)}
     found = [*own, *(about(unit, text) for name, text in _OF_CLASS.items() if name in names)]
     for kind in dict.fromkeys(kinds):
@@ -147,7 +147,7 @@ _CHANGE = {
     "add_one": "The probability of any result without a record is at most {times} times what it is with that record",
     "remove_one": "The probability of any result with a record is at most {times} times what it is without that record",
 }
-"""By the relation: which probability is bounded by which."""
+"""For each relation, the sentence that says which probability bounds which."""
 _ONE_WAY = dict.fromkeys(("add_one", "remove_one"), " in one direction only")
 
 
@@ -195,7 +195,7 @@ _ACCUSES = (
     "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""By the relation: what a true-positive rate means, of what the prior is there, and what the attacker tells."""
+"""For each relation: the meaning of a true-positive rate, of the prior, and of the attacker's guess."""
 
 
 def risks(readings: Readings, relation: str) -> list[str]:

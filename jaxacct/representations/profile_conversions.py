@@ -157,7 +157,7 @@ def tradeoff_from_approximate_dp(epsilon: Any, delta: Any, fpr: Any) -> Bounds:
 
 
 def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, str]:
-    """Lower and upper values on the grid, and the kind of what is drawn from them."""
+    """Lower and upper values on the grid, and the kind of the results that follow from them."""
     if isinstance(values, Bounds):
         kinds = np.unique(np.asarray(values.kind))
         if kinds.size > 1 or values.shape != shape:
@@ -170,7 +170,7 @@ def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray,
 
 
 def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """In order of x, equal points joined."""
+    """The points in order of x, with equal points joined."""
     unique, where = np.unique(x, return_inverse=True)
     lowest, highest = np.zeros(unique.size), np.ones(unique.size)
     np.maximum.at(lowest, where, low)
@@ -300,7 +300,7 @@ def tradeoff_from_gdp(mu: Any, fpr: Any) -> Bounds:
     quantile = -ndtri(a)
     value = ndtr(quantile - mu)
     with np.errstate(invalid="ignore"):
-        # what is granted to SciPy's normal distribution
+        # error allowed to SciPy's normal distribution
         relative = 1e-14 * (4.0 + (np.abs(quantile - mu) + 1.0) * (np.abs(quantile) + mu))
     relative = np.where(np.isfinite(quantile), np.minimum(relative, 1.0), 0.0)
     return Bounds(value * (1.0 - relative), value, np.minimum(value * (1.0 + relative), 1.0), "certified")

@@ -165,7 +165,7 @@ def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarr
 
 
 def _excess(orders: np.ndarray, allowed: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Whether the Rényi divergence of Bernoulli(p) from Bernoulli(q) exceeds what is allowed at some order."""
+    """Whether the Rényi divergence of Bernoulli(p) from Bernoulli(q) exceeds the allowed value at some order."""
     found = np.zeros(np.broadcast_shapes(p.shape, q.shape), bool)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         logs = [np.log(v) for v in (p, q, 1.0 - p, 1.0 - q)]

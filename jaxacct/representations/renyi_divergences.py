@@ -29,9 +29,9 @@ from jaxacct.mechanisms.base import on_batch, register
 from jaxacct.representations import renyi_conversions
 
 CUT = 1e-290
-"""A mass at infinity below this stands for a tail that was cut off, as that of discrete Gaussian noise."""
+"""A mass at infinity below this stands for a tail that was cut off, such as the tail of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
-"""The divergence of order 1 is bracketed by those of the orders 1 -+ this, as divergences increase with the order."""
+"""The divergence of order 1 lies between the divergences of orders 1 -+ this, since divergences rise with the order."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
 """Orders less 1 between which zCDP is bounded by convexity: dense about 1, where the largest ratio mostly lies."""
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
@@ -347,7 +347,7 @@ def _largest_ratio(parts: Components) -> Interval:
 
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Whether a loss is infinite, and whether a tail was cut off, of which only the mass is known."""
+    """Whether a loss is infinite, and whether a tail was cut off (then only its mass is known)."""
     lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # a guarantee's moments need no tail
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut

@@ -16,7 +16,7 @@ from jaxacct.representations.mechanism_profile import FLOOR, profile
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One reading: what it is, at which rates or priors, and its bracket of the shape of the batch.
+    """One risk: its name, its rates or priors, and its bracket in the shape of the batch.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class RiskTable:
         raise KeyError(f"{name} at {numbers}; it was read at {[list(reading.at.values()) for reading in named]}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict for each reading of each configuration: name, what it is at, index, ends, kind and status."""
+        """One dict for each risk of each configuration: name, rates or priors, index, ends, kind and status."""
         found = []
         for reading in self.readings:
             bounds = reading.bounds

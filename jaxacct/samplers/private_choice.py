@@ -325,7 +325,7 @@ def exponential_epsilon(
 def _odds(
     candidates: Any, optimal: Any, sensitivity: Any, monotone: bool, **others: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(k / r, 2 Delta or Delta), whose product with log(k / (r beta)) is that of epsilon and the error."""
+    """(k / r, 2 Delta or Delta).  The latter times log(k / (r beta)) equals epsilon times the error."""
     k, r = np.asarray(check("candidates", candidates, COUNT)), np.asarray(check("optimal", optimal, COUNT))
     delta = np.asarray(check("sensitivity", sensitivity, POSITIVE))
     each = {**others, "candidates": k, "optimal": r, "sensitivity": delta}

@@ -1,4 +1,4 @@
-"""Private selection: run K times, K random and secret, and release the best; laws of K and what it costs."""
+"""Private selection: run K times, K random and secret, and release the best; laws of K, and the cost."""
 
 from jaxacct.selection.adaptive import AdaptiveSelection
 from jaxacct.selection.closed_form_guarantees import (

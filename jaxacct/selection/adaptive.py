@@ -151,7 +151,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """(lower, upper) of epsilon at a delta of (nearly) 0, for a base of bounded loss: that of the largest K."""
+    """(lower, upper) of epsilon at a delta of (nearly) 0, for a base of bounded loss: the epsilon of the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -163,7 +163,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(eps, upper ends of delta, those of the reverse direction) of one selection."""
+    """(eps, upper ends of delta, upper ends of delta in the reverse direction) of one selection."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
@@ -249,7 +249,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Ends at the nodes, each narrowed by those of the other nodes; computed where they are not yet known."""
+        """Ends at the nodes, each narrowed by the ends at the other nodes; missing ones are computed."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -420,7 +420,7 @@ class _Search:
 
 
 class Weights(NamedTuple):
-    """`low <= Pr[K = k] <= high` for the listed k >= 1, ascending, and bounds of what is not listed.
+    """`low <= Pr[K = k] <= high` for the listed k >= 1, ascending, and bounds for all other k.
 
     ``below`` bounds Pr[1 <= K < k[0]]; ``above_low <= Pr[K > k[-1]] <= above``.
     """

@@ -1,4 +1,4 @@
-"""What all selections share: a base that is run K times, how they are asked, and the pair by which they compose."""
+"""The base of all selections: a mechanism that is run K times, its questions, and the pair by which it composes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AnySelection(Mechanism):
     law: Any
     constraints: ClassVar = {}
     candidates: ClassVar[str] = "iid"
-    """What is assumed of the candidates."""
+    """The assumption about the candidates."""
 
     def __post_init__(self) -> None:
         require_mechanism("run", self.mechanism)
@@ -76,7 +76,7 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _options(self) -> str:
-        """What a user would type after the base and the law."""
+        """The arguments that a user would type after the base and the law."""
 
     @abstractmethod
     def _as_composition(self) -> Mechanism | None:
@@ -98,7 +98,7 @@ def _kept_pair(chosen: AnySelection) -> FinitePair:
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """The ends as Bounds; where the pair of the base is only known to dominate it, nothing is claimed from below."""
+    """The ends as Bounds; if the pair of the base only dominates it, there is no lower end."""
     if kind != "certified":
         low = np.zeros_like(low)
     with np.errstate(invalid="ignore"):
@@ -125,7 +125,7 @@ def pair_of(
     both = sides(run, "add_or_remove_one")
     names = [both[0].forward, both[-1].forward]
     level = np.minimum(LAST_DELTA + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
-    # where losses are unbounded: what is left at the last of these deltas counts as mass at infinity
+    # if losses are unbounded, the last of these deltas counts as mass at infinity
     far = 10.0 ** -np.array([16.0, 20.0, 30.0, 60.0, 120.0, 250.0]).reshape(-1, *(1,) * len(shape))
     beyond = np.maximum(far, np.minimum(level - LAST_DELTA, 0.5))
     unique = dict.fromkeys(names)

@@ -1,4 +1,4 @@
-"""What selections take from their base: its directions, ends of its profile, and its trade-off curve as polygons.
+"""Properties of a selection's base: its directions, ends of its profile, and its trade-off curve as polygons.
 
 The concave curve `T(u) = min_r (delta(log r) + r u)` (largest P-mass of a set of Q-mass u) is convex conjugate to the
 profile, so every upper end of delta is a line above it.  Between two slopes the profile lies above the extensions of
@@ -27,7 +27,7 @@ from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.law_of_k import Law
 
 LEAST_DELTA = 1e-300
-"""Smallest delta that the engines are asked for: below it float64 soon loses relative accuracy."""
+"""Smallest delta for which engines are asked: below it float64 soon loses relative accuracy."""
 LOSS_ERROR = 2.0**-50
 """Relative error allowed for a loss and for the difference of a loss and eps: eight units."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
@@ -180,7 +180,7 @@ def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """What two brackets have in common, (2, *shape); (0, most) where they contradict each other or are not numbers."""
+    """The intersection of two brackets, (2, *shape); (0, most) if they contradict each other or are not numbers."""
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
@@ -285,7 +285,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
         count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
         early = round(count * max(first / at_most, 0.5))  # as far as both directions go; beyond that there is one
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
-        # what the contour engine cannot resolve stays open: the lattice engine would compute it value by value
+        # values that the contour engine cannot resolve stay wide: the lattice engine would compute them one by one
         chosen = (
             "contour" if engine == "contour" and all(contour.reach(part).answers.all() for part in parts) else "auto"
         )
@@ -403,7 +403,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
     with np.errstate(over="ignore"):
         end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
-    if not end >= 1.0:  # all that is known is for slopes below one: nothing lies below T(u) >= u
+    if not end >= 1.0:  # values are known only for slopes below one: no bound lies below T(u) >= u
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
     slopes = np.concatenate([r, meet, [min(end, 1e290)]])
     values = np.concatenate([low, at, [0.0]])
@@ -413,7 +413,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
 
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slopes and knots in [0, 1] of min_k (d_k + r_k u) for descending slopes r, the last of which is 0."""
+    """Slopes and knots in [0, 1] of min_k (d_k + r_k u) for descending slopes r; the last slope is 0."""
     keep: list[int] = []
     slopes, heights = r.tolist(), d.tolist()
     for k, (slope, height) in enumerate(zip(slopes, heights, strict=True)):

@@ -126,9 +126,10 @@ class Envelope(NamedTuple):
         return value, fall
 
     def newton(self, level: np.ndarray, eps: np.ndarray, high: np.ndarray, steps: int) -> np.ndarray:
-        """About where the leak is a level: Newton's steps on its logarithm, or on the leak itself where those lead out.
+        """Estimate of the eps at which the leak is `level`.
 
-        The leak is convex in e^eps, so that its own steps from the left never pass the place.
+        Newton's steps are on the logarithm of the leak, or on the leak itself if the former lead out of the bracket.
+        The leak is convex in e^eps, so steps on the leak itself, from the left, never pass the solution.
         """
         low, high, done = np.zeros(level.shape), np.maximum(high, eps), np.zeros(level.shape, bool)
         for _ in range(steps):
@@ -230,7 +231,7 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
     knots = np.linspace(0.0, u.size - 1.0, 12 * (POINTS + 2))
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
     v = np.sort(v)
-    with np.errstate(all="ignore"):  # what is no number is found by `points_of`
+    with np.errstate(all="ignore"):  # `points_of` finds NaN
         _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
         _, gain, steeper = evaluated(law, 1.0 - np.interp(v, u, t))
         least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
@@ -248,7 +249,7 @@ def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, we
     Any order of lines and any subset of changes would do: `(r - r_j)_+` is at least r - r_j, and at least 0.
     """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
-        return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a line that is no number says nothing
+        return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a line that is NaN bounds nothing
     cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line that costs more for less is never the best
     with np.errstate(divide="ignore", over="ignore"):
         first = int(np.argmin(cost / gain))  # lines before this are below it, or below 0, which counts as a line
@@ -272,7 +273,7 @@ class Size(NamedTuple):
 SIZES = (Size((24, 32), 96, 80, 224, 64), Size((32, 48), 160, 160, 448, 32), Size((48, 64), 256, 256, 1024, 16))
 """A row that one of them leaves too loose takes the next."""
 SKETCH = Size((24, 24), 80, 32, 112, 64)
-"""For a guess of delta."""
+"""Size of the sketch from which delta is guessed."""
 
 
 def _of_gaussians(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray) -> np.ndarray:
@@ -284,7 +285,7 @@ def _of_gaussians(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray) ->
         chunks = [left[begin : begin + size.rows] for begin in range(0, left.size, size.rows)]
 
         def one(rows: np.ndarray, size: Size = size) -> np.ndarray:
-            with np.errstate(all="ignore"):  # what is not a number says nothing
+            with np.errstate(all="ignore"):  # NaN bounds nothing
                 return answer(mu[rows], law.taken((rows, None)), given[rows], size)
 
         if len(chunks) > 1 and workers > 1:
@@ -370,7 +371,7 @@ def _turns(made: Envelope) -> np.ndarray:
 
 
 def _between(made: Envelope, eps: np.ndarray) -> np.ndarray:
-    """For losses between two nodes about the Q-mass times the likelihood ratio."""
+    """Estimate, for losses between two nodes, of the Q-mass times the likelihood ratio."""
     nodes, _, profile = made.sums[0]
     _, fall = profile.about(eps[:, None] + nodes)
     return np.maximum(fall[:, :-1] - fall[:, 1:] * np.exp(-np.diff(nodes)), 0.0)
@@ -416,11 +417,11 @@ def _through(
 
 
 class Lines(NamedTuple):
-    """`M(r) <= max_k (r gain_k - cost_k)` for all r that are at least the one they were made for, (R, K) each."""
+    """`M(r) <= max_k (r gain_k - cost_k)` for all r from the one for which the lines were made, (R, K) each."""
 
     gain: np.ndarray
     cost: np.ndarray
-    exact: tuple[np.ndarray, np.ndarray]  # about what gain and cost would be without loss
+    exact: tuple[np.ndarray, np.ndarray]  # estimates of gain and cost without the discretisation
 
 
 class Cells(NamedTuple):
@@ -513,7 +514,7 @@ def sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int) -> np.ndarray:
-    """`count` places, from the first to the last, of which every cell gets its share."""
+    """`count` places, from the first to the last; every cell gets its share of them."""
     share = (1.0 - EVENLY) * dense / np.sum(dense, axis=-1, keepdims=True)
     share = np.where(np.isfinite(share), share, 0.0) + EVENLY * width / np.sum(width, axis=-1, keepdims=True)
     risen = np.concatenate([np.zeros((places.shape[0], 1)), np.cumsum(share, axis=-1)], axis=-1)
@@ -524,7 +525,7 @@ def spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int)
 
 
 def crowded_ends(x: np.ndarray, grown: np.ndarray, best: np.ndarray, weight: np.ndarray, count: int) -> np.ndarray:
-    """Ends of cells that are narrow where the best places are, each of which has a weight."""
+    """Ends of cells that are narrow around the best places; each place has a weight."""
     risen = np.concatenate([np.zeros((x.shape[0], 1)), np.cumsum(weight, axis=-1)], axis=-1)
     hit = np.abs(np.diff(interp(np, -x, np.maximum.accumulate(-best, axis=-1), risen), axis=-1))
     beside = np.concatenate([hit[:, :1] * 0.0, hit, hit[:, :1] * 0.0], axis=-1)

@@ -30,11 +30,11 @@ from jaxacct.mechanisms.base import register
 from jaxacct.samplers.exact_draws import generator
 
 ETA_RANGE = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
-"""What eta must be."""
+"""Allowed values of eta."""
 LARGEST_K = 2**53
 """Largest number of candidates: the whole numbers up to it are float64 exactly.  Quantiles beyond are refused."""
 WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
-"""What a number k of candidates must be."""
+"""Allowed values of a number k of candidates."""
 LEAST = 1e-290
 """Below this float64 may have lost a derivative of phi."""
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(10)
@@ -76,7 +76,7 @@ class Law(ABC):
         _ = self.shape
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A class with another generating function takes over no formula that was derived from the one before."""
+        """Drop inherited formulas that do not belong to a new generating function."""
         super().__init_subclass__(**options)
         if "generating" in cls.__dict__:
             for name in ("slopes", "steepness", "rise"):
@@ -638,7 +638,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
         weight = mass[more:] * np.prod([k - i for i in range(more)], axis=0)
         if not weight[1:].any():
             return none
-        share = weight / np.max(weight)  # before the sum, lest that be less than float64 holds
+        share = weight / np.max(weight)  # before the sum, which may underflow otherwise
         return max(math.fsum(weight), LEAST), Categorical(share / math.fsum(share))
     raise InputError(
         f"k of type {type(law).__name__} has no higher derivatives; use a law of jaxacct.selection, such as Categorical"
@@ -646,7 +646,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
 
 
 def _falling(count: float, factors: int) -> float:
-    """`count (count - 1) ...`, so many factors."""
+    """`count (count - 1) ...`, with `factors` factors."""
     return math.prod(count - i for i in range(factors))
 
 

@@ -28,7 +28,7 @@ from jaxacct.selection.top import TOP, TopSelection
 from jaxacct.selection.worst_case import bracket
 
 CANDIDATES = ("iid", "adaptive")
-"""What may be assumed of the candidates."""
+"""Possible assumptions about the candidates."""
 WORST_CASE = "worst_case"
 """The default bound: the exact worst case."""
 WIDE = 0.01
@@ -182,7 +182,7 @@ def certified(
 ) -> np.ndarray:
     """(2, *shape) ends of "epsilon" or "delta": the worst score, and where its bracket is wide also what else holds."""
     most = SAYS_NOTHING[quantity]
-    # for a smaller delta the lower end of this one holds, and nothing above but the largest loss
+    # for a smaller delta, the lower end of this one still holds; the only upper end is the largest loss
     ends = meet(*(bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width),) * 2, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
     ends[1] = np.where(known, ends[1], most)

@@ -1,4 +1,4 @@
-"""Algorithm 3 of Xiang, Wang, Wang 2024: what a selection leaks when its score is monotone in the likelihood ratio.
+"""Algorithm 3 of Xiang, Wang, Wang 2024: the leak of a selection whose score is monotone in the likelihood ratio.
 
 **Not a bound for general scores**: for a base of (1, 1e-5)-DP and geometric K of mean 10 it says 1.144, and the score
 |x - 1.67| leaks 1.531.  So every answer is of kind "conditional: monotone score"

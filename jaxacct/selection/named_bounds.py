@@ -1,4 +1,4 @@
-"""Upper bounds of what a selection leaks, by name: `selection.bound_epsilon` and `selection.bound_delta`.
+"""Upper bounds of a selection's leak, by name: `selection.bound_epsilon` and `selection.bound_delta`.
 
 The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`, m = E[K].  The
 shift depends on eps_1 >= 0, which is free, and on delta(eps_1).  The Rényi bounds are those of Papernot and Steinke
@@ -78,7 +78,7 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
 def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tuple[np.ndarray, np.ndarray]:
     """(eps_1, log of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`), convex in e^{eps_1}."""
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
-    # beyond the eps at which delta of the base has fallen to 1e-12 nothing is to be gained
+    # there is no gain beyond the eps at which delta of the base has fallen to 1e-12
     high = upper_epsilon(run, np.asarray(1e-12), relation)
     high = np.broadcast_to(np.where(np.isfinite(high), high, 50.0), np.broadcast_shapes(batch_shape(run), law.shape))
     return _least(high, lambda at: at + np.log1p(odds * np.exp(-at) * upper_delta(run, at, relation)))
@@ -265,7 +265,7 @@ def _evaluated(
     for name in known if bound == "auto" else (bound,):
         with backend.job(best.size):
             found = np.broadcast_to(BOUNDS[name].upper(quantity, run, k, values, relation), shape)
-        found = np.where((found >= 0.0) & (found <= most), found, most)  # what is not a number says nothing
+        found = np.where((found >= 0.0) & (found <= most), found, most)  # NaN bounds nothing
         engine = np.where(found < best, name, engine)
         best = np.minimum(best, found)
     return best, engine

@@ -1,4 +1,4 @@
-"""What a selection leaks at every eps, its largest loss where the base has one, and bounds from the base alone.
+"""The leak of a selection at every eps, its largest loss if the base has one, and bounds from the base alone.
 
 At every eps a selection leaks at least `phi(1) - phi(1 - p)`, p the base's mass at infinity.  Where the finite losses
 of the base are at most L, those of the selection are at most `L + log R`, `R = sup_v phi'(T(v) - p)/phi'(v)`, T the
@@ -64,7 +64,7 @@ RATIO_TOLERANCE = 1e-8
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 """Families of laws for which the largest ratio is at a knot (README.md of this folder, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
-"""Largest loss of a base that is looked at: exp of it is far from overflow."""
+"""Largest loss of a base that is used: its exp is far from overflow."""
 LEAST_SLOPE = 1e-290
 """phi' rounded up is at least this, and no order counts whose cost is less: below it float64 may have lost it."""
 
@@ -94,7 +94,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """(2, *shape) ends, in some rows narrowed by the limits; open where the limits contradict what was given."""
+    """(2, *shape) ends, narrowed by the limits in some rows; open if the limits contradict the given ends."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, row, base, one in each_pair(run, law, shape, rows):
@@ -118,12 +118,12 @@ def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarra
 
 
 class Direction(NamedTuple):
-    """What is known of one direction of a base."""
+    """One direction of a base."""
 
     ahead: Components
-    back: Components  # those of the reverse direction
+    back: Components  # components of the reverse direction
     loss: float  # largest finite loss; inf where it is unbounded
-    reverse_loss: float  # that of the reverse direction
+    reverse_loss: float  # largest finite loss of the reverse direction
     distance: float  # delta_base(0), at least the largest T(v) - p - v
 
 
@@ -292,7 +292,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     start = np.maximum(slopes(law, 1.0 - slope * reach - MASS_ERROR) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
-    # from the last v before which the ratio is no more than what it is later, or where the two meet
+    # from the last v before which the ratio is at most its later values, or where the two meet
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
@@ -320,7 +320,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
 
 
 def growth(law: Law, base: Direction) -> float:
-    """An upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, for one law; inf where nothing is known."""
+    """An upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, for one law; inf if none is known."""
     # outcomes that the reverse direction alone has are not counted by its largest loss
     back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
     with np.errstate(divide="ignore", over="ignore"):

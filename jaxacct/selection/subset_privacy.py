@@ -26,7 +26,7 @@ from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.named_bounds import bound_delta, bound_epsilon, curve
 
 VARIANTS = ("rest", "all")
-"""What the final run is trained on: the data outside the sample, or all data."""
+"""The data on which the final run is trained: those outside the sample, or all."""
 WHOLE_ORDERS = np.arange(2.0, 129.0)
 """Whole orders of the Rényi form, for which the published sums are finite."""
 ROUNDED_UP = 1.0 + 1e-12

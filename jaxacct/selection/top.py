@@ -42,9 +42,9 @@ from jaxacct.selection.law_of_k import Law, PointMass, derivative, evaluated, pr
 from jaxacct.selection.profile_ends import RELATIVE_ERROR
 
 TOP = Constraint("use a whole number of candidates from 1 to 16", 1, 16, integral=True)
-"""What j must be: the bound for the best j needs the profiles of 1, ..., j runs."""
+"""Allowed values of j: the bound for the best j needs the profiles of 1, ..., j runs."""
 MOST_ATOMS = 1500
-"""A finite base is multiplied out where j runs have at most so many outcomes."""
+"""A finite base is multiplied out if j runs have at most this many outcomes."""
 
 
 @register
@@ -124,7 +124,7 @@ class TopSelection(AnySelection):
 def _of_one(
     quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str, rtol: float
 ) -> np.ndarray:
-    """The least of the envelope, of what the ends of the profile say, and of the average over K."""
+    """The least of three bounds: the envelope, the ends of the profile, and the average over K."""
     most = SAYS_NOTHING[quantity]
     largest, mass = ends(run, law, top, relation)
     if quantity == "epsilon":
@@ -134,7 +134,7 @@ def _of_one(
     else:
         found = by_envelope(quantity, run, law, top, values, relation)
         found = np.where(values >= largest, np.fmin(found, mass), found)
-    found = np.where((found >= 0.0) & (found <= most), found, most)  # what is not a number says nothing
+    found = np.where((found >= 0.0) & (found <= most), found, most)  # NaN bounds nothing
     due = ~_above(quantity, run, law, values, found, relation)
     if due.any():
         other = upper_ends(quantity, run, law, values[due], relation, max(rtol, 1e-3))
@@ -143,7 +143,7 @@ def _of_one(
 
 
 def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str) -> np.ndarray:
-    """Whether the average over K is seen to be above what was found, so that it need not be computed."""
+    """Whether the average over K is shown to exceed the bound found so far, so that it need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
     for share in (0.7, 2.0, 4.0, 8.0):
@@ -180,7 +180,7 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
         scale, other = derivative(law, top)
         grown, _ = profile_ends.last(run, other, side.forward) if scale > 0.0 else (np.zeros(()), 0.0)
         total = (float(grown) + (top - 1) * one) * (1.0 + 8.0 * ROUNDOFF)
-        # where nothing is known of the ratio, or a number left float64, nothing is known of the losses
+        # if the ratio is unknown, or a number overflows, the losses are unknown
         largest = max(largest, total) if total >= 0.0 and np.isfinite(scale) else np.inf
         mass = max(mass, float(profile_ends.last(run, law, side.forward)[1]))
     return largest, mass
@@ -192,7 +192,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     # mass at infinity that is certain counts by itself; of a pair that only dominates none is certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
-    apart = apart if apart >= LEAST_DELTA else 0.0  # less may be what a finite table of an endless law leaves out
+    apart = apart if apart >= LEAST_DELTA else 0.0  # smaller masses may come from a table that is cut off
     scale, other = derivative(law, top)
     most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
     share = envelope.TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
@@ -215,7 +215,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
 
 
 def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """(eps, upper ends of delta) of so many runs."""
+    """(eps, upper ends of delta) of several runs."""
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
         runs = repeat(run, count)

@@ -1,4 +1,4 @@
-"""What the worst score leaks, exactly up to a bracket: epsilon and delta of "run K times, release the best"."""
+"""The leak of the worst score, up to a bracket: epsilon and delta of "run K times, release the best"."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, si
 from jaxacct.selection.law_of_k import Law
 
 LARGEST_EPS = 600.0
-"""Largest eps that is looked for, short of the overflow of exp; beyond it delta is at most what it is at this eps."""
+"""Largest eps that is searched, short of the overflow of exp; beyond it delta is at most its value here."""
 PER_CALL = 16
 """Configurations in one call of a compiled program; calls run on all cores, as single configurations do on NumPy."""
 WIDTH = 1e-4
-"""Absolute width of eps, relative width of delta, above which a configuration is looked at more finely."""
+"""Absolute width of eps, and relative width of delta, above which a configuration is solved at a finer resolution."""
 BASE_WIDTH = 1e-3
 """Widths that a base's own bracket may explain, relative to eps (to 1 where that is less), or to delta."""
 
@@ -68,7 +68,7 @@ def bracket(
         before.append(direction)
         if quantity == "epsilon" and ends.any():
             # where a glance shows that this direction leaks at most delta at the upper end of the other direction,
-            # the bracket of the other direction is that of both
+            # the other direction's bracket is the answer for both
             at_end = np.minimum(ends[1, due], LARGEST_EPS)
             leak = _run("delta", GLANCE, stacked, base[due], laws.taken(due), at_end, plain)[1]
             due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]
@@ -100,7 +100,7 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # little is gained where the width is that of the base's own bracket, provided that it is small
+            # little is gained if the width is mostly that of the base's own bracket, provided that it is small
             due[wide] = ~((after > 0.8 * before) & (after <= BASE_WIDTH * scale))
     return np.maximum(np.stack([low, high]), other)
 

@@ -21,7 +21,7 @@ from jaxacct.site import tutorials
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout."""
 FOLDERS = ("jaxacct", "examples", "benchmarks", "tests")
-"""What is copied beside the files at the top, so that links between pages and files hold as they stand."""
+"""Folders that are copied beside the files at the top, so that links between pages and files hold as they stand."""
 
 
 def main() -> int:

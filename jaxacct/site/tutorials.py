@@ -1,4 +1,4 @@
-"""Tutorials: Markdown whose code is run, with what it prints and draws put below it.
+"""Tutorials: Markdown whose code is run; its output and figures are put below it.
 
 A block of Python is run, and what it prints and the value of its last line are shown.  Blocks of one page share their
 names.  A block of bash is run as well; `jaxacct` in it is this checkout's command.  A block whose first line says
@@ -84,7 +84,7 @@ def filled(page: Path, pictures: Path) -> str:
 
 
 def python(code: str, names: dict[str, Any]) -> str:
-    """What a block prints, and after it the value of its last line, unless that is None or part of a figure."""
+    """The output of a block, followed by the value of its last line, unless that is None or part of a figure."""
     tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(io.StringIO()) as text:
@@ -97,7 +97,7 @@ def python(code: str, names: dict[str, Any]) -> str:
 
 
 def bash(code: str) -> str:
-    """What a block prints to standard output."""
+    """The standard output of a block."""
     command = f'jaxacct() {{ "{sys.executable}" -m jaxacct "$@"; }}\n{code}'
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     if done.returncode:

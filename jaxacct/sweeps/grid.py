@@ -73,12 +73,12 @@ INPUTS = (
 """Every input of a configuration, in the order of the result's columns."""
 
 QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "delta")
-"""What a configuration may be solved for."""
+"""Quantities for which a configuration may be solved."""
 
 MODES = ("product", "zip")
 """How arrays become rows: every combination, or side by side."""
 COUNTS = ("batch_size", *(name for name, rule in FIELDS.items() if rule.integral))
-"""Fields of which a range is rounded to whole numbers."""
+"""Fields whose ranges are rounded to whole numbers."""
 WORDS_OF_INPUT = ("sampling", "repetitions")
 """Inputs that are text."""
 ANSWER = ("lower", "estimate", "upper")
@@ -236,7 +236,7 @@ def _range(field: str, value: Mapping[str, Any]) -> np.ndarray:
 
 
 def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
-    """What the fields leave open; a grid that leaves nothing open, or too much, is refused."""
+    """The quantity that the fields leave open; a grid that leaves none open, or several, is refused."""
     for first, second in (
         ("epsilon", "target_epsilon"),
         ("delta", "target_delta"),
@@ -319,7 +319,7 @@ def _and(words: Sequence[str]) -> str:
 
 
 def _rename(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Targets under the names of the calibration functions, questions under those of epsilon and delta."""
+    """Rename targets as in the calibration functions, and questions as in `epsilon` and `delta`."""
     prefix = "" if solved in ("epsilon", "delta") else "target_"
     words = {f"{p}{word}": f"{prefix}{word}" for word in ("epsilon", "delta") for p in ("", "target_")}
     return {words.get(field, field): column for field, column in columns.items()}

@@ -1,4 +1,4 @@
-"""What a sweep keeps on the disk: its journal, and the parts of its slices, which are merged into one table.
+"""The files of a sweep: its journal, and the parts of its slices, which are merged into one table.
 
 Solved rows are appended block by block to the journal, a file that survives a kill at any moment.  The journal of a
 slice becomes its part when it is complete.
@@ -121,7 +121,7 @@ class Journal:
         return os.fstat(self._file.fileno()).st_size == 0
 
     def begin(self, head: Header) -> None:
-        """Discard what is in it and write the header of a sweep; a file that is no journal is left alone."""
+        """Discard the journal's content and write the header of a sweep; a file that is no journal is left alone."""
         with self.path.open("rb") as file:
             if not MARK.startswith(file.read(len(MARK))):
                 raise InputError(
@@ -177,7 +177,7 @@ class Journal:
             raise files.unwritable(target, error) from None
 
     def _let_go_to_rename(self) -> None:
-        if os.name != "posix":  # elsewhere what is open cannot be renamed
+        if os.name != "posix":  # elsewhere open files cannot be renamed
             self.close()
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ def kept_block(paths: Iterable[Path]) -> int | None:
 
 
 def peek(path: Path) -> Header:
-    """What sweep a journal or part belongs to."""
+    """The header of a journal or part, which names its sweep."""
     return next(_read(path))
 
 
@@ -330,7 +330,7 @@ def slice_of(shard: str | None) -> tuple[int, int]:
 
 
 def journal_path(out: Path, shard: tuple[int, int]) -> Path:
-    """Where the rows of a slice are kept until all are done."""
+    """The file that keeps the rows of a slice until all are done."""
     return out.with_name(f"{_slice_name(out, shard)}.journal")
 
 
@@ -340,7 +340,7 @@ def part_path(out: Path, shard: tuple[int, int]) -> Path:
 
 
 def traces(out: Path, shard: tuple[int, int]) -> Iterator[Path]:
-    """Where a run of this sweep may have left its settings: the journal and part of the slice, then of the others."""
+    """Files in which a run of this sweep may have left its settings: journal and part of this slice, then of others."""
     number, count = shard
     for i in (number, *(i for i in range(1, count + 1) if i != number)):
         yield journal_path(out, (i, count))
@@ -439,7 +439,7 @@ def _slice(shard: tuple[int, int]) -> str:
 
 
 def wait_and_merge(out: Path, head: Header) -> Table:
-    """For the first of several processes: the merged table once every part is there; the parts are then removed.
+    """Wait for every part, merge them into a table and remove them; for the first of several processes.
 
     The processes share the file system of `out`; that they are alive is for `jax.distributed` to watch.
     """
@@ -454,11 +454,11 @@ def wait_and_merge(out: Path, head: Header) -> Table:
 
 
 def _ready(path: Path, head: Header) -> bool:
-    """Whether the part is there, and not that of an earlier sweep which its process is about to replace."""
+    """Whether the part is there and is not a part of an earlier sweep, which its process will replace."""
     return path.exists() and not head.differs(peek(path), but=("shard",))
 
 
 def wait_for_merge(out: Path, shard: tuple[int, int]) -> None:
-    """For the other processes: until the first one has merged, and so removed, this one's part."""
+    """Wait until the first process has merged, and so removed, this one's part; for the other processes."""
     while part_path(out, shard).exists():
         time.sleep(POLL_SECONDS)

@@ -41,7 +41,7 @@ SETTLED_BY = {
     "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"]),
     **{f"{prefix}{name}": (name, f"target_{name}") for name in ("epsilon", "delta") for prefix in ("", "target_")},
 }
-"""Inputs that nobody needs beside another one, so that no column is taken for them."""
+"""Inputs that are not needed beside another one, so that no column is taken for them."""
 LIKENESS = 0.8
 """How much a column must look like an input that is not there to be taken for a misspelling of it."""
 
@@ -220,7 +220,7 @@ def grid_of_records(
     quantity: str | None = None,
     index: Any = None,
 ) -> Grid:
-    """The grid of columns of cells, None where an input is left out; errors name the place of the row.
+    """The grid from columns of cells, with None for an input that is left out; errors name the place of the row.
 
     names : in order, to find one that is there twice.  quantity : of rows that state none.
     """
@@ -296,7 +296,7 @@ def _with_none(cells: Any) -> list[Any]:
 
 
 def _kept(cells: Any) -> np.ndarray:
-    """A column of the user's own: numbers as numbers, anything else as it is."""
+    """A column of the user's own: numbers as numbers, anything else unchanged."""
     if hasattr(cells, "to_numpy"):
         return np.asarray(cells.to_numpy())
     kinds = {type(cell) for cell in cells}

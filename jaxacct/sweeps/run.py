@@ -1,4 +1,4 @@
-"""Planning and running a sweep: its blocks, each into the table and the journal as soon as it is solved."""
+"""Planning and running a sweep: each block enters the table and the journal as soon as it is solved."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class _Run:
         return journal
 
     def _solve(self, show: bool | None, journal: Journal, finish: Callable[[Table, Journal], None]) -> Table:
-        """Solve what the journal does not hold yet, and leave the rows in their file; the journal stays until then."""
+        """Solve the rows that the journal lacks, and write all rows to their file; then the journal is removed."""
         try:
             table = self.slice.solve(show, journal)
             finish(table, journal)
@@ -324,13 +324,13 @@ class Work:
         return np.sort(np.concatenate([np.zeros(0, np.int64), *self.blocks]))
 
     def whole(self, table: Table) -> Table:
-        """The whole table with what the grid had besides inputs; journals and slices hold the table without it."""
+        """The whole table with the grid's other columns; journals and slices hold the table without them."""
         return table.beside(self.grid.beside, self.grid.index)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep would do: counts, and what a sample of it took.  `jaxacct.sweeps.plan` makes one.
+    """A preview of a sweep: counts, and the time that a sample of it took.  `jaxacct.sweeps.plan` makes one.
 
     Parameters
     ----------

@@ -28,11 +28,11 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
     "sampling_probability": noise_rate_steps.calibrate_sampling_probability,
     "steps": noise_rate_steps.calibrate_steps,
 }
-"""What solves for each quantity that is calibrated."""
+"""The function that solves for each calibrated quantity."""
 BASES_AT_ONCE = 16
 """Base mechanisms, each with a curve of some 2 MB, that are solved together."""
 USUAL = "usual"
-"""Relation of a sweep whose batch rules have different usual relations: each row has that of its own rule."""
+"""Relation of a sweep whose batch rules have different usual relations: each row has the usual one of its rule."""
 
 
 class FailedRows(UserWarning):
@@ -44,12 +44,12 @@ class FailedRows(UserWarning):
 
 
 class Settings(NamedTuple):
-    """What every row of a sweep is solved with."""
+    """The settings with which every row of a sweep is solved."""
 
     relation: str
     engine: str
     rtol: float
-    backend: str  # never "auto": that of the whole grid, so that slices and resumed runs take the same
+    backend: str  # never "auto": chosen for the whole grid, so that slices and resumed runs use the same one
 
     def relation_of(self, sampling: str) -> str:
         """The relation of rows of a batch rule."""
@@ -123,7 +123,7 @@ def _answer_or_failed(
 
 
 def _failed(quantity: str) -> dict[str, Any]:
-    """The columns of one row of which nothing is known: what always holds, and no calibrated value."""
+    """The columns of one row without an answer: the bracket that always holds, and no calibrated value."""
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
     columns: dict[str, Any] = {name: np.array([end]) for name, end in zip(ANSWER, ends, strict=True)}
     columns |= {name: np.array([word], object) for name, word in zip(WORDS, ("certified", "failed", ""), strict=True)}

@@ -28,7 +28,7 @@ WHOLE = (*COUNTS, "epochs")
 ENDINGS = (".csv", ".parquet")
 """How the name of a result may end."""
 REPLACE = "replace it with --overwrite (overwrite=True)"
-"""What to do about a result that is there already."""
+"""Remedy for a result that exists already."""
 ROWS_PER_PIECE = 8192
 """Rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""
 
@@ -196,7 +196,7 @@ def write(table: Table, path: Path) -> None:
 
 
 def _is_numeric(column: np.ndarray) -> bool:
-    """Whether float64 holds a column as it is."""
+    """Whether float64 holds a column without change."""
     if column.dtype.kind not in "fiu":
         return False
     return column.dtype.kind == "f" or column.size == 0 or int(np.abs(column).max()) <= LARGEST_COUNT
@@ -216,7 +216,7 @@ def _cell(name: str, value: Any, quantity: str) -> str:
 
 
 def layout(grid: Grid) -> tuple[str, ...]:
-    """The columns of a grid's result: name, quantity, inputs, what is solved for, bracket, and its words."""
+    """The columns of a grid's result: name, quantity, inputs, solved quantity, bracket, and its words."""
     solved = [quantity for quantity in INPUTS if quantity in grid.quantity and not measures(quantity)]
     inputs = [field for field in INPUTS if field in grid.inputs or field in solved]
     name = ["name"] if any(grid.name) else []
@@ -272,12 +272,12 @@ def place(columns: Mapping[str, np.ndarray], axes: Mapping[str, np.ndarray]) -> 
 
 
 def solved_for(columns: Mapping[str, np.ndarray]) -> list[str]:
-    """What the rows are solved for, in the usual order."""
+    """The quantities for which the rows are solved, in the usual order."""
     return [quantity for quantity in QUANTITIES if quantity in set(columns["quantity"])]
 
 
 def out_path(out: Any) -> Path:
-    """The path of a result; what is no path is refused."""
+    """The path of a result; anything that is not a path is refused."""
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
         raise InputError(f"out = {shown(out)} must be the path of a file; name the result, such as 'result.csv'")
     return Path(out)
@@ -329,7 +329,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """The names of the columns; ValueError for one that is there twice, of which one would be taken in silence."""
+    """The names of the columns; ValueError if one occurs twice, since one of the two would silently be lost."""
     for place, name in enumerate(names):
         if name in names[:place]:
             raise ValueError(f"column {shown(name)} appears twice")

@@ -128,7 +128,7 @@ class Trainer:
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
-        sensitivity(self.clip_norm)  # refuses what is no clip norm
+        sensitivity(self.clip_norm)  # refuses anything that is not a clip norm
         if (plan.unit == "user") != (examples_per_user is not None):
             raise InputError(
                 f"examples_per_user = {examples_per_user!r:.40} does not go with unit = {plan.unit!r} of the plan; "
@@ -295,7 +295,7 @@ class Trainer:
                 frozen = () if rest is None else rest.frozen
                 refuse_closed_over("loss_fn", trace, given, frozen, source=isinstance(given, Source))
             if found is not None and found.session not in (b"", program.session):
-                # steps may have been taken after the checkpoint, of which nothing is known: its whole plan counts
+                # unknown steps may have been taken after the checkpoint: its whole plan counts
                 state = replace(state, history=state.history.whole())
             with run_log(*looks, state) as told:
                 noted = open_run_ledger(where.processes, ledger, state, self.plan, by)

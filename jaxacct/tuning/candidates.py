@@ -175,7 +175,7 @@ def require_pad(law: Law, space: Any, pad: int | None) -> None:
 
 
 class Raised(NamedTuple):
-    """In place of the result of a candidate whose training raised an exception, of which nothing else is kept."""
+    """Stands for the result of a candidate whose training raised an exception, of which nothing else is kept."""
 
 
 class Found(NamedTuple):
@@ -269,7 +269,7 @@ def best_few(
                 some = numbers[start : start + together]
                 filled = some + [some[-1]] * (together - len(some))
                 for number, result in zip(some, _results(run, some, filled), strict=True):
-                    one = _scored(number, result, value)  # also of one beyond K: as much work, of which nothing is kept
+                    one = _scored(number, result, value)  # candidates beyond K: the same work, nothing is kept
                     best = _best([*best, one] if number < count else best, top)
                 done += len(some)
                 bar.update(done)

@@ -84,7 +84,7 @@ def side_by_side(
     choice("method", method, METHODS)
     adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
     first_clip = adaptive.initial if adaptive else clip_norm
-    sensitivity(first_clip)  # refuses what is no clip norm
+    sensitivity(first_clip)  # refuses anything that is not a clip norm
     if plan.unit != "record":
         raise InputError(f"unit = {plan.unit!r} is not supported side by side; train each candidate by a Trainer")
     size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))

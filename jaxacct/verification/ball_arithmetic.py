@@ -46,7 +46,7 @@ def precision(bits: int) -> Iterator[None]:
     """Work at `bits` bits.  The setting is global in python-flint, so threads take turns."""
     with _LOCK:
         before = ctx.prec
-        ctx.prec = max(int(bits), 53)  # at least those of a float64
+        ctx.prec = max(int(bits), 53)  # at least the 53 bits of a float64
         try:
             yield
         finally:

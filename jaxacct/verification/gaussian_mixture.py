@@ -65,7 +65,7 @@ class GaussianMixture(SampledGaussian):
 
     @property
     def largest(self) -> Any:
-        """Without a chance of no contribution (weight 0) the loss has no end."""
+        """The largest loss; None if it is unbounded, as without a chance of no contribution (weight 0)."""
         return None if self.direction == "remove" or not self.weights[0] > 0 else -self.weights[0].log()
 
     @property

@@ -179,7 +179,7 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """Where the bound beyond is small enough, and the angle that gives it."""
+        """(the y beyond which the bound is small enough, the angle that gives this bound)."""
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:

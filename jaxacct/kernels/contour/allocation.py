@@ -65,7 +65,7 @@ Some = TypeVar("Some")
 COARSE = 160
 """Cells of the grids on which choices are made, and the images bounded."""
 TOLERANCE = 1e-10
-"""Size of what is cut off, relative to the value, where nothing else is asked for."""
+"""Default size of the terms cut off, relative to the value."""
 MANY = 250
 """Nodes above which another way is tried."""
 ILL = 6.0
@@ -75,16 +75,17 @@ ONE_SLOT = 15.0
 LOW_BLUR = 0.08
 """Width of the window between bulk and jumps, in log X."""
 LOW_SHARE = 0.5
-"""Where the bulk of the call ends, as a share of the threshold's distance from the mean.
+"""End of the call's bulk, as a share of the threshold's distance from the mean.
 
-Jumps larger than half of it leave the others less than half; the scales of both contours are then near their values.
+A jump larger than half of that distance leaves less than half to the others.  Then the scales of both contours are
+near their values.
 """
 BULK_END = 9.0
 """Widths of the window behind which the law of the bulk ends."""
 
 
 class Place(NamedTuple):
-    """Where a bracket integrates, and the bounds that belong to it."""
+    """The place of a contour, and the bounds that belong to it."""
 
     line: Line
     windows: Windows
@@ -126,7 +127,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """With or without a split, as told, and the other way where that is better."""
+    """The placement with a split if `split`, otherwise without; the other one in rows where that is better."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -188,7 +189,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
 
 
 def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
-    """Where A^t of the call is integrated by itself, A the transform of the bulk of another placement."""
+    """The placement for A^t of the call by itself, where A is the transform of the bulk of another placement."""
     low, blur = beside.windows.low, beside.windows.low_blur
     none = np.full_like(s, -np.inf)
     windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
@@ -197,7 +198,7 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 
 
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
-    """The placement for given windows.  known : whether the guess is taken as it is; else the scale may raise it."""
+    """The placement for given windows.  known : whether the guess is used unchanged; else the scale may raise it."""
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
     light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
@@ -385,7 +386,7 @@ def last_node(
         fresh = (fall - seen[rows]) / (here - before[rows])
         power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
         before[rows], seen[rows] = here, fall
-        # far out the bound may be poor, and one that is above the scale says nothing about the way
+        # far out the bound may be poor; a bound above the scale does not tell the direction
         stride = np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -STRIDE, STRIDE))
         new = here + stride
         middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * STRIDE)))
@@ -401,7 +402,7 @@ def last_node(
 
 
 def _taken(some: Some, rows: Array) -> Some:
-    """Some rows of arrays that all have one for each of them."""
+    """Some rows of all arrays of a pytree."""
     return jax.tree.map(lambda x: x[rows], some) if rows.size < len(jax.tree.leaves(some)[0]) else some
 
 
@@ -450,7 +451,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """log of a bound of (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y, by the one path or the other, (B,)."""
+    """log of a bound of (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y, by either path, (B,)."""
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
@@ -686,7 +687,7 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """(value, slope, bound of its rounding) of the closed forms of what is not integrated."""
+    """(value, slope, bound of its rounding) of the closed forms of the part that is not integrated."""
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -704,7 +705,7 @@ def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
 
 
 def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array, Array, Array, Array]:
-    """E w1, E[X w1], (E w1)^{t-1}, and the relative rounding of what they make up."""
+    """E w1, E[X w1], (E w1)^{t-1}, and the relative rounding of their combination."""
     root, at = np.sqrt(1.0 + windows.low_blur**2), np.where(whole, 0.0, windows.low)
     log_m, log_mx = log_ndtr(at / root), log_ndtr((at - s) / root)
     units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
@@ -712,7 +713,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """(lower, estimate, upper, slope) of what is not integrated: slots beyond the far window, and bulk alone."""
+    """(lower, estimate, upper, slope) of the part that is not integrated: slots beyond the far window, bulk alone."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -933,7 +934,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Rows of one round each, at most so many together and so far apart."""
+    """Groups of rows of one round, with at most `together` rows within a `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:

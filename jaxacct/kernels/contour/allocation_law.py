@@ -85,7 +85,7 @@ class Cells(NamedTuple):
     share: Array
     """(B, J) (mean of X - lower end)/(upper end - lower end)."""
     doubt: Array
-    """(B, J) how far the share may be off; 1 where underflow leaves nothing of it."""
+    """(B, J) error of the share; 1 if underflow destroys it."""
 
 
 class Cuts(NamedTuple):
@@ -95,7 +95,7 @@ class Cuts(NamedTuple):
     low: tuple[Array, Array] | None
     """(B, J + 1) each; None where no configuration has a bulk."""
     high: tuple[Array, Array] | None
-    """None where nothing is far in any configuration."""
+    """None if no configuration has far outputs."""
 
 
 def ratio(u: Array, s: Array, t: Array) -> Array:
@@ -214,7 +214,7 @@ def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -
 
 
 def _relative(cells: Cells) -> Array:
-    """(B, 1) the relative rounding error of X/t on the grid, at most."""
+    """(B, 1) the largest relative rounding error of X/t on the grid."""
     return ROUNDOFF * (8.0 + 4.0 * (cells.s * (np.abs(cells.edges[:, -1:]) + cells.s) + 30.0))
 
 
@@ -407,7 +407,7 @@ def panel_errors(
 
 
 def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
-    """(B, X) units of 2^-53 by which a term of a sum over the nodes may be off, relative to its factors."""
+    """(B, X) error of a term of a sum over the nodes, in units of 2^-53, relative to its factors."""
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
@@ -421,7 +421,7 @@ def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
 
 
 class Line(NamedTuple):
-    """Where the integral is evaluated."""
+    """The line on which the integral is evaluated."""
 
     c: Array
     """(B,) the abscissa."""
@@ -503,7 +503,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     below = tail(-windows.start)
     start_grown = np.exp(np.maximum(sign, 0.0) * c * small)
     departure = np.sum(base * less, axis=1) - lack
-    direct = ~(departure > -0.5)  # the sum itself is more accurate than 1 less what it lacks
+    direct = ~(departure > -0.5)  # the sum itself is more accurate than 1 less its deficit
     at_c = np.where(direct, np.maximum(np.sum(base * grown, axis=1), 1e-200), 1.0 + departure)
     log_at_c = np.where(direct, np.log(at_c), np.log1p(np.where(direct, 0.0, departure)))
     rest_at_c = np.sum(rest * grown, axis=1)
@@ -516,7 +516,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     second = _tables(nodes.x, sign * step, fine).transpose(0, 2, 1)
     spun, dropped = [], []
     for weight in (base * grown, rest * grown):
-        # bulk and jumps have each their own range of nodes; what is left out is counted as an error
+        # bulk and jumps each have their own range of nodes; terms outside it count as an error
         large = np.flatnonzero(np.any(weight > NEGLIGIBLE * np.sum(weight, axis=1)[:, None], axis=0))
         if large.size:
             some = slice(large[0], large[-1] + 1)

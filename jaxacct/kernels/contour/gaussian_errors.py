@@ -28,7 +28,7 @@ TALLEST_LINE = 12.0
 RANGE_FACTOR = 1.0 + 2.0 * TALLEST_LINE
 """Factor on the bound of the mass beyond a grid's ends; it covers the two sides of the shifted path there, too."""
 STRIP_SHARES = (0.5, 0.8, 0.95)
-"""Heights tried for the shifted line, over the one that seems best; any of them gives a bound."""
+"""Heights tried for the shifted line, over the height that seems best; any of them gives a bound."""
 LARGEST_DOUBT = 0.1
 """If the error of a weight's logarithm is larger, first order does not suffice and nothing is certified."""
 ROUNDED_UP = 1.001
@@ -69,7 +69,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     y = u / width - 0.5 / width**2
     odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, LARGEST_EXPONENT))
     nearest = xp.minimum(xp.abs(u[..., :-1]), xp.abs(u[..., 1:])) * (u[..., :-1] * u[..., 1:] > 0)
-    # what rounding can add to an exponent, but for a factor of its argument
+    # the most that rounding adds to an exponent, up to a factor of its argument
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = 4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0)
     z = xp.abs(t.power) + 1.0
@@ -82,7 +82,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     wanted = xp.minimum(2.0 * xp.pi / t.step - t_max * steepest / sigma, 9.5)
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray(STRIP_SHARES)
     alpha = xp.clip(shifts, 1e-3 * widest[..., None], xp.minimum(0.97 * widest, TALLEST_LINE)[..., None])
-    # from here on the axis before the last is that of the shifts
+    # from here on the axis before the last is for the shifts
     angle = (alpha / width)[..., None]
     odds, loss, small = odds[..., None, :], loss[..., None, :], angle <= 0.5 * xp.pi
     argument = xp.arctan2(odds[..., 1:] * xp.sin(angle), 1.0 + odds[..., 1:] * xp.cos(angle))

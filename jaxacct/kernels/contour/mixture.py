@@ -554,7 +554,7 @@ def _strip(
 
 
 class Part(NamedTuple):
-    """What is composed so many `times`: one of several branches, drawn with its share."""
+    """A step that is composed `times` times: one of several branches, each drawn with its share."""
 
     times: float
     shares: tuple[float, ...]

@@ -180,7 +180,7 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """`errors` for `values_along`: those of the phases grow with eps, those of Horner's rule with the node."""
+    """`errors` for `values_along`: errors of the phases grow with eps, errors of Horner's rule with the node."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)

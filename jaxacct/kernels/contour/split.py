@@ -191,7 +191,7 @@ class Integrand(NamedTuple):
 
 
 class Quadrature(NamedTuple):
-    """What an integrand was made from: the grids, their parts under the tilt, and both parts at every node.
+    """The ingredients of an integrand: the grids, their parts under the tilt, and both parts at every node.
 
     (A(z_k)/A(c) - 1) and (B(z_k)/B(c) - 1) are pairs of real and imaginary parts, each (J, count).
     """
@@ -293,7 +293,7 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
 
 
 LARGEST_DOUBT = 0.1
-"""Error of the logarithm of a weight from which on the first order says nothing, and nothing is certified."""
+"""If the error of a weight's logarithm is larger, first order does not suffice and nothing is certified."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
 LEAST_LOG_SCALE = -690.0
@@ -338,7 +338,7 @@ def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
 
 
 class _Round(NamedTuple):
-    """Where the search stands, and the contour that led there."""
+    """The state of the search, and the contour that led there."""
 
     count: Array  # rounds done
     value: Array
@@ -511,7 +511,7 @@ def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> 
 
 
 class Certificate(NamedTuple):
-    """Bounds of the errors of an integrand, and of what is not integrated."""
+    """Bounds of the errors of an integrand, and of the remainder."""
 
     common: Array  # bound on the error of K(c), a factor common to all nodes
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
@@ -523,7 +523,7 @@ class Certificate(NamedTuple):
 
 
 class _OnAxis(NamedTuple):
-    """What is computed on the real axis, where t = 0 and grids are even."""
+    """Quantities on the real axis, where t = 0 and grids are even."""
 
     even: Grid  # at the contour's abscissa
     parts: TiltedParts
@@ -628,7 +628,7 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
     low = z * least * xp.where(least > 0, down, up) - split_remainder.OUTWARD * images * up + far
     log_low, log_high = (xp.log(xp.maximum(x, 1e-300)) for x in (low, high))
     margin = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(integrand.c * epsilon) + 8.0)
-    # what the contour integrates is at least 0: else the bounds contradict each other
+    # the integral is at least 0; otherwise the bounds contradict each other
     certain = (value + both >= 0.0) & (high < xp.inf)
     low = xp.where(certain & (low > 1e-300), log_low - margin - 8.0 * ROUNDOFF * xp.abs(log_low), -xp.inf)
     return low, xp.where(certain, log_high + margin + 8.0 * ROUNDOFF * xp.abs(log_high), xp.inf)

@@ -28,9 +28,9 @@ from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_
 from jaxacct.kernels.special import log1p, log_ndtr, log_ndtr_sides, logsumexp, softplus, total
 
 GRID_BEYOND_FAR_WINDOW = 17.0
-"""How far the grid reaches beyond `high`, in widths of the far window.
+"""The grid reaches this many widths of the far window beyond `high`.
 
-The far window is below 1e-60 there, so that less than e^-45 is left of a tilted law that grows by e^60 on the way.
+The far window is below 1e-60 there: less than e^-45 remains of a tilted law that grows by e^60 on the way.
 """
 LARGEST_TURN_SHARE = 0.85
 """Largest share of the grid's points that may go to following the turns of e^{itL}; the others resolve the windows."""
@@ -87,7 +87,7 @@ def ends(sigma: Array, q: Array, sign: Array, high: Array, c: Array) -> tuple[Ar
     """The range in u: up to the far window, or for the add direction as far as the law tilted by c reaches."""
     xp = namespace(sigma, high, c)
     removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)
-    if xp is np and np.all(removing):  # what follows is for the add direction
+    if xp is np and np.all(removing):  # the rest is for the add direction
         shape = np.broadcast_shapes(np.shape(sign), np.shape(c), last.shape)
         return np.full(shape, first), np.broadcast_to(last, shape)
     lo, hi = quadrature_range(sigma, q, sign, c)
@@ -280,7 +280,7 @@ TALLEST_LINE = 12.0
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, over the half width pi sigma of the strip in which the integrand is analytic."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""What the sides of the path contribute at most, over the bound of the integrand there: their lengths together.
+"""Largest contribution of the sides of the path, over the bound of the integrand there: their total length.
 
 On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6).
 """
@@ -336,7 +336,7 @@ def cell_bounds(
     shrink = 1.0 - 4.0 * odds / (1.0 + odds) ** 2 * xp.sin(0.5 * angle) ** 2
     modulus = loss + 0.5 * xp.log(xp.maximum(shrink, 1e-300))
     turn = xp.arctan2(odds * xp.sin(angle), 1.0 + odds * xp.cos(angle))
-    # what rounding can add to the exponents
+    # the most that rounding adds to the exponents
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
     blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
@@ -403,7 +403,7 @@ def tails(sigma: Array, sign: Array, c: Array, nodes: Grid, parts: TiltedParts) 
 def _least(
     sigma: Array, like: Array, nodes: Grid, error: Callable[[Array], Array], exponents: Sequence[float]
 ) -> Array:
-    """The smallest of the errors at some heights of the line, if the grid can see the law at all.
+    """The smallest of the errors at some heights of the line, if the grid resolves the law at all.
 
     `error` takes heights with an axis in front of all batch axes, which are those of `like`.
     """
@@ -428,7 +428,7 @@ def _climbed(
     own: Array,
     turning: Array | float,
 ) -> Array:
-    """What the sides of the path cost, relative to each part; `turning` is the phase per unit of height."""
+    """Bound of the sides of the path, relative to each part; `turning` is the phase per unit of height."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
@@ -538,7 +538,7 @@ def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """By the level sets of the sampled Gaussians, for keep_bulk = 1."""
+    """The decay by the level sets of the sampled Gaussians, for keep_bulk = 1."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     whole = _whole(grids, parts, law.sign[..., None], c[..., None])
     slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
@@ -547,7 +547,7 @@ def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequenc
 
 
 def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """By the jumps, for keep_bulk = 0."""
+    """The decay by the jumps, for keep_bulk = 0."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk
@@ -592,7 +592,7 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """An upper bound of `K(c) + log kappa(c)` for what the contour integrates, from the (J, 2) errors of its parts."""
+    """An upper bound of `K(c) + log kappa(c)` for the integrated compositions, from the (J, 2) errors of the parts."""
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)

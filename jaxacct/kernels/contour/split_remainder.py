@@ -1,4 +1,4 @@
-"""What the split contour does not integrate: compositions with a far step, and those of bulk steps alone.
+"""The remainder, which the split contour does not integrate: compositions with a far step, and of bulk steps alone.
 
 The first have a closed form and a bounded excess; the second are bounded by Chernoff (kernels/README.md, section 6).
 """
@@ -41,11 +41,11 @@ EXCESS_ABSCISSA_FACTORS = (0.8, 1.25)
 CHOICE_POINTS = 160
 """Quadrature points for choosing windows; no bound depends on them."""
 CHOICE_REACH = 9.0
-"""How far that quadrature reaches below 0 in u: beyond are 1e-19 of the outcomes."""
+"""That quadrature reaches this far below 0 in u; 1e-19 of the outcomes lie beyond."""
 LARGEST_EXPONENT = 600.0
 """Largest eps whose exponential is used: e^600 is far from float64's limits."""
 LARGEST_MOMENT = 1e200
-"""Beyond it a moment bounds nothing, and is replaced by inf."""
+"""A larger moment bounds nothing and is replaced by inf."""
 FAR_CELLS_BELOW, FAR_CELLS_ABOVE = 25.0, 40.0
 """Widths of the far window between which the far moment is bounded cell by cell: 1 - w2 < e^-312 below."""
 FAR_ROUNDING = 1e-11
@@ -73,7 +73,7 @@ class FarMasses(NamedTuple):
 
 
 class Remainder(NamedTuple):
-    """Bounds of what the contour does not integrate, as functions of eps."""
+    """Bounds of the remainder, which the contour does not integrate, as functions of eps."""
 
     far: FarMasses
     excess_at: Array  # (E,) theta
@@ -85,7 +85,7 @@ class Remainder(NamedTuple):
 
 
 class WindowChoice(NamedTuple):
-    """Where to split, and the best abscissae for bounding what is then not integrated."""
+    """Where to split, and the best abscissae for bounding the remainder."""
 
     low: Array  # (J,) centre of the low window in u
     high: Array  # (J,) and of the far window
@@ -123,7 +123,7 @@ def scale_of(law: LossLaw, epsilon: Array) -> Array:
 
 
 def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> WindowChoice:
-    """Where to split for a given eps, so that what is not integrated is below e^{log_delta + log_tol}.
+    """Where to split for a given eps, so that the remainder is below e^{log_delta + log_tol}.
 
     Own axes below: J, abscissae, places of a window, points of the quadrature.
     """
@@ -178,12 +178,12 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
 
 
 def _composed_pairs(n: Array, x: Array) -> Array:
-    """As `composed`, for x of (J, C, L)."""
+    """`composed` for x of shape (J, C, L)."""
     return namespace(n, x).sum(n[..., None, None] * x, axis=-3)
 
 
 def far_masses(law: LossLaw, high: Array) -> FarMasses:
-    """What the far windows cut off, composed."""
+    """The masses that the far windows cut off, composed."""
     xp = namespace(law.gauss_n, high)
     sigma, q = law.gauss_sigma, law.gauss_q
     spread = xp.sqrt(1.0 + high_blur(sigma) ** 2)
@@ -211,7 +211,7 @@ def bounds(
     bulk_log: Array,
     points: int,
 ) -> Remainder:
-    """Certified bounds of what is not integrated, given the Chernoff bounds of bulk compositions."""
+    """Certified bounds of the remainder, given the Chernoff bounds of bulk compositions."""
     xp = namespace(law.gauss_n, windows.high)
     sigma, q, n = law.gauss_sigma, law.gauss_q, law.gauss_n
     near = xp.sqrt(1.0 + low_blur(sigma) ** 2)

@@ -227,7 +227,7 @@ class _Scales(NamedTuple):
 
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
-    """From the parts' E and squares of |g|/2^E, shape (parts, examples).  NaN does not fit and is not usable."""
+    """The factors from the parts' E and squares of |g|/2^E, (parts, examples).  NaN does not fit and is not usable."""
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
     length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))

@@ -235,7 +235,7 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 
 
 def _at_most(values: Any, dtype: Any) -> Any:
-    """In this dtype, if they are in a wider one."""
+    """The values, converted to `dtype` if theirs is wider."""
     return values.astype(dtype) if values is not None and values.dtype.itemsize > dtype.itemsize else values
 
 

@@ -148,7 +148,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
 
 
 FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedding}
-"""By primitive: (equation, number of the operand w) -> its product; None where this use of w is another."""
+"""For each primitive a function (equation, number of the operand w) -> its product, or None for other uses of w."""
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class Spent:
             partition.dearest = mine
             self.releases.subtract(before)
             self.releases.update(partition.releases())
-            self.releases += Counter()  # drops what has come down to 0
+            self.releases += Counter()  # drops counts that have come down to 0
 
     def within(self, first: int, last: int, step: int, label: str | None) -> float:
         """What a new step's partition has cost so far, as a sum of 1/sigma^2; 0 if the step continues no partition.
@@ -284,7 +284,7 @@ class Contents:
         self.runs: dict[str, Spent] = {}
         self.headers: dict[str, list[Run]] = {}
         self.run = ""
-        self._certified: tuple[str, Counter[Release], int] | None = None  # what `leaves_room` has certified last
+        self._certified: tuple[str, Counter[Release], int] | None = None  # the last result that `leaves_room` certified
 
     @property
     def plan(self) -> Plan:

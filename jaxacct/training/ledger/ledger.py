@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
 def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
     """A new file in the folder of `place`, readable by its owner alone; `path` is named where it cannot be made."""
-    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # with what follows at most 255 bytes
+    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # at most 255 bytes with the ending
     temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
@@ -416,7 +416,7 @@ class Ledger(Contents):
                 self._chains += chains[1:]
                 for entry in entries:
                     self.count(entry)
-            except BaseException:  # an interrupt as well: what is counted here may not be what is in the file
+            except BaseException:  # also an interrupt: the counts here may differ from the file
                 with contextlib.suppress(OSError):
                     self._file.close()
                 raise

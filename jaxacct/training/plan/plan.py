@@ -233,7 +233,7 @@ class Plan(PlanRequest):
         averages |= {"slots": slots if one_size else None, "cap": cap}
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
         if epsilon is not None:
-            vars(self)["epsilon"] = epsilon  # the solver found it already: what `epsilon` would compute
+            vars(self)["epsilon"] = epsilon  # the solver has already found the value that `epsilon` would compute
 
     @property
     def truncation(self) -> tuple[int, int]:
@@ -413,7 +413,7 @@ class Plan(PlanRequest):
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == FIXED and settings["relation"] in DISPLACING:
-            settings["relation"] = "zero_out"  # what older releases meant: the record's place stays empty
+            settings["relation"] = "zero_out"  # the meaning in older releases: the record's place stays empty
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
                 raise InputError(f"plan: {name} is missing; give a number")

@@ -233,7 +233,7 @@ def noise_in_filter(
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
     """Two stretches of a run, the noise of the second scaled by each of several factors: a batch of mechanisms."""
     n = terms.dataset_size
-    if terms.sampling == FIXED:  # a pass may begin in the one and end in the other
+    if terms.sampling == FIXED:  # a pass may begin in one segment and end in another
         whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
         return prefixes([releases(segments, segments[-1].end, FIXED, n) for segments in whole])
     parts = []
@@ -446,7 +446,7 @@ def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
 
 
 def _target(terms: PlanRequest) -> float:
-    assert terms.target_epsilon is not None  # nothing is solved for without a target
+    assert terms.target_epsilon is not None  # without a target there is nothing to solve
     return terms.target_epsilon
 
 

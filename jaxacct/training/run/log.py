@@ -277,7 +277,7 @@ class LogFile:
             _cut_after_last_line(self._file)
             self.there = self._last_step(run)
             self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # record written, the place before it
-        except OSError as error:  # such as of a pipe, of which nothing can be read again
+        except OSError as error:  # a pipe, say, which cannot be read again
             self._file.close()
             raise unwritable(place, error) from None
         except BaseException:

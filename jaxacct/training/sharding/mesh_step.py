@@ -70,7 +70,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             at_hand = Carried(zipped(gathered, params, specs), None, clip_norm, None)
             of_model = frozen if frozen is None else zipped(gathered, frozen, rest)
             summed, members, seen = sums_over(rule, at_hand, key, here, data, of_model, first)
-            # no loop is left to run, of which other devices may have more rounds: all of them get here
+            # all devices get here: no loop is left in which other devices may have more rounds
             return added_up(Sums(summed, members, seen), cuts, mesh)
 
         sums = jax.shard_map(
@@ -394,7 +394,7 @@ class Gathering(NamedTuple):
 
 
 def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
-    """For one device; ``rows`` holds the shapes of a micro-batch."""
+    """The step on loaded batches for one device; ``rows`` holds the shapes of a micro-batch."""
 
     def nothing(carried: Carried, frozen: Untrained | None) -> Sums:
         return no_sums(rule, carried, rows, frozen)
@@ -411,7 +411,7 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
 
 
 def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> LoadedStep:
-    """For the devices of a mesh, each of which has an equal part of every micro-batch."""
+    """The step on loaded batches for a mesh; each device has an equal part of every micro-batch."""
     spread = over_examples(mesh)
     over = lambda function, ins, outs: jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
     at_hand = lambda params, clip_norm: Carried(params, None, clip_norm, None)

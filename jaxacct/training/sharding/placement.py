@@ -1,4 +1,4 @@
-"""Where a run's arrays are, on one device or on those of a mesh; how they get there, and what is digested of them.
+"""Places a run's arrays on one device or on a mesh, and digests them.
 
 A device of a mesh has the rows of its own records, or of its own users.
 """

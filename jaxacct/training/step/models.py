@@ -319,12 +319,12 @@ def _split(shape: tuple[int, ...]) -> int:
 
 
 class _Array:
-    """In the form of a model, in place of a leaf that is an array and so not part of the form."""
+    """Stands in the form of a model for a leaf that is an array, since the form holds no arrays."""
 
 
 @dataclass(frozen=True)
 class _Stream:
-    """In the form of an nnx module, in place of its key or count of a stream of random numbers."""
+    """Stands in the form of an nnx module for the key or count of a stream of random numbers."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -357,7 +357,7 @@ class Untrained:
 
     @classmethod
     def tree_unflatten(cls, form: Any, frozen: Sequence[Any]) -> Untrained:
-        """From its arrays, and all else."""
+        """Rebuild it from its arrays and its form."""
         return cls(tuple(frozen), form)
 
 

@@ -82,7 +82,7 @@ def numbers(
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
         size = slots_of(segment.sampling_probability)
-    else:  # of fixed batches rounding up costs nothing; a sample may not exceed its share, but for rate times size
+    else:  # rounding up fixed batches costs nothing; a sample may exceed its share only by rounding of rate * size
         size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(
         sampler.threshold(segment.sampling_probability),
@@ -257,7 +257,7 @@ def release(
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
     found, groups = grouped(clip_norm, params)
-    norms = [found[group] for group in sorted(set(groups))]  # of parts that are all frozen nothing is released
+    norms = [found[group] for group in sorted(set(groups))]  # parts that are all frozen release nothing
     std = deviation(now.gradient_noise, norms)
     noisy = (add_noise or noise.add)(noise.stream(key, noise.NOISE), summed.total, std)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)

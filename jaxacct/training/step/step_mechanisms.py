@@ -106,7 +106,7 @@ def prefixes(counts: Sequence[Mapping[Release, int]]) -> Mechanism:
         number = np.array([each.get(release, 0) for each in counts], np.float64)
         rate: Any = release.sampling_probability
         if not number.all():
-            rate = np.where(number > 0, rate, 0.0)  # what is sampled at rate 0 leaks nothing
+            rate = np.where(number > 0, rate, 0.0)  # a release sampled at rate 0 leaks nothing
         mechanism = single(release.sampling, release.noise_multiplier, rate, *release[3:])
         parts.append(repeat(mechanism, np.maximum(number, 1.0)))
     if not parts:
