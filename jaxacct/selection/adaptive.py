@@ -189,12 +189,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """The sum for one base, one list of weights and one direction.
-
-    delta_k does not decrease in k, since fewer releases are a function of more.  It is computed at some numbers k, the
-    nodes. Between two nodes it lies between their values, and before the first node between 0 and the first value.
-    Nodes are added where that leaves most open.
-    """
+    """The sum for one base, list of weights and direction: delta_k at some k, the nodes, more where much is open."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -434,11 +429,7 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """Certified probabilities of one law of K.
-
-    Less than `tail` is left out on either side, where 2^21 numbers are enough for that.  The ratios `Pr[K = k + 1]/Pr[K
-    = k]` are multiplied from the mode on, and the products are divided by their sum.  Beyond the list the products are
-    below a geometric series.  InputError for a law that is not one of this library.
+    """Certified probabilities of one law of K, less than `tail` left out on either side if 2^21 numbers are enough.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)

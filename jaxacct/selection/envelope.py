@@ -221,12 +221,7 @@ def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gain and cost of lines: `r phi'(T(v)) - phi'(v)` is at most the largest `r gain - cost`, for every v and r.
-
-    v is cut into cells on which T is linear, narrow where phi'(v) or phi'(T(v)) may vary fast.  On a cell phi'(T) is at
-    most its chord, and phi' is at least a tangent: the one in the middle, or the one on the left where phi' is steep.
-    The difference is linear, so the ends of the cell decide.
-    """
+    """Gain and cost of lines: `r phi'(T(v)) - phi'(v)` is at most the largest `r gain - cost`, for every v and r."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, 12 * (POINTS + 2))
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])

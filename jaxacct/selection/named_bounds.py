@@ -206,10 +206,7 @@ def bound_epsilon(
     >>> round(float(b.upper), 4), b.kind
     (1.9992, 'bound')
     """
-    target = np.asarray(check("delta", delta, DELTA))
-    upper, engine = _evaluated("epsilon", run, k, target, bound, relation)
-    status = np.where(np.isinf(upper), "width", np.where(upper == 0.0, "zero", "ok"))
-    return Bounds(np.zeros(upper.shape), upper, upper, _kind(bound), status, engine)
+    return _evaluated("epsilon", run, k, np.asarray(check("delta", delta, DELTA)), bound, relation)
 
 
 def bound_delta(
@@ -242,15 +239,11 @@ def bound_delta(
     >>> b.engine, bool(b.upper < 1e-5)
     ('envelope', True)
     """
-    at = np.asarray(check("epsilon", epsilon, NON_NEGATIVE))
-    upper, engine = _evaluated("delta", run, k, at, bound, relation)
-    return Bounds(np.zeros(upper.shape), upper, upper, _kind(bound), engine=engine)
+    return _evaluated("delta", run, k, np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), bound, relation)
 
 
-def _evaluated(
-    quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Upper ends, and which bound gave them: "auto" takes the smallest of those that hold whatever the score."""
+def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str) -> Bounds:
+    """Upper ends and which bound gave them; "auto" takes the smallest of those that hold whatever the score."""
     require_mechanism("run", run)
     refuse_tracers(f"selection.bound_{quantity}", "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)
@@ -268,8 +261,6 @@ def _evaluated(
         found = np.where((found >= 0.0) & (found <= most), found, most)  # NaN bounds nothing
         engine = np.where(found < best, name, engine)
         best = np.minimum(best, found)
-    return best, engine
-
-
-def _kind(bound: str) -> str:
-    return "bound" if bound == "auto" else BOUNDS[bound].kind
+    kind, open_ = "bound" if bound == "auto" else BOUNDS[bound].kind, np.where(np.isinf(best), "width", "ok")
+    status = np.where(best == 0.0, "zero", open_) if quantity == "epsilon" else "ok"
+    return Bounds(np.zeros(shape), best, best, kind, status, engine)

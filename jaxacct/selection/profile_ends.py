@@ -272,12 +272,7 @@ def slopes(law: Law, y: np.ndarray) -> np.ndarray:
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
-    """An upper bound of `phi'(T(v) - p)/phi'(v)` over v in (0, 1], at least 1; inf where float64 has none.
-
-    Numerator and denominator do not decrease in v.  So on a cell the ratio is at most the numerator at its right end
-    over the denominator at its left end.  Before a cell, where T(v) - p is at most slope * v, the ratio `phi'(slope
-    v)/phi'(v)` does not decrease, since phi' has no negative coefficients.
-    """
+    """An upper bound of `phi'(T(v) - p)/phi'(v)` over v in (0, 1], at least 1; inf where float64 has none."""
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(2, C) ends to upper bounds on the cells, and lower bounds of the largest."""
