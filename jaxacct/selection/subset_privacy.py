@@ -148,8 +148,8 @@ def subset_renyi(tuning: Any, training: Any, sampling_probability: float, *, var
             added = _moment(tuning[1], j[1:]) + _moment(training[1], a + 1 - j[1:])
             found = max(_sum(q, removed), _sum(q, added))
         value.append(found / (a - 1))
-    value = np.array(value) + (np.max(training, axis=0) if variant == "all" else 0.0)
-    return np.maximum(value, 0.0) * ROUNDED_UP
+    total = np.array(value) + (np.max(training, axis=0) if variant == "all" else 0.0)
+    return np.maximum(total, 0.0) * ROUNDED_UP
 
 
 def expected_cost(k: Law, sampling_probability: Any, dataset_size: Any, epochs: Any, *, variant: str = "rest") -> Any:
