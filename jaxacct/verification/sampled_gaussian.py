@@ -204,7 +204,7 @@ class SampledGaussian:
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
-        """Bound of h times the sum of N(u) mix^e over the nodes beyond the range (README.md, "Range")."""
+        """Bound of h times the sum of N(u) mix^e beyond the range (README.md, "The sampled Gaussian")."""
         exponent, total = self._exponent(c), arb(0)
         if self.direction == "remove":
             last = arb(self._steep(float((exponent / self.sigma).upper()) + 1.0, 1))
