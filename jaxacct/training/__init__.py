@@ -1,4 +1,4 @@
-"""Private training: the plan of what is spent, the ledger of what has been, and the steps themselves.
+"""Private training: plans of the privacy to spend, ledgers of the privacy spent, and the training steps.
 
 The rooms, and which may import which, are in jaxacct/training/README.md.  Names are imported when first used: what
 needs flax, optax or orbax imports it there.

@@ -190,7 +190,7 @@ _HEAD = ("search", "split", "share", "law of K", *_NUMBERS, "status")
 
 
 def _cells(one: Option) -> tuple[str, ...]:
-    """The line of an option as it is printed; noise and epsilon are rounded up, so that they hold as they stand."""
+    """The printed line of an option; noise and epsilon are rounded up, so that the printed numbers hold."""
     law = f"{one.family} {one.parameter:.4g}"
     noise = [outward(x, ".4g", up=True) for x in (one.noise_multiplier, one.released_noise)]
     cost = [outward(one.epsilon, ".5g", up=True), f"{one.gradients:.3g}", f"{one.gradients_95:.3g}"]

@@ -377,7 +377,7 @@ class SubsetPlan:
 
     @property
     def growth(self) -> float:
-        """Expected records of the final run over those of a candidate: (1-q)/q or 1/q."""
+        """Expected records of the final run over expected records of a candidate: (1-q)/q or 1/q."""
         return ((1.0 - self.share) if self.variant == "rest" else 1.0) / self.share
 
     @property
@@ -476,7 +476,7 @@ def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidat
 
 
 def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
-    """HTML of a plan: its claim and target, what is known besides, and a line for each candidate."""
+    """HTML of a plan: its claim and target, further facts, and a line for each candidate."""
     goal = [("target epsilon", repr(plan.target_epsilon)), ("target delta", repr(plan.target_delta))]
     shown, rest = markup.cut(len(each))
     rows = [(f"candidate {row}", line) for row, line in enumerate(each[: len(shown)])]

@@ -144,7 +144,7 @@ def _checked_weights(count: int, weights: Sequence[float] | None) -> tuple[float
 
 
 def plain(value: Any) -> Any:
-    """A number, word, or None as Python has it, so that what is released does not depend on where it came from."""
+    """A number, word, or None as a Python value, so that the released value does not depend on its source."""
     value = value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0) else value
     if not isinstance(value, int | float | str | bool | None):
         raise InputError(f"value {value!r:.40} must be a number or a word; name what it stands for, and look it up")

@@ -192,7 +192,7 @@ def tune_on_subset(
 
 
 def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") -> dict[str, Any]:
-    """The configuration for `growth` times as many records: by "sgd" the rate times growth, by "adam" as it is.
+    """The configuration for `growth` times as many records: "sgd" multiplies the rate by growth, "adam" keeps it.
 
     DP-SGD at the same rate, noise and steps adds noise of standard deviation proportional to learning rate over batch
     size: the rule keeps that.
@@ -226,7 +226,7 @@ def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") ->
 
 
 def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
-    """((examples, present) of the sample, the same of what the final run is trained on)."""
+    """((examples, present) of the sample, (examples, present) for the final run)."""
     drawn = sampler.poisson(key, plan.dataset_size, sampler.threshold(plan.share))
     inside = np.sort(np.asarray(drawn.indices)[: int(drawn.count)])
     rest = np.setdiff1d(np.arange(plan.dataset_size), inside)

@@ -356,7 +356,7 @@ def _tuned(
     programs: dict[Any, Any] = {}  # compiled once, whatever the number of rounds
 
     def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
-        """The winners of one selection, and what is released where there is none, which no data enter."""
+        """The winners of one selection; if there is none, a release that does not depend on the data."""
         place = lambda number: secret.choice(b"setting", number, len(plans))
 
         def kind_of(config: Mapping[str, Any], number: int) -> Hashable:
@@ -391,7 +391,7 @@ def _tuned(
 
 
 def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str) -> Tuned:
-    """The winners, of which the one with the best score comes first in the fields."""
+    """The winners; the one with the best score comes first in the fields."""
     best = max(enumerate(winners), key=lambda one: rank(one[1].score, one[0]))[1] if winners else nothing
     status = "tuned" if winners else "none"
     fields = (best.params, best.config, best.score, status, cost.epsilon, cost.mechanism, best.plan, word)
@@ -412,7 +412,7 @@ def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
 
 
 def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> str:
-    """The error line: what the whole costs, and what would help."""
+    """The error line: the cost of the whole tuning, and the remedies."""
     if unplanned:
         return (
             f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "

@@ -99,7 +99,7 @@ def outward(x: Any) -> tuple[float, float]:
 
 
 def digits_of(found: Any) -> int:
-    """Decimal digits to which a ball is known: 0 where nothing is, 99 where it is exact."""
+    """Decimal digits to which a ball is known: 0 if none, 99 if it is exact."""
     if not found.is_finite():
         return 0
     with precision(64):

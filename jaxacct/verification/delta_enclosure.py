@@ -40,7 +40,7 @@ MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
-    """delta(epsilon) of one direction; log_scale is the logarithm of what it is compared with."""
+    """delta(epsilon) of one direction; log_scale is the logarithm of the number with which it is compared."""
     with precision(BITS[level]):
         composition = build()
         parts, infinite = composition.parts, composition.infinity

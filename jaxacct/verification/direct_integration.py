@@ -182,7 +182,7 @@ def _left(step: _Step, low: Any, inner: Callable[[Any], Any]) -> Any:
 
 
 def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> tuple[Any, Any]:
-    """The lower end of the range, and what the integral below it adds."""
+    """(the lower end of the range, bounds of the integral below it)."""
     top = min(float(cut.real.mid()), 0.0)
     for away in range(1, FARTHEST_DEVIATIONS):
         tick()

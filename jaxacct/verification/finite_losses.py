@@ -170,7 +170,7 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """The pair whose profile is the larger of those of (p, q) and (q, p), from its knots, in exact fractions."""
+    """The pair whose profile is the larger of the profiles of (p, q) and (q, p), from its knots, in exact fractions."""
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)
     profiles = [_profile(one, two), _profile(two, one)]

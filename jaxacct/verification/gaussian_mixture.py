@@ -20,7 +20,7 @@ NEGLIGIBLE = arb(2) ** -400
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
-    """Pr[Bin(trials, chance) = j] for j = 0, 1, ..., and an upper bound of what is left out beyond."""
+    """Pr[Bin(trials, chance) = j] for j = 0, 1, ..., and an upper bound of the probability beyond the last j."""
     weights, j = [], 0
     while j <= trials:
         weights.append(math.comb(trials, j) * chance**j * (1 - chance) ** (trials - j))

@@ -31,7 +31,7 @@ LONG_SUM_PRODUCTS = 400_000
 REUSE_SHARE = 1e-3
 """A sum that is kept serves an epsilon that differs from its own by at most this share."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
-"""(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near the one it was made for."""
+"""(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near that of its plan."""
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
@@ -66,7 +66,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
 
 
 class LineSum:
-    """M on the nodes of a line, for any epsilon near the one it was planned for."""
+    """M on the nodes of a line, for any epsilon near the one for which the line was planned."""
 
     def __init__(self, build: Any, plan: Plan) -> None:
         self.plan, self.bits = plan, int(96 + 3.2 * plan.bits)

@@ -377,7 +377,7 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Binomial(B, k/n) many draws, each of which displaces another record."""
+    """Binomial(B, k/n) draws of the record; each displaces another record."""
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
     return _mixture(_noise(mechanism) / 2, *weights, asked.direction)

@@ -18,7 +18,7 @@ ANGLES = np.geomspace(1e-5, 1.0, 60)
 MOST_NODES = 1_000_000
 """Most nodes in Im z of one sum."""
 MARGIN = 14.0
-"""Natural digits by which everything that is chosen is finer than what is wanted."""
+"""Natural digits by which every choice is finer than the accuracy wanted."""
 
 
 @dataclass(frozen=True)

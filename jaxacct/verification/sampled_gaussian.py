@@ -75,7 +75,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """E[share of N(shift, 1)]: a closed form for one cut; a second cut takes away at most what it leaves out."""
+        """E[share of N(shift, 1)]: a closed form for one cut; a second cut lowers it by at most the mass it cuts."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()

@@ -38,7 +38,7 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclosures of B of each part along the line, with the same absolute error as those of M."""
+        """Enclosures of B of each part along the line, with the same absolute error as the enclosures of M."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])

@@ -244,7 +244,7 @@ def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
 
 
 def split_loss(out: Any, has_aux: bool) -> tuple[Any, Any]:
-    """(loss, aux) from what a loss function returns, () for no aux; InputError for a loss that is no scalar."""
+    """(loss, aux) from the result of a loss function, () for no aux; InputError if the loss is not a scalar."""
     pair = isinstance(out, tuple) and len(out) == 2
     loss, aux = out if has_aux and pair else (out, ())
     number = len(jax.tree_util.tree_leaves(loss)) == 1 and loss is jax.tree_util.tree_leaves(loss)[0]

@@ -233,7 +233,7 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
 
 
 def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
-    """InputError where a random key is of an unknown kind."""
+    """Raise InputError if a random key is of an unknown kind."""
     for dtype in (getattr(var.aval, "dtype", None) for var in variables):
         if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) and dtype not in _known_keys():
             raise InputError(
@@ -292,7 +292,7 @@ def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """An operation as it stands; a convolution between transpositions to channels last and back."""
+    """An operation unchanged; a convolution gets transpositions to channels last and back around it."""
     if eqn.primitive.name != "conv_general_dilated":
         return bind(place, eqn, operands)
     params = dict(eqn.params)

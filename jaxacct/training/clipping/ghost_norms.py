@@ -1,4 +1,4 @@
-"""Norms of per-example gradients without the gradients: what a parameter meets in the loss tells its gradient's form.
+"""Norms of per-example gradients without the gradients: the uses of a parameter in the loss give its gradient's form.
 
 A parameter that is used as the matrix of products, the kernel of a convolution or the table of an embedding has as its
 gradient a sum of products of that operation's input and of the cotangent of its output.  Both are computed anyway.
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """A parameter of which all uses are products, and how its gradient is formed: (groups, K, M) in one form for all.
+    """A parameter whose uses are all products, and how its gradient is formed: (groups, K, M) in one form for all.
 
     leaf, shape : of the parameter.  uses : and for each whether x and dy change places.
     steps : how groups, K and M lie in the parameter.  rows : how many products make a group's gradient.
@@ -73,7 +73,7 @@ class Site:
         return sum(_rows(use) * (outer + inner * (not use.product.indexed)) for use, _ in self.uses) <= inner * outer
 
     def operands(self, met: Mapping[Any, Any], dys: Mapping[Any, Any], dtype: Any) -> Rows:
-        """The rows of one example, from what the operations met and the cotangents of their outputs."""
+        """The rows of one example, from the operations' operands and the cotangents of their outputs."""
         columns: list[list[Any]] = [[], [], [], []]
         for use, turned in self.uses:
             x, dy = _arranged(use, met[use.place, use.product.other], dys[use.place])
@@ -222,7 +222,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
 
 
 def _gram(number: Any, x: Any) -> Any:
-    """The products x_t . x_t' of all rows: those of unit vectors first, if there are any."""
+    """The products x_t . x_t' of all rows: products of unit vectors first, if there are any."""
     gram = jnp.matmul(x, x.T, precision=HIGHEST)
     if number is None:
         return gram

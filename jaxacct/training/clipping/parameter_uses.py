@@ -187,7 +187,7 @@ def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
 def _follow(
     closed: ClosedJaxpr, views: dict[Any, tuple[int, View]], outputs: Any, place: tuple[int, ...], found: list[Uses]
 ) -> Written:
-    """Add to ``found`` the uses in a trace of which some inputs are views of parameters."""
+    """Add to ``found`` the uses in a trace; some inputs of the trace are views of parameters."""
     live, inner = _live(closed.jaxpr, outputs), {}
     for number, eqn in enumerate(closed.jaxpr.eqns):
         if eqn.primitive.name == "stop_gradient" or not any(var in live for var in eqn.outvars):
@@ -277,7 +277,7 @@ def _smooth(var: Any) -> bool:
 
 @dataclass(frozen=True)
 class View:
-    """All entries of a parameter, or, inside of loops over its slices, those of one slice.
+    """All entries of a parameter, or, inside loops over its slices, the entries of one slice.
 
     axes : of each axis, its steps.  narrow : the dtype with the smallest range among those that the view went through.
     loops : around this view, outermost first: how often each runs, and the steps along which it cuts the parameter;
@@ -338,7 +338,7 @@ def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
 
 
 def tapped(written: Written, uses: Sequence[Use]) -> Callable[..., tuple[Any, tuple[Met, list[Any]]]]:
-    """(taps, values) -> the first output of a trace; what the operations met, and the other outputs."""
+    """(taps, values) -> the first output of a trace; the operations' operands, and the other outputs."""
     wanted = sorted({(use.place, use.product.other) for use in uses})
 
     def run(taps: Mapping[Place, Any], values: Sequence[Any]) -> tuple[Any, tuple[Met, list[Any]]]:

@@ -1,4 +1,4 @@
-"""A function written out as operations (a jaxpr), to be run as it stands, with some operations changed, or once.
+"""A function written out as operations (a jaxpr), to be run unchanged, with some operations changed, or once.
 
 XLA merges a cheap operation into each operation that uses its result, so that it runs several times, and two of the
 copies may round differently.  On CPUs it does so across `jax.lax.optimization_barrier` as well (jaxlib 0.10.2 takes the
@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 BODIES = ("scan", "checkpoint", "remat", "remat2")
-"""Operations with a body that is seen through where a parameter enters it: loops, and what is computed again."""
+"""Operations whose body is followed if a parameter enters it: loops, and checkpoints, which are computed again."""
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 """Operations that are nothing but a call of this parameter."""
 
@@ -52,7 +52,7 @@ def evaluate(
 
 
 def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """An operation of a trace as it stands there."""
+    """An operation of a trace, unchanged."""
     bound = eqn.primitive.get_bind_params(eqn.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)  # JAX before and after 0.10
     with eqn.ctx.manager:
@@ -82,7 +82,7 @@ def as_data(true: Any, places: Sequence[int]) -> list[Any]:
 
 
 def unfolded_true(values: Sequence[Any]) -> Any:
-    """True, found from the first bits of what the values follow from, so that no compiler takes it for a constant."""
+    """True, computed from the first bits of the values' inputs, so that no compiler takes it for a constant."""
     numbers = [
         value for value in values if jnp.size(value) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
     ]

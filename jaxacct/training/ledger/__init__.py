@@ -1,4 +1,4 @@
-"""Ledgers: their lines (`format`), what these add up to and what may be claimed (`contents`), the file (`ledger`)."""
+"""Ledgers: their lines (`format`), the totals and claims that follow (`contents`), and the file (`ledger`)."""
 
 from jaxacct.training.ledger.ledger import Ledger, Mark
 

@@ -1,4 +1,4 @@
-"""Contents: what the entries of a ledger add up to, what may be claimed of them, and whether another step fits.
+"""Contents: the total of a ledger's entries, the claims that follow, and whether another step fits.
 
 The stop rule needs no accounting while what is spent and the step to come are among the releases of a plan that is
 known to meet its target.  Once a ledger has left its plan, the longest way on that still meets the target is certified
@@ -49,7 +49,7 @@ _TINY = 1e-150
 
 @dataclass
 class _Partition:
-    """Steps whose batches are disjoint: together they cost what the dearest does; `dearest` is its entries' noise."""
+    """Steps with disjoint batches: together they cost as much as the dearest; `dearest` is its entries' noise."""
 
     sampling: str
     share: float
@@ -382,7 +382,7 @@ class Contents:
         return Torn(name, noise, 1.0 if sampling == ALLOCATION else rate, sampling)
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
-        """Whether what the ledger holds and one more step of a plan stay within its target and its Renyi filter.
+        """Whether the ledger's entries and one more step of a plan stay within its target and its Rényi filter.
 
         `Plan.allows` asks this for a plan that has one of them, and says what the arguments are.
         """
@@ -431,7 +431,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
 
 
 def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
-    """How many steps of a plan, from `step` on, fit its target and filter beside what the ledger holds.
+    """How many steps of a plan, from `step` on, fit its target and filter in addition to the ledger's entries.
 
     run : the run that takes them, by default the current one.  A name that the ledger does not hold is a new run.
     """

@@ -122,7 +122,7 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """(line, checksums so far, where it ends) of every line; what a write was cut off in comes last, as bytes.
+    """(line, checksums so far, where it ends) of every line; a last line that was cut off comes as bytes.
 
     Raises InputError, naming the line, for anything else that is damaged.
     """
@@ -155,12 +155,12 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
 
 
 def _begins_a_ledger(first: bytes) -> bool:
-    """Whether a first line may be that of a ledger, possibly damaged or cut off."""
+    """Whether a line may be the first line of a ledger, possibly damaged or cut off."""
     return first.startswith(_KIND) or _KIND.startswith(first) or _FORMAT.encode() in first[:_MAX_LINE_BYTES]
 
 
 def looks_like_a_step(fragment: bytes) -> bool:
-    """Whether the beginning of a line may be that of a `step` or a `torn` entry."""
+    """Whether a line begins like a `step` or a `torn` entry."""
     return any(fragment.startswith(one) or one.startswith(fragment) for one in (_STEP, _TORN))
 
 

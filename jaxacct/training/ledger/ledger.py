@@ -148,14 +148,14 @@ class LedgerFile:
             file.close()
 
     def _require_in_place(self, file: BinaryIO, size: int) -> None:
-        """InputError unless the file that is open is still the one at the path, and holds just what was written."""
+        """Raise InputError unless the open file is still at the path and holds exactly the lines that were written."""
         if not self._is_there(file):
             raise InputError(f"{self.path}: was deleted or replaced while it was open; restore it from a copy")
         if os.fstat(file.fileno()).st_size != size:
             raise InputError(f"{self.path}: was changed by something else while it was open; restore it from a copy")
 
     def _is_there(self, file: BinaryIO) -> bool:
-        """Whether an open file is the one at the path."""
+        """Whether an open file is the file at the path."""
         try:
             return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
         except FileNotFoundError:
@@ -252,7 +252,7 @@ class Ledger(Contents):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Ledger:
-        """A ledger to look at: nothing is written, and another process may be writing."""
+        """A ledger for reading only; another process may be writing it."""
         place = regular_file("ledger", path)
         try:
             with place.open("rb") as file:

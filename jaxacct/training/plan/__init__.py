@@ -1,4 +1,4 @@
-"""Plans: what is asked of a run (`request`), how that is solved (`solver`), and what a solved plan says (`plan`)."""
+"""Plans: the request for a run (`request`), its solution (`solver`), and the solved plan (`plan`)."""
 
 from jaxacct.training.plan.plan import Plan
 from jaxacct.training.plan.segments import Segment

@@ -88,12 +88,12 @@ class Allowance(Protocol):
     """The question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers know plans; plans know no ledger."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
-        """Whether what was spent and one more step of the plan stay within its target and its filter."""
+        """Whether the spent privacy and one more step of the plan stay within its target and its filter."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Plan(PlanRequest):
-    """A DP-SGD run, with what is left open solved for, so that its certified epsilon meets a target.
+    """A DP-SGD run whose missing settings are solved for, so that its certified epsilon meets a target.
 
     Every step draws a batch, sums the gradients clipped to norm C, adds noise of standard deviation
     `noise_multiplier * C`, and divides by `expected_batch_size`.  Of noise_multiplier, steps (or epochs) and
@@ -319,7 +319,7 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def within(self) -> bool:
-        """Whether the plan as it stands meets its target and its filter, as every plan does that was solved for."""
+        """Whether the plan meets its target and its filter, as every solved plan does."""
         return self.holds(self.mechanism)
 
     def holds(self, mechanism: Mechanism) -> bool:
@@ -359,7 +359,7 @@ class Plan(PlanRequest):
             raise InputError(f"step = {step!r} must be a whole number <= {last}; the plan has {self.steps} steps")
 
     def _repr_html_(self) -> str:
-        """The run in full numbers, and what it costs."""
+        """The run in full numbers, and its cost."""
         names = ("dataset_size", "unit", "sampling", "slots", "cap", "sampling_probability", "expected_batch_size")
         shown = [name for name in (*names, "noise_multiplier", "steps", "epochs", "relation")]
         pairs = [(name, repr(getattr(self, name))) for name in shown if getattr(self, name) is not None]
@@ -669,7 +669,7 @@ def _filter(node: Any) -> Filter | None:
 
 
 def _law(node: Any) -> Any:
-    """The law of K in a document, read as that of a selection."""
+    """The law of K in a document, read like the law of a selection."""
     if node is None:
         return None
     chosen = {"type": "Selection", "mechanism": {"type": "PureDP", "epsilon": 0.0}, "law": node, "bound": "worst_case"}

@@ -1,4 +1,4 @@
-"""PlanRequest: what a caller asks of a plan, checked but not yet solved."""
+"""PlanRequest: a caller's request for a plan, checked but not yet solved."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RULES: dict[str, Constraint] = {
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """The arguments of a `Plan`, `checked`, with None for what the caller left out: what the solver reads."""
+    """The arguments of a `Plan`, `checked`, with None for those that the caller left out; the solver reads them."""
 
     target_epsilon: float | None
     target_delta: float

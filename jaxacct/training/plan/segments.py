@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
 
 def pieces(name: str, schedule: Any) -> list[Piece]:
-    """A schedule as pieces: one number per step, or pairs (until_step, value) of which the last may end at None."""
+    """A schedule as pieces: one number per step, or pairs (until_step, value); the last pair may end at None."""
     items = list(schedule.tolist() if isinstance(schedule, np.ndarray) else schedule)
     if not items:
         raise InputError(f"{name} is empty; give one number per step, or pairs (until_step, value)")

@@ -123,7 +123,7 @@ def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
 
 
 def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
-    """Epsilon at the target delta of several collections of releases, those of the same kinds in one call.
+    """Epsilon at the target delta of several collections of releases; collections of equal kinds share a call.
 
     In one batch a kind that an element lacks is sampled at rate 0.  Passes and rounds have no such rate.
     """
@@ -177,7 +177,7 @@ def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
 
 
 def solve(request: PlanRequest) -> Solution:
-    """The request with what it leaves open solved for."""
+    """Solve for the settings that a request leaves open."""
     solution = _solved(request)
     if not request.data_dependent:
         return solution

@@ -24,9 +24,9 @@ from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.step_function import Carried
 
 _BESIDE = 2**14
-"""Most bytes that a checkpoint takes beside its numbers, for each array and for each of 16 files."""
+"""Most bytes of a checkpoint in addition to its numbers, for each array and for each of 16 files."""
 _KEPT = 2
-"""Checkpoints kept: the last, and the one before it."""
+"""Number of checkpoints kept: the last two."""
 _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 """Names in a folder of checkpoints."""
 
@@ -157,7 +157,7 @@ class Store:
             errors.removeFilter(told)
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the checkpoint that is being written."""
         self._manager.close()
 
 

@@ -184,7 +184,7 @@ class RunLog:
             look.record = record
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
-        """Hand over what is fetched, from the first on, if its epsilon is known or has been waited for."""
+        """Hand over the fetched records, oldest first, if their epsilon is known or has been waited for."""
         while self._looks and self._looks[0].record is not None:
             look = self._looks[0]
             assert look.when is not None and look.record is not None
@@ -227,7 +227,7 @@ def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
 
 
 def checked_log(log: Any, ledger: Any = None) -> Log:
-    """InputError for what is neither None, a function, nor a path; and for the path of the ledger."""
+    """The log, checked: InputError unless it is None, a function or a path, and for the path of the ledger."""
     if log is None or callable(log):
         return log
     if not isinstance(log, str | os.PathLike):
@@ -379,7 +379,7 @@ class ProgressLine:
             self._plan.live_epsilon(step)
 
     def close(self) -> None:
-        """Leave the line as it stands."""
+        """Leave the line in its last state."""
         self._progress.close()
 
 
@@ -508,7 +508,7 @@ class EpsilonSoFar:
         return None
 
     def told(self, point: TablePoint | None) -> dict[str, Any]:
-        """Epsilon as a log has it, where `point` returned this: `upper` is None where nothing is known, and why."""
+        """The epsilon of a log's record, from the result of `point`; if unknown, `upper` is None, with a reason."""
         upper, why = None, "more was released than a table has"
         if point is not None:
             upper, why = point.table.upper(point.step), "the table could not be computed, or not in time"

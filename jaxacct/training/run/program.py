@@ -41,7 +41,7 @@ _HOST = b"host 1"
 
 
 class Prepared(NamedTuple):
-    """A step that may be taken: the lineage after it, its keys, numbers, pass ("" for none), and what it works on."""
+    """A step that is ready to run: the lineage after it, its keys, numbers, pass ("" for none), and its batch."""
 
     line: Lineage
     key: StepKey
@@ -215,7 +215,7 @@ class Streamed(Program):
         return taken
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """One step.  It is begun as soon as the one before the last is done: no more batches wait on the device."""
+        """Run one step, which starts once the step two before it is done, so that few batches wait on the device."""
         done, self._before = self._before, carried.not_finite
         jax.block_until_ready(done)
         sums = self._nothing(carried, self.frozen)

@@ -1,4 +1,4 @@
-"""The ledger of a run: opened at what was spent before, and written by the first process before any uses a sum.
+"""The ledger of a run: opened where the run left it, and written by the first process before any process uses a sum.
 
 Whether a plan may follow what was spent is decided here as well: jaxacct/training/run/README.md.
 """
@@ -127,7 +127,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
 
 
 def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:
-    """The last checkpoint of a folder, or None; InputError where the state is of another run or another step."""
+    """The last checkpoint of a folder, or None; InputError if the state is of another run or another step."""
     number = store.latest()
     if number is None:
         return None
@@ -161,7 +161,7 @@ def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> N
 
 
 def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> bytes:
-    """InputError where what was spent is in a ledger that is not given, or not there; otherwise no words to tell."""
+    """Raise InputError if the spending so far is in a ledger that is not given, or missing; otherwise return b""."""
     mark = history.ledger
     if mark is None:
         return b""
@@ -187,7 +187,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """The ledger at the run of a state, with what was spent before it noted, and whether it was opened here."""
+    """(the ledger at the run of a state, with earlier spending noted; whether it was opened here)."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False
@@ -210,7 +210,7 @@ def open_ledger(
 
 
 def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> None:
-    """Make a run the current one of a ledger, with its plan, and with what it spent before the ledger began."""
+    """Make a run the current one of a ledger; note its plan, and its spending before the ledger began."""
     mark, stretches = state.history.ledger, state.history.stretches
     if mark is not None:
         if mark.run != name:

@@ -1,4 +1,4 @@
-"""State: a run between two steps, its history, and what may be claimed of it.
+"""State: a run between two steps, its history, and the claims that follow.
 
 A state carries its history through memory, through checkpoints, and from one trainer to the next.  So what was spent
 under one plan is never forgotten under another.  Either a ledger holds everything, and the history is a mark of how far

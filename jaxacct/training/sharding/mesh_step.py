@@ -95,7 +95,7 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
 
 
 def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
-    """The sums over all devices, of which each keeps its part: once for a step, in a `shard_map`."""
+    """The sums over all devices; each device keeps its part.  Called once for a step, in a `shard_map`."""
     total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
     others = (mine.clipped.clipped, mine.clipped.not_finite, mine.members, mine.seen)
     clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
@@ -138,7 +138,7 @@ def gathered(part: Any, spec: P) -> Any:
 
 
 def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
-    """The sum over all devices, of which each keeps its part."""
+    """The sum over all devices; each device keeps its part."""
     left = set(mesh.axis_names)
     for axis, names in enumerate(spec):
         if axes_of(names):

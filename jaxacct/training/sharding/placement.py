@@ -217,7 +217,7 @@ def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
 
 
 def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Processes) -> UserData:
-    """`user_data` on a mesh: every device has all examples of its own users, and room for those of any device."""
+    """`user_data` on a mesh: every device has all examples of its own users, in an array as large as on any device."""
     ids = np.asarray(users)
     if any(_spread(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         raise InputError("data of users must be arrays of all examples in every process; give those")
@@ -251,7 +251,7 @@ def _on_host(leaf: Any) -> tuple[Any, Any]:
 
 
 def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
-    """The array of which every device has a part of this shape, read from its first row on, and zeros after it."""
+    """An array with a part of this shape on every device: rows from the part's first row on, then zeros."""
 
     def one(index: Any) -> np.ndarray:
         have = read(index[0].start or 0)

@@ -1,4 +1,4 @@
-"""What a step releases beside the gradients: a count, by which the clip norm adapts, and the mean loss."""
+"""Further releases of a step besides the gradients: a count, by which the clip norm adapts, and the mean loss."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def gradient_noise(
     adaptive: AdaptiveClip | None,
     private_loss: PrivateLoss | None,
 ) -> float:
-    """The noise multiplier of the gradients that leaves room for what is released beside them; InputError if none does.
+    """The noise multiplier of the gradients that leaves room for the further releases; InputError if none does.
 
     Gaussians of noise multipliers z_g, 2 count_noise and 2 noise are together one of multiplier z where
     z^-2 = z_g^-2 + (2 count_noise)^-2 + (2 noise)^-2.

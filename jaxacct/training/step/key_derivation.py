@@ -38,7 +38,7 @@ _HARMLESS = re.compile(
     r"traceback|.*traceback|tracer_error|pprint|debug_(key_reuse|log|leaked)|check_(tracer|proxy)|enable_checks$|"
     r"thread_guard$|captured_constants|hlo_source_file|compiler_detailed|.*timeout|platforms$|platform_name$)"
 )
-"""Settings of JAX that change what is printed, cached or refused; those of promotion show in the traced program."""
+"""Settings of JAX that change only printing, caching or refusals.  Settings of promotion show in the traced program."""
 _OUTSIDE = {"pure_callback", "io_callback", "ffi_call", "infeed", "rng_uniform"}
 """Operations whose outcome is not decided by their arguments, or not known to be."""
 _COLLECTIVES = {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}
@@ -89,7 +89,7 @@ class Root:
 
 
 class Lineage(NamedTuple):
-    """The secret root, the chain so far, the digest of what it led to, and the pass over the data under way.
+    """The secret root, the chain so far, the digest of the state that it led to, and the current pass over the data.
 
     pass_first, pass_chain, pass_cut : its first step, the chain before it, and what it depends on besides.
     """
@@ -148,7 +148,7 @@ def advance(
 
 
 def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKey]:
-    """The lineage with a digest of what a step has loaded, kept under the root, and the key of all after its draw."""
+    """The lineage with a digest of the loaded batch, keyed by the root, and the key for everything after the draw."""
     own = hmac.digest(lineage.root.key, b"rows" + digest(lineage.chain, rows), "sha256")
     chain = digest(lineage.chain, b"loaded", own)
     secret = hmac.digest(lineage.root.key, b"loaded" + chain, "sha256")

@@ -1,4 +1,4 @@
-"""A model of any kind: as a pytree, what of it is trained or frozen, low-rank adapters, and the loss of one example.
+"""A model of any kind: as a pytree, its trained and frozen parts, low-rank adapters, and the loss of one example.
 
 No package of models is imported unless the model at hand is one of its own.  The step clips, adds noise to, and hands
 to the optimizer the trained part alone.  The loss gets the whole.
@@ -54,7 +54,7 @@ def is_nnx(model: Any) -> bool:
 
 
 def is_equinox(value: Any, name: str = "Module") -> bool:
-    """Whether a value is of this class of Equinox, or of one derived from it."""
+    """Whether a value is of this class of Equinox, or of a derived class."""
     bases = type(value).__mro__
     return any(base.__name__ == name and base.__module__.split(".")[0] == "equinox" for base in bases)
 
@@ -94,7 +94,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """For each leaf its JAX array, or None; beside an Equinox module numbers are settings, and no arrays."""
+    """For each leaf its JAX array, or None; in a model with an Equinox module, numbers are settings and not arrays."""
     settings = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
     kinds = (jax.Array, np.ndarray) if settings else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
@@ -216,7 +216,7 @@ def lora(params: Any, rank: int, *, where: Any = None, alpha: float | None = Non
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """(model, ...) -> what a function of a model returns; also of a `LoRA`, without forming any W + scale a b."""
+    """A function of a model that also takes a `LoRA`, without forming any W + scale a b."""
 
     @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:

@@ -51,7 +51,7 @@ def stream(key: Any, purpose: int, step: Any = 0) -> Any:
 
 
 def host_stream(words: Any, purpose: int) -> np.ndarray:
-    """The words of ``stream(key, purpose)``, from those of the key, in NumPy."""
+    """The words of ``stream(key, purpose)``, from the words of the key, in NumPy."""
     return host_fold_in(host_fold_in(words, purpose), 0)
 
 

@@ -1,4 +1,4 @@
-"""What training steps release, as mechanisms: equal releases are counted, so that a run is a few repeated ones."""
+"""Releases of training steps as mechanisms: equal releases are counted, so that a run is a few repeated ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BY_PASS = (ALLOCATION, FIXED)
 """Ways of which whole passes over the data are accounted for, in which every record is in one batch: rounds of random
 allocation, and passes over fixed batches."""
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, FIXED)
-"""Ways whose batches are of a whole number of records, given beforehand."""
+"""Ways of sampling whose batches have a fixed whole number of records."""
 
 
 class Release(NamedTuple):
