@@ -53,7 +53,7 @@ WIDTH = 0.0015
 LONGEST = 2.0
 """Longest step of the secant, in deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
-"""Deviations of the loss that are thought possible when the search begins and goes on."""
+"""Range of deviations of the loss that the search assumes possible."""
 
 
 class Place(NamedTuple):
@@ -356,7 +356,7 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
 def _cells(
     epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, gaussian: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The largest quotient on every cell between two eps, and beyond the last.
+    """Upper bounds of `(delta_mu - delta)/(1 + e^eps)`: on every cell between two eps, and beyond the last eps.
 
     On a cell delta_mu is below its chord, and delta above the chords of both neighbouring cells, extended, and above
     its value at the right end.  Each quotient of two lines is monotone, so its ends decide.

@@ -154,7 +154,7 @@ def repetitions_allowed(
 
     target, level = np.broadcast_to(target, shape), np.broadcast_to(level, shape)
     least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
-    with backend.job(int(np.prod(shape))):  # the few that are left are answered as all were
+    with backend.job(int(np.prod(shape))):  # later, smaller batches take the same path as the whole batch
         found = search_mechanisms(
             chosen,
             target,

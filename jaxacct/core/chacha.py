@@ -25,7 +25,7 @@ _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 _MOST_BLOCKS = 2**32
 """The block counter has 32 bits [RFC 8439]: a longer keystream would repeat itself."""
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
-"""By a number of places, the lines of four that are moved down by it: `numpy.roll` takes longer than a round."""
+"""For each shift, the order of four rows moved down by it; `numpy.roll` would take longer than a round."""
 _HOST_BLOCKS = 8192
 """Blocks that NumPy makes at a time: half a megabyte of state, which stays in the processor's cache."""
 

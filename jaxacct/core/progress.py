@@ -177,7 +177,7 @@ def in_notebook() -> bool:
 
 
 def say(line: str) -> None:
-    """One line on standard error, in the place of a bar that is being drawn; the bar goes on below it."""
+    """Print one line on standard error, in place of a bar that is being drawn; the bar continues below it."""
     print(f"\r{line:<{_open[-1].width}}" if _open else line, file=sys.stderr, flush=True)
 
 

@@ -45,7 +45,7 @@ ROUGH = 0.5
 PLACEMENTS = 3
 """Most placements of the contour for one delta."""
 SMALL = 1e-8
-"""What a contour may leave out of a delta, relatively."""
+"""Tolerance of a contour for delta: terms left out, relative to delta."""
 MOST_SLOTS = 1e9
 """The contour is used only up to this many slots."""
 

@@ -106,7 +106,7 @@ def reach(parts: Components) -> Reach:
 
 
 def may_split(parts: Components) -> np.ndarray:
-    """Where the split rungs are worth trying."""
+    """(B,) whether the split rungs are worth trying."""
     # below such a sampling probability no split rung has been seen to certify: such losses are lost beside 1
     beyond = (parts.gauss_sigma < LEAST_SPLIT_SIGMA) | (parts.gauss_q < 1e-13)
     return reach(parts).splits & ~np.any((parts.gauss_n > 0) & beyond, axis=1)

@@ -93,7 +93,7 @@ def _first() -> jax.Device | None:
 
 @functools.cache
 def _instead(default: jax.Device) -> jax.Device | None:
-    """The host's CPU in the place of a device that does not certify, if JAX was given it; says so."""
+    """The host's CPU in place of a device that does not certify, if JAX has it; warns the user."""
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves it out

@@ -61,7 +61,7 @@ Times e^700, at which the scale of delta is capped, it is above 1, so that the c
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 LOST_MASS = 1e-290
-"""More P-mass than underflow takes from one law on the lattice, or moves on it."""
+"""Upper bound of the P-mass of one law that underflow removes from the lattice, or moves on it."""
 CROSSING_STEPS = 60
 """Most steps of Newton's method and bisections; the ends are evaluated wherever they lead."""
 

@@ -42,8 +42,8 @@ CUT_SHARE = 1e-6
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses below float64's range."""
 LOSS_UNITS = 128.0
-"""Units of rounding that a loss may be off by: 16 of the finite classes, `16 + 4 (1 + 1.45 |log q|)` of others
-that are sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
+"""Error of a loss in units of rounding: 16 for the finite classes, `16 + 4 (1 + 1.45 |log q|)` for others that are
+sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
 SUM_ROUNDING = 1e-8
 """Rounding alone may leave the sum of up to 2^22 masses this far below 1 (4e-10, with room to spare)."""
 
@@ -93,7 +93,7 @@ class LatticePart(ABC):
         """The law on the lattice."""
 
     def highest(self) -> float:
-        """The largest loss, inf where there is none."""
+        """The largest loss; inf if losses are unbounded."""
         return np.inf
 
     def gaps(self) -> list[tuple[float, float]]:

@@ -435,7 +435,7 @@ def seconds() -> float:
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
-    """Compiling: counted, and a line says so as soon as this process has compiled for more than a second."""
+    """Count a compilation; a line announces it once this process has compiled for more than a second."""
     timer = None
     if not _once.locked() and _shown():
         timer = threading.Timer(max(NOTICE_SECONDS - compiling.seconds, 0.0), _say)

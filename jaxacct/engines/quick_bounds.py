@@ -1,4 +1,4 @@
-"""The cheapest theorems that answers are held against, without SciPy, and tails of the binomial law (README.md)."""
+"""The cheapest theorems with which answers are compared, without SciPy, and tails of the binomial law (README.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 LARGEST_LOSS_UNITS = 256.0
-"""Units of rounding that a largest loss may be off by: 128 of a finite part's loss itself, and their sum."""
+"""Error of a largest loss, in units of rounding: 128 for a finite part's own loss, the rest for the sum."""
 LOG_ERROR = 1e-12
 """Error of a logarithm, absolute if its size is at most 1 and relative beyond."""
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])

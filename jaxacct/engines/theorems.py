@@ -34,7 +34,7 @@ RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
 """Logarithms of probabilities tried for rare numbers of hits, if delta is asked for; the best bound counts."""
 BISECTIONS = 60
-"""Of the number of hits, which is whole and at most 2^53."""
+"""Bisection steps for the number of hits, which is whole and at most 2^53."""
 LEAST_DELTA = 1e-307
 """Least delta for which a closed form is used."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
@@ -46,7 +46,7 @@ TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
 """Exponents that are tried in Chernoff's bound of a mixture's tail, over that of a normal law as far out."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
-"""Thresholds of Laplace losses: by how much they lie below the largest loss."""
+"""Thresholds of Laplace losses, as distances below the largest loss."""
 LOG_ERROR = 1e-12
 """Subtracted from, or added to, logarithms of size 1, for their rounding."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
@@ -54,7 +54,7 @@ SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
 EXP_ERROR = 1024.0 * ROUNDOFF
 """Relative error of e^x above SUBNORMAL: its argument is below 745 and known to a unit."""
 SUBNORMAL = 1e-307
-"""More than rounding can take from what is below the normal numbers."""
+"""Upper bound of the rounding error of numbers below float64's normal range."""
 
 
 def tests_of(parts: Components) -> Tests:
@@ -130,7 +130,7 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """`n (delta_1(eps) - (n - 1) p d)`, rounded down, when a record is removed; 0 where that says nothing."""
+    """`n (delta_1(eps) - (n - 1) p d)`, rounded down, when a record is removed; 0 if that is no bound."""
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):
         s = 1.0 / sigma

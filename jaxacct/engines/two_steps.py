@@ -29,14 +29,14 @@ WEIGHT_ERROR = 2e-14
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
 """Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
-"""More than what underflows in a sum of products of masses and profiles."""
+"""Upper bound of what underflow loses in a sum of products of masses and profiles."""
 _ABSCISSAE, _HALVES = np.polynomial.legendre.leggauss(10)
 _NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
 """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 TAIL_SHARE = 1e-10
-"""Share of delta that may lie in a tail, times what is not known of h there."""
+"""Tails are cut where their mass times the uncertainty of h is at most this share of delta."""
 SHORTER = 1.02
 """Cells are shorter than they must be by this factor, since one that lies in two intervals has their mean width."""
 GROWTH = 0.2
@@ -56,11 +56,11 @@ WIDE = 1e-6
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
 """Cells of all configurations at a time: some 60 float64 arrays of them are alive at once, 32 MiB in all."""
 LEAST_BOUND = 1e-305
-"""What a bound of delta below it is replaced by before its logarithm is taken."""
+"""Floor under a bound of delta before its logarithm is taken."""
 CLOSE = 1e-4
 """Size of log(delta/target) that is close enough."""
 FARTHEST = 30.0
-"""The largest logarithm of delta over its target that counts."""
+"""Cap on the size of log(delta/target)."""
 NEAR = 0.05
 """How near the logarithm of delta, and v, should come to the solution before cells are placed."""
 

@@ -87,7 +87,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What has been composed so far, for `jaxacct.epsilon` and the rest of the library.
+        """The mechanism composed so far, for `jaxacct.epsilon` and the rest of the library.
 
         Raises InputError where an event without noise was composed.
         """
@@ -205,7 +205,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             components(repeat(step, count), self._relation, direction)
 
     def _asked(self) -> Mechanism:
-        """What has been composed; a single part by itself, since some engines answer for whole mechanisms."""
+        """The composed mechanism; a single part is not wrapped, since some engines answer for whole mechanisms only."""
         mechanism = self.mechanism
         parts = mechanism.inside()
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism

@@ -94,7 +94,7 @@ def _has_lower_pair(mechanism: Mechanism, relation: str) -> bool:
 
 
 def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> PrivacyLossDistribution | None:
-    """One part, given in both directions; None where it tells nothing."""
+    """One part, given in both directions; None if it reveals nothing."""
     if isinstance(forward, ConcentratedPart):
         pair = concentrated_pair(forward.rho, forward.xi)
         forward, reverse = (sample_pair(pair, np.asarray(1.0), way) for way in DIRECTIONS)

@@ -65,7 +65,7 @@ class OpacusAccountant(IAccountant):
 
     @property
     def run(self) -> Mechanism:
-        """What has been run so far, for `jaxacct.epsilon` and the rest of the library."""
+        """The mechanism of the steps run so far, for `jaxacct.epsilon` and the rest of the library."""
         steps = [dp_sgd(sigma, rate, count) for sigma, rate, count in self._entries() if rate > 0]
         return compose(*steps) if steps else PureDP(0.0)
 

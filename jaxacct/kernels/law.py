@@ -22,7 +22,7 @@ from jaxacct.kernels.special import log1p, total
 NEWTON_STEPS = 14
 """Safeguarded Newton steps from a start that may be far off.  Fixed, so that all of a batch take as many."""
 REFINEMENT_STEPS = 7
-"""The same from a start that is within a factor of two."""
+"""Newton steps from a start that is within a factor of two."""
 LARGEST_STEP = 3.0
 """Largest Newton step in log c."""
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]

@@ -46,7 +46,7 @@ REACHES = (9.0, 13.0, 37.5)
 """Standard deviations that the nodes go beyond the means; beyond the last float64 has no masses.  A row takes the least
 that holds all but 1e-9 of delta."""
 STEP = 0.32
-"""Distance of the nodes around either mean; those of the two means lie between each other where the means are near."""
+"""Distance of the nodes around either mean; if the means are near, the nodes of one lie between those of the other."""
 CROSSING_STEPS = 40
 """Most Newton steps for an end of an interval; 3 are usual, more next to an extremum of l."""
 CLOSE = 1e-6

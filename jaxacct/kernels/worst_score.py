@@ -217,7 +217,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = (error / total) ** (1.0 / 3.0)
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
-    # a cell over which the gain grows by g is overstated by g^2/8 of it, which must not pass what the best is ahead
+    # a cell over which the gain grows by g is overstated by g^2/8 of it, which must stay below the best's lead
     # share of a row's best by which a column may overstate it: windows see to what is nearer
     ahead = best[:, None] - value + (0.3 * best + SHARE_OF_ALL * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
@@ -254,7 +254,7 @@ WINDOW_MARGIN = 2
 LEAST_LINE = -1e300
 """Finite stand-in for the value of a line whose cost is infinite, so that a weight of 0 makes it 0."""
 PLACES_BETWEEN_COLUMNS = 32
-"""Places between two columns that are looked at for the end of a group."""
+"""Places between two columns that are tried for the end of a group."""
 MOST_ORDERS = 5
 """Most orders that are tried for eps."""
 MOST_PASSES = 3
@@ -266,7 +266,7 @@ OUTWARD = 1e-12
 
 
 class Order(NamedTuple):
-    """A score order of an inner polygon: the row of Q-mass (q_k, q_{k+1}] is served where w is w_k."""
+    """A score order of an inner polygon: the row of Q-mass (q_k, q_{k+1}] is served at w = w_k."""
 
     row_q: Array  # (R + 1,)
     row_p: Array  # (R + 1,)

@@ -148,7 +148,7 @@ def _or_else(
 
 
 def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
-    """The pair of the Gaussian that reveals the slot, or one that says nothing."""
+    """The pair of the Gaussian that reveals the slot, or, if that fails, a pair that bounds nothing."""
     try:
         mu = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
         eps = np.linspace(0.0, min(mu * (0.5 * mu + 12.0), LARGEST_LOSS), 300)

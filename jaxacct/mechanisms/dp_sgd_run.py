@@ -186,7 +186,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
-    """The numbers that `dp_sgd` needs for a batch rule, taken from a described run; none says what another says."""
+    """The numbers that `dp_sgd` needs for a batch rule, taken from a described run, without redundant ones."""
     needs = _needs(rule_of(sampling), group)
     rate = () if "batch_size" in needs else ("sampling_probability",)
     names = ["noise_multiplier", *rate, "steps" if "steps" in fields else "epochs", *needs]

@@ -282,7 +282,7 @@ class OfGaussianMixtures(Mechanism):
         """The branches of every configuration, flat, for "remove" ("add" exchanges the laws); None without any."""
 
     def ordinary(self) -> bool:
-        """Whether it is a Gaussian, sampled or not, that the engines of compositions answer as well."""
+        """Whether it is a Gaussian, sampled or not, which the engines of compositions can answer, too."""
         return False
 
     def of_gaussians(self) -> bool:

@@ -349,7 +349,7 @@ def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) 
 def _joined(
     epsilon: np.ndarray, delta: np.ndarray, back: np.ndarray, reverse: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points of the two directions on one axis; 1, which says nothing, where a direction has no point."""
+    """Points of the two directions on one axis; delta = 1, no bound, where a direction has no point."""
     both = np.union1d(epsilon, back)
     f, r = np.ones(both.size), np.ones(both.size)
     f[np.searchsorted(both, epsilon)], r[np.searchsorted(both, back)] = delta, reverse

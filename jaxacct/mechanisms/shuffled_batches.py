@@ -121,7 +121,7 @@ def _in_bulk(mechanism: Mechanism, sensitivity: float) -> bool:
 
 
 def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
-    """The mechanism with what an attack sees in place of every pass over shuffled batches."""
+    """The mechanism with the output that an attack uses in place of every pass over shuffled batches."""
     match mechanism:
         case ShuffledBatches():
             return _SeenBatches(mechanism.mechanism, mechanism.batches, attack)

@@ -25,7 +25,7 @@ from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solve
 KINDS = ("curve", "heatmap", "profile", "tradeoff")
 """The kinds of pictures."""
 MOST_CURVES = 8
-"""Most curves that are put into one picture unasked: more could not be told apart."""
+"""Most curves that are put into one picture by default: more could not be distinguished."""
 _FOLLOWS = {**SOURCES, "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"])}
 """Inputs that say the same as a derived one, when that is along an axis."""
 MOST_MARKED_POINTS = 25

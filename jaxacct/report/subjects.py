@@ -395,7 +395,7 @@ def _candidate(ledger: Ledger) -> str:
 
 
 def _spent(ledger: Ledger, delta: float) -> Rows:
-    """Every release that counts; of several runs also what each costs by itself."""
+    """Every release that counts; for several runs also the cost of each by itself."""
     several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
     for name, spent in ledger.runs.items():
         lines = [_release(plan, "Gaussian noise, ", *item) for item in spent.releases.items()]
@@ -523,7 +523,7 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
 
 
 def _claim(table: Table, row: int) -> Claim:
-    """One row, held against what its own parameters give now."""
+    """Recompute the row and compare."""
     cells = {name: column[row] for name, column in table.columns.items()}
     quantity = "delta" if str(cells["quantity"]) == "delta" else "epsilon"
     asked = "epsilon" if quantity == "delta" else "delta" if str(cells["quantity"]) == "epsilon" else "target_delta"

@@ -217,7 +217,7 @@ def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarr
 
 
 def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
-    """Upper bound of the supremum over each of the G - 1 cells, for slopes s of shape (..., 1)."""
+    """Upper bounds of `1 - g(x) - s x` on each of the G - 1 cells, for slopes s of shape (..., 1)."""
     width = np.diff(x)
     chord_low = (low[1:] - high[:-1]) / width  # at most the slope of the chord of g; extended to the right
     chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)  # at least that slope; extended to the left

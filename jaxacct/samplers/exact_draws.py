@@ -152,7 +152,7 @@ def generator(rng: random.Random | None) -> random.Random:
 
 
 def rational(name: str, value: Any, *, positive: bool = True) -> Fraction:
-    """A finite number as the exact fraction it holds; positive unless told otherwise."""
+    """A finite number as an exact fraction; it must be positive unless the caller allows others."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InputError(f"{name} = {value!r:.40} must be a number; use an int, a float or a Fraction")
     if isinstance(value, numbers.Rational):

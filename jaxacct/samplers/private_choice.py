@@ -29,7 +29,7 @@ from jaxacct.samplers.exact_draws import bernoulli_exp, generator, rational
 
 
 class _PureChoice:
-    """A choice made by noise whose scale is all that makes it private."""
+    """A choice made by adding noise to the scores; the scale of the noise alone makes it pure epsilon-DP."""
 
     epsilon: float
     sensitivity: float

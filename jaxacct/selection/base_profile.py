@@ -43,7 +43,7 @@ PROFILE_RTOL = 0.01
 CONTOURS = 16
 """Contours of a direction, each for a block of neighbouring eps."""
 CONTOUR_WIDTH = 1e-4
-"""Relative width of a bracket that a shared contour leaves; where it leaves more, an eps is asked for by itself."""
+"""Largest relative width of a bracket from a shared contour; an eps with a wider one is solved by itself."""
 VALUE_ERROR = 1e-12
 """Relative allowance for the arithmetic on a value of the profile."""
 LINE_EPS = 650.0
@@ -100,7 +100,7 @@ class Sides(NamedTuple):
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """The directions that are bounded separately, one where both are alike; all code of a selection asks here."""
+    """The directions that are bounded separately: one if both are alike.  All code of a selection calls this."""
     if relation in _RELATION_OF.values():
         other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
@@ -124,7 +124,7 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
 
 
 def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of epsilon(delta), likewise: (0, 0) for delta >= 1, and inf above for delta < 1e-300."""
+    """(lower, upper) ends of epsilon(delta): (0, 0) for delta >= 1; the upper end is inf for delta < 1e-300."""
     at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_crossing(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))

@@ -201,7 +201,7 @@ def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
 
 
 def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Where delta is a level, or the share TAIL_SHARE of its mass at infinity, above that mass."""
+    """The eps at which delta exceeds its mass at infinity by a level, or by TAIL_SHARE of that mass."""
     infinite = infinite_mass(run, relation)
     least = np.minimum(np.clip(np.maximum(level, TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
     return np.clip(upper_epsilon(run, least, relation), 1e-6, LARGEST_EPS)
@@ -432,7 +432,7 @@ class Cells(NamedTuple):
         """Lines for r whose logarithm is at least `first`, (R,)."""
         more = self.bent - np.exp(first - INFLATED * (1.0 + np.abs(first)))[:, None] * self.straight
         more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN stays
-        # where that leaves little of a cost, the least cost of the cell stands at both of its ends
+        # if that leaves little of a cost, the least cost of the cell is used at both of its ends
         step = ~(more <= 0.5 * self.cost[:, 1:])
         left = np.where(step, self.cost[:, 1:], self.cost[:, :-1] - more)
         right = np.where(step, self.cost[:, 1:], self.cost[:, 1:] - more)

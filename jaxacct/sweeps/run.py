@@ -495,7 +495,7 @@ def _timed(sample: Grid, work: Work) -> float:
 
 
 def _resident() -> int:
-    """The largest memory that this process has had so far, where the system tells."""
+    """The largest memory that this process has used so far, if the system reports it."""
     if os.name != "posix":
         return 0
     import resource

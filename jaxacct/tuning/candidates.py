@@ -282,7 +282,7 @@ def several(
     init: Callable[[Any], Any],
     configs: Sequence[Mapping[str, Any]],
 ) -> Group:
-    """Trains candidates in one call of `train`, without the words and None in their configs, which they have alike."""
+    """Train candidates in one call of `train`; words and None in their configs, which all share, are left out."""
 
     def run(numbers: Sequence[int]) -> list[Any]:
         firsts = [init(secret.key(b"init", number)) for number in numbers]

@@ -37,7 +37,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def at(self, bits: int) -> Any:
-        """The value that 128 random bits stand for."""
+        """The value for 128 random bits."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Grid(Space):
 
 @dataclass(frozen=True)
 class Random(Space):
-    """Independent hyper-parameters, each with a law of its own; a number or a word stands for itself.
+    """Independent hyper-parameters, each with its own law; a number or a word is a fixed value.
 
     Parameters
     ----------

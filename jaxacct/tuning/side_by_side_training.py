@@ -28,7 +28,7 @@ PASS_STREAM = 6
 STEPS_PER_CALL = 128
 """Steps in one call of the compiled program: between two calls training can be interrupted."""
 MOST_EXAMPLES_AT_ONCE = 96
-"""Examples of a micro-batch of each candidate, at most, unless told otherwise: it bounds the memory that is used."""
+"""Default of the most examples in a micro-batch of each candidate: it bounds the memory."""
 
 
 def side_by_side(

@@ -31,7 +31,7 @@ class Cut:
         return (self.side * (arb(self.place) - u) / (arb(self.width) * arb(2).sqrt())).erfc() / 2
 
     def log_share(self, u: np.ndarray) -> np.ndarray:
-        """In floats."""
+        """The logarithm of the share, in floats."""
         return np.asarray(log_ndtr(self.side * (u - self.place) / self.width))
 
 
@@ -231,7 +231,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """The least rate at which N, with the shares that fall too, falls beyond an end."""
+        """The least rate of decay beyond an end of N times those shares that fall there."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -258,7 +258,7 @@ class SampledGaussian:
         return replace(self, **fields, _means={}, _terms={})
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
-        """In floats, for planning only; c all above -1 or all below."""
+        """log M(c) in floats, for planning only; all c are above -1, or all below."""
         if c.max() < -1.0:
             return self.mirrored.log_mgf(-1.0 - c)
         exponent = self._exponent(c)[:, None]
@@ -362,7 +362,7 @@ class SampledGaussian:
         return np.where(np.isnan(values), np.inf, values)
 
     def _moved_terms(self, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """For each angle log of the integrand's size at points, and how fast its phase makes it fall with t."""
+        """For each angle: logarithms of the integrand's size at points, and the rates of decay from its phase."""
         if c not in self._terms:
             exponent, angles = float(self._exponent(c)), ANGLES[self._steepest > ANGLES]
             sizes, turns = [], []

@@ -133,7 +133,7 @@ def plan_split(
 
 
 def where_it_falls_to(function: Any, low: float, high: float, wanted: float) -> float:
-    """Where a falling function reaches `wanted`, at least `low`; infinite where that is beyond `high`."""
+    """The point, at least `low`, at which a falling function reaches `wanted`; inf if it is beyond `high`."""
     if not function(high) <= wanted:
         return float("inf")
     while high > 1.02 * low:

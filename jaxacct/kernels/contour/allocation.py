@@ -171,7 +171,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # the scale bounds the value but for a factor of the abscissa, so that a guess above it is a poor one
+    # up to a factor in the abscissa, the scale bounds the value: a guess above it is poor
     # log of the scale of a put over its value, roughly, where the guess is of no use
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
@@ -499,9 +499,9 @@ KNOWN = 0.3
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
-"""log of the delta at which the losses end; what is left there is mass at infinity."""
+"""log of the delta at which the losses end; the mass beyond becomes mass at infinity."""
 LARGEST_LOSS = 600.0
-"""e^eps and products with it stay within float64 up to here."""
+"""Largest loss: up to here, e^eps and products with it stay within float64."""
 BULK_SPREAD = 2.0
 """Spread of these losses, in deviations: the best density is the cube root of the law's, sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
@@ -519,7 +519,7 @@ SCAN = 600
 CELLS = 48
 """Cells of the grid."""
 REACH = 8.6
-"""Deviations of the standard normal law that the cells cover; the rest is bounded by its mass."""
+"""The cells cover this many deviations of the standard normal law; the mass beyond bounds the rest."""
 LOWER_SHARES = (0.25, 0.15)
 """Ends tried for that bulk, over the distance from mean to threshold: a bulk that rarely gets there needs no line."""
 

@@ -39,14 +39,14 @@ __all__ = [
 ]
 
 NEGLIGIBLE = 1e-24
-"""Terms below this share of their sum are left out at the ends of the range of nodes."""
+"""Nodes at either end whose terms are below this share of the sum are left out."""
 POINTS = 24
 """Nodes of a panel."""
 _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel."""
 RARE = 0.1
-"""Chance of a large slot below which it is looked at by itself in a guess."""
+"""If a large slot is rarer than this, a guess also considers it by itself."""
 ROOM = 6.3
 """Widths of the far window below its centre from which on a slot is taken for far."""
 SMALLEST = 1e-290

@@ -304,7 +304,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     heights = xp.exp(levels - sag[..., None, None])
     slabs = flat(xp, heights[..., :-1] - heights[..., 1:])
     lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), flat(xp, levels[..., :-1]))
-    # heights are off by a part in 2,000 at most, which ROUNDED_DOWN allows for, or prove nothing
+    # heights with a relative error above 2.5e-4 are not used; ROUNDED_DOWN covers smaller errors
     # nats below a mode within which rounding may matter to its level sets
     inside = log_f > xp.min(tops, axis=-1)[..., None] - 16.0
     doubt = xp.max(xp.where(inside, units.weight + 16.0 * (1.0 + xp.abs(log_f)), 0.0), axis=-1)

@@ -51,7 +51,7 @@ LEAST_C, MOST_C = 1e-6, 1e7
 BISECTIONS = 46
 """Bisection steps for the logarithm of the abscissa."""
 SMALL_LOSSES = 30.0
-"""Largest exponent up to which mix - 1 is a sum of expm1."""
+"""Largest exponent for which mix - 1 is computed as a sum of expm1."""
 STRIP_LINES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03)
 """Heights of the lines on which the integrand is bounded, over the largest that serves."""
 MOST_CELLS = 6e6
@@ -61,7 +61,7 @@ REFINEMENTS = 8
 LINES = (1.0, 0.6, 0.35, 0.2)
 """Heights of the moved lines, over the largest that serves."""
 BLOCK = 16
-"""Values of t that are taken at a time."""
+"""Values of t that are evaluated at a time."""
 HEIGHT_SHARE = 0.998
 """Factor on heights; it covers the rounding of the density and of the integral of the tilted law."""
 LOG_TOLERANCE = float(np.log(1e-9))
@@ -73,7 +73,7 @@ MOST_NODES = 400_000
 NEWTON_STEPS = 16
 """Newton steps for epsilon, from where the contour was placed."""
 MARGINS = (1.02, 1.5, 4.0)
-"""How far an end is moved, over the error divided by the slope, until it passes its check."""
+"""Moves of an end, over the error divided by the slope, tried in turn until it passes its check."""
 
 
 def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:

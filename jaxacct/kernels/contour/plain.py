@@ -235,7 +235,7 @@ FINE_AXIS_POINTS = 128
 
 
 def axis_nodes(points: int) -> int:
-    """Nodes for the work on the real axis, where the trapezoid rule is at its best."""
+    """Number of nodes on the real axis, where the trapezoid rule is most accurate."""
     # least number of points on the real axis, where a quarter of a rung's points serves otherwise
     return max(32, points // 4)
 
@@ -276,7 +276,7 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """The same at several eps, `around`: (K,), on the one contour that is placed for `epsilon`.
+    """`delta` at several eps, `around`: (K,), from one contour, placed for `epsilon`.
 
     Every end holds wherever the contour is.  Brackets are narrow within about a deviation of the loss from `epsilon`.
     """

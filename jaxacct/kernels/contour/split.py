@@ -305,7 +305,7 @@ LARGEST_MOVE = 2.5
 NEWTON_STEPS = 7
 """Newton steps on the integral in one round; from a value within LARGEST_MOVE more change nothing."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
-"""Ends of the range in which eps is looked for."""
+"""Range in which eps is searched."""
 LARGEST_LOG_DELTA_FALL = 20.0
 """Most nats by which log delta falls in one round."""
 MARGIN = 1.05
@@ -471,7 +471,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """The same at several eps, `around`: (K,), on the one contour that is placed for `eps`.
+    """`delta` at several eps, `around`: (K,), from one contour, placed for `eps`.
 
     Every end holds wherever the contour is.
     """
@@ -502,7 +502,7 @@ def _placed(
 
 
 def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> Bracketed:
-    """The ends of log delta at one or more eps, in front, on a contour."""
+    """The ends of log delta on a contour, at one eps, or at several on a new first axis."""
     xp = namespace(law.gauss_n, eps)
     certificate = certify(law, found.placed, found.integrand, found.made_from, points)
     lower, upper = ends(found.integrand, certificate, eps)

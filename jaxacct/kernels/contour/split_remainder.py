@@ -57,7 +57,7 @@ _FAR_LOSSES = np.geomspace(NEAREST_EXCESS, FARTHEST_EXCESS, FAR_WINDOWS)
 """Losses beyond eps, over the scale of losses, at the places of the far window."""
 # places of the low window that are tried; no bound depends on how many
 _LOW_LOSSES = np.geomspace(LOWEST_LOSS, HIGHEST_LOSS, 14)
-"""The same for the low window."""
+"""Losses at the places of the low window, over the scale of losses."""
 # abscissae at which the Chernoff bounds that choose windows are tried
 _TRIED_ABSCISSAE = np.geomspace(LEAST_ABSCISSA, LARGEST_ABSCISSA, 14)
 """The abscissae, over 1/scale."""
@@ -193,7 +193,7 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Grids for bulk steps, with their sharp ends, and the abscissae for their Chernoff bounds, as an axis in front."""
+    """(grids for bulk steps, with their sharp ends; abscissae for their Chernoff bounds, on a new first axis)."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)

@@ -388,7 +388,7 @@ def sensitivity(clip_norm: Any) -> float:
 
 
 def deviation(noise_multiplier: Any, norms: Sequence[Any]) -> Any:
-    """In float32, noise multiplier times the root of the sum of squared clip norms, raised by more than it rounds."""
+    """noise multiplier * sqrt(sum of squared clip norms) in float32, raised by more than its rounding."""
     rounding = 1.0 + (16 + len(norms)) * 2.0**-24
     return jnp.float32(noise_multiplier) * jnp.sqrt(sum(jnp.float32(c) ** 2 for c in norms)) * rounding
 

@@ -243,7 +243,7 @@ def largest(dtype: Any) -> float:
 
 
 def _inside(eqn: Any, operand: int, view: View) -> View | None:
-    """A view as the body of a loop or checkpoint sees it; None where a loop may change it."""
+    """The view that the body of a loop or checkpoint gets; None if a loop may change it."""
     if eqn.primitive.name != "scan":
         return view
     length, constants = eqn.params["length"], eqn.params["num_consts"]

@@ -42,7 +42,7 @@ MANY_RELEASES = 300
 """If more releases differ, similar ones are grouped: the time of an engine grows with their number."""
 
 _ROUND_DOWN = 1.0 - 2.0**-40
-"""Noise that stands for a sum of up to 1000 terms is never above the exact one."""
+"""Rounds the noise that stands for a sum of up to 1000 terms down, so that it never exceeds the exact noise."""
 _TINY = 1e-150
 """Stands for a rate of 0 where rates are compared by their ratio."""
 
@@ -160,7 +160,7 @@ class Spent:
 
 
 def cost(noise: list[float]) -> float:
-    """The sum of 1/sigma^2 of several Gaussians: they are ordered by it, and the larger one tells more."""
+    """The sum of 1/sigma^2 of several Gaussians: a larger sum means a larger leak."""
     return sum(sigma**-2 for sigma in noise)
 
 
@@ -470,7 +470,7 @@ def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
 
 
 def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
-    """InputError where one of the other plans has a Renyi filter, and the plan has none or one of another order."""
+    """Raise InputError if another plan has a Rényi filter, and this plan has none or one of another order."""
     orders = {other.filter.order for other in others if other.filter}
     if orders - {plan.filter.order if plan.filter else None}:
         raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")

@@ -281,7 +281,7 @@ class Ledger(Contents):
         return name
 
     def replan(self, plan: Plan) -> None:
-        """Note that the current run goes on with another plan, such as one that was recalibrated."""
+        """Note that the current run continues with another plan, such as a recalibrated one."""
         self._require_unit(plan)
         self._append([Run(self.run, self.headers[self.run][-1].by, plan)])
 

@@ -506,14 +506,14 @@ class Plan(PlanRequest):
         step : how many steps stay.
         steps, epochs : the new total, counted from the beginning.
         expected_batch_size : from here on.
-        data_dependent : True if the change, or that it happens now, may depend on the data or on anything that the run
-            has put out.  This is refused unless the plan declared it from its first step, Plan(...,
-            data_dependent=True): the run in which nothing is changed is one of the paths, and must be claimed through
-            the filter as well.  Of such a plan every change goes through its filter.  Otherwise the composition is
-            exact, and holds only for changes that look at neither (jaxacct/training/plan/README.md).
+        data_dependent : True if the change, or its moment, may depend on the data or on anything that the run has put
+            out.  This is refused unless the plan declared it from its first step, Plan(..., data_dependent=True): the
+            run in which nothing is changed is one of the paths, and must be claimed through the filter as well.  Every
+            change of such a plan goes through its filter.  Otherwise the composition is exact, and holds only for
+            changes that look at neither (jaxacct/training/plan/README.md).
 
-        What is left out stays; relative noise keeps its schedule.  InputError where what is spent already exceeds the
-        target, and of a plan with repetitions, as the K runs of a tuning must all be the same.
+        Settings that are not given stay; relative noise keeps its schedule.  InputError if the steps so far already
+        exceed the target, and for a plan with repetitions, since the K runs of a tuning must all be the same.
 
         >>> plan = Plan(target_epsilon=1.0, target_delta=1e-5, dataset_size=50, sampling_probability=1.0, steps=10)
         >>> [(s.start, s.steps, round(s.noise_multiplier, 2)) for s in plan.recalibrate(5, steps=20).segments]
@@ -556,7 +556,7 @@ class Plan(PlanRequest):
         return type(self).of(whole, self, filter=chosen, noise_multiplier=scale)
 
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None) -> bool:
-        """Whether what a ledger holds and one more step stay within the target, certified; True without a target.
+        """Whether a ledger's entries and one more step stay within the target, certified; True without a target.
 
         Where the plan has a Renyi filter they must stay within its budget, too.  InputError where the ledger has one
         that the plan does not share.  This costs nothing while the ledger follows the plan.  With repetitions only the
@@ -572,7 +572,7 @@ class Plan(PlanRequest):
 
 
 def dominating(releases: Iterable[Release], noise_levels: int, rate_levels: int) -> dict[Release, Release]:
-    """For each release one of few that tells at least as much: less noise, a higher rate.
+    """Map each release to one of a few that reveal at least as much: less noise, a higher rate.
 
     Neighbours on a logarithmic scale share the least noise and the highest rate among them.  With a cap a higher rate
     may tell less (the cap binds more often), so there only those of one rate are neighbours.

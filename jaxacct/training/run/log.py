@@ -54,9 +54,9 @@ _FIRST = b'{"event": "begin"'
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
 """Where a log goes: a function of one record, the path of a file of JSON lines, or nowhere."""
 MOST_PENDING = 8
-"""Looks whose steps may still be under way: with more the host waits for the oldest, and the device has work left."""
+"""Most logged steps that may still be running; if there are more, the host waits for the oldest of them."""
 MOST_HELD = 32
-"""Looks whose steps are done and whose numbers are still on the device: with more they are fetched and told."""
+"""Most finished steps whose numbers are still on the device; if there are more, they are fetched and put out."""
 PAUSE_SECONDS = 1.0
 """Seconds for which records are held back, so that several are put out together."""
 WAIT_SECONDS = 5.0
@@ -80,9 +80,9 @@ class _Look:
 
 
 class RunLog:
-    """Tells of every so manieth step of one `fit`, and of the plan's last, in their order; `begin` comes first.
+    """Logs every `every`-th step of one `fit`, and the plan's last step, in order; `begin` comes first.
 
-    put is given each record; None where nothing is asked for.  file : what it writes to, or None.
+    put : called with each record; None if no log is wanted.  file : the file to which it writes, or None.
     """
 
     def __init__(self, put: Callable[[dict[str, Any]], Any] | None, file: LogFile | None, every: int, run: str) -> None:
@@ -285,7 +285,7 @@ class LogFile:
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """A record that says that a `fit` begins, or goes on, and which steps come again."""
+        """The record of a `fit` that begins or continues; it names the steps that are repeated."""
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -235,12 +235,12 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Whether a run that ends with an error leaves a checkpoint: unless that would tell which draw had changed."""
+        """Whether a run that ends with an error leaves a checkpoint: not if that would reveal which draw changed."""
         return not isinstance(error, OtherExamples)
 
     @property
     def goes_on_as(self) -> bytes:
-        """The session of that checkpoint: what cannot be repeated goes on as after a `fit` that returned."""
+        """The session of that checkpoint; empty if the steps cannot be repeated: then it goes on as after a `fit`."""
         return self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:

@@ -164,7 +164,7 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """The stretches with steps of a plan after them, joined if they go on with it, and with its cut within a pass."""
+    """The stretches followed by steps of a plan; they join the last stretch if they continue its plan, and its pass."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)

@@ -314,7 +314,7 @@ def _by_name(path: str, array: Any) -> bool:
 
 
 def _split(shape: tuple[int, ...]) -> int:
-    """Where to cut the axes in two parts that are most nearly of one size."""
+    """The axis at which to cut the axes into two parts of nearly equal size."""
     return min(range(1, len(shape)), key=lambda at: max(math.prod(shape[:at]), math.prod(shape[at:])))
 
 
@@ -536,7 +536,7 @@ def _linen(module: Any, names: tuple[str, ...], named: Mapping[str, Any]) -> Cal
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Errors of Flax, Equinox and JAX about random numbers, state and axes, in one line that says what to do."""
+    """Turn errors of Flax, Equinox and JAX about random numbers, state and axes into one line with a remedy."""
     try:
         yield
     except Exception as error:

@@ -135,7 +135,7 @@ class StepRule:
     private_loss: PrivateLoss | None = None
 
     def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
-        """(trained parameters, (example,) or (example, key)) -> (loss, Seen); of a user (examples, weights)."""
+        """(trained parameters, member) -> (loss, Seen); a member is (example,), (example, key) or a user's data."""
         single = lambda model, *member: split_loss(
             jax.tree.map(jnp.asarray, self.loss_fn(model, *member)), self.has_aux
         )
