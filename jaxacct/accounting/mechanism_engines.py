@@ -439,7 +439,7 @@ class SingleRounds(MechanismEngine):
         inner, steps = _once(question.mechanism)
         if not isinstance(inner, RandomAllocation) or not np.any(steps == 1.0):
             return False
-        return engine_of_mechanism(question._replace(mechanism=inner)) is not None
+        return engine_of_mechanism(question._replace(mechanism=inner, engine="auto")) is not None
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         inner, steps = _once(question.mechanism)

@@ -622,7 +622,7 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """What mass at infinity adds to an upper delta, or a deficit takes from a lower one (README.md, "Deficits")."""
+    """What mass at infinity adds to an upper delta, or a deficit takes from a lower one (README.md, on deficits)."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))

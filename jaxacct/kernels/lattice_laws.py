@@ -180,7 +180,7 @@ def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: in
 
 
 def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
-    """Hat masses on cells between quantiles u_k, in ascending order of u (engines/README.md, "Gaussian cells").
+    """Hat masses on cells between quantiles u_k, in ascending order of u (engines/README.md, on Gaussian cells).
 
     u : (N,) increasing (u_0 may be -inf).  last : index of the last node in use; cells from there on are empty.
     rate : 1/sigma.  lift : (N,) log alpha_k, hit : sampling rate, where P is the mixture; both 0 where P is N(0, 1).
@@ -332,7 +332,7 @@ def laplace_cells(
     *,
     nodes: int,
 ) -> Cells:
-    """Hat masses of the Laplace law in closed form, ascending in the ratio (engines/README.md, "Laplace cells").
+    """Hat masses of the Laplace law in closed form, ascending in the ratio (engines/README.md, on Laplace cells).
 
     first : base loss of node 0.  lifted : whether the mixture is P.  A cell without a useful bound is empty.
     """

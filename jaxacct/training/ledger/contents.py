@@ -227,7 +227,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Epsilon of what some runs have spent, each given with its `run` lines (README.md, "What may be claimed").
+    """Epsilon of what some runs have spent, each given with its `run` lines (README.md, on what may be claimed).
 
     relation : by default that of the plans, which must then all have one.
     """
