@@ -242,7 +242,7 @@ def host_block(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> np.ndarra
 
 
 def host_fold_in(key: Any, data: Any) -> np.ndarray:
-    """The words of ``jax.random.fold_in(key, data)``; of several data, a column for each."""
+    """The words of ``jax.random.fold_in(key, data)``; for several data, one column each."""
     data = np.asarray(data, np.uint32)
     found = host_block(key, np.zeros(data.size, np.uint32), (data.reshape(-1), 0, _FOLD_IN))[:, :8]
     return found.T if data.ndim else found[0]

@@ -27,9 +27,9 @@ from jaxacct.engines.protocol import Answer
 LEAST_GAP = 1e-300
 """Floor under a divisor: a difference of two Mills ratios, or a slope."""
 LARGEST_FLOAT = np.finfo(np.float64).max
-"""A lower end of epsilon beyond it is cut to it, and stays a lower end."""
+"""Larger lower ends of epsilon are cut to this value, which is a lower end, too."""
 LEAST_EPSILON = 2.0**-1060
-"""Least epsilon that a bisection halves in its exponent; it is subnormal, and below it halves are taken."""
+"""Down to this (subnormal) epsilon, bisection halves the exponent; below it, bisection halves epsilon itself."""
 BISECTIONS = 78
 """Bisection steps: eleven or twelve for the exponent of epsilon, 53 for its digits, and some to spare."""
 NEWTON_STEPS = 40

@@ -340,7 +340,7 @@ def _selected(event: Any, path: str, inner: Mechanism | None) -> Mechanism | Non
 
 
 def _negative_binomial(mean: float, shape: float) -> Law | None:
-    """The law of this mean, which falls from infinity to 1 as gamma rises to 1; None for one run."""
+    """The law of this shape and mean; None for one run.  The mean falls from infinity to 1 as gamma rises to 1."""
     from scipy.optimize import brentq  # takes a while to import: only where it is needed
 
     if mean == 1.0:

@@ -338,7 +338,7 @@ def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array
     infinite = at_infinity(law, curve.p[0], -1.0)
     gain = (xp.sum(xp.where(active, gain, 0.0)) + infinite) * (1.0 - SUM_ROUNDING)
     genuine = xp.all(size_q >= 0.0) & xp.all(xp.diff(served_q) <= 0.0) & (served_q[-1] >= row_q[-1])
-    # more than all mass is not released: then the sum is not to be trusted
+    # a gain cannot exceed 1, the whole mass: a larger sum is wrong and is not used
     return xp.where(genuine & (gain <= 1.0), gain, 0.0), xp.sum(xp.where(active, cost, 0.0)) * (1.0 + SUM_ROUNDING)
 
 

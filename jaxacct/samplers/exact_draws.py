@@ -88,7 +88,7 @@ class _Uniform:
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """Whether a fresh uniform number is smaller: true with the probability that this number is."""
+        """Whether a fresh uniform number is smaller than this one, x: true with probability x."""
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))

@@ -35,7 +35,7 @@ TAIL_SHARE = 1e-7
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched; for a smaller one the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
-"""Units of rounding by which one more factor of a product of ratios, or one more term of a sum, may be off."""
+"""Error that each factor of a product of ratios, or each term of a sum, adds, in units of rounding."""
 NODES_BY_LATTICE = 8
 """Most values k at which the lattice engine replaces a contour engine that leaves the sum wide."""
 MOST_ROUNDS = 12

@@ -206,7 +206,7 @@ def each_pair(
 
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """The index in an array of shape `own` that belongs to an index of a shape that it broadcasts to."""
+    """The index into an array of shape `own`, from an index into a shape to which `own` broadcasts."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 

@@ -26,9 +26,9 @@ KIND = "conditional: monotone score"
 RENYI_ORDERS = 1.0 + np.geomspace(0.05, 60.0, 40)
 """Orders of the Rényi form, from 1.05 to 61, evenly in the logarithm of `order - 1`."""
 CHUNK = 256
-"""Rows that are worked on at once: their arrays stay in the processor's cache."""
+"""Rows computed at once: their arrays stay in the processor's cache."""
 PANELS = (32, 64, 256)
-"""Panels of the sums for Rényi divergences; a row takes the least that makes them narrow enough."""
+"""Numbers of panels of the sums for Rényi divergences; a row takes the first for which panels are narrow enough."""
 
 
 def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_stick") -> Bounds:

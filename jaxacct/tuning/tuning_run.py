@@ -178,8 +178,8 @@ def tune_in_rounds(
     """Tune in rounds, as Bayesian optimisation in batches: each round's winner is public and shapes the next space.
 
     In every round K_r candidates, K_r fresh and secret, are drawn from the round's space, trained, and the best is
-    released.  `update` makes the next space from all winners so far.  The whole is the composition of the rounds, far
-    cheaper than candidates each of which may see all before it.  One entry for all rounds is on the disk before the
+    released.  `update` makes the next space from all winners so far.  The cost is the composition of the rounds, far
+    less than for candidates that may see everything before them.  One entry for all rounds is on the disk before the
     first candidate is trained, so that stopping early claims no less.
 
     Parameters
@@ -192,8 +192,8 @@ def tune_in_rounds(
     update : (winners so far, in order) -> the space of the next round, or None to stop.  It must use nothing else that
         depends on the data.  A round that releases nothing adds no winner.
     score : as for `tune`; a PrivateScore needs its noise multiplier.
-    rounds : how many; by default what the plan is for.
-    candidates : as for `tune`, of every round's space.
+    rounds : number of rounds; by default that of the plan.
+    candidates : as for `tune`; it holds for every round's space.
 
     Returns
     -------
@@ -202,8 +202,8 @@ def tune_in_rounds(
 
     Raises
     ------
-    InputError : before anything is spent, where the rounds exceed the plan's target; a space of a later round that is
-        not i.i.d. where that is accounted for.
+    InputError : before anything is spent, if the rounds exceed the plan's target; later, if a round's space is not
+        i.i.d. and i.i.d. candidates are accounted for.
 
     References
     ----------

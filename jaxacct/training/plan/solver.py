@@ -56,10 +56,10 @@ from jaxacct.training.step.step_mechanisms import (
 CLOSENESS = 1e-4
 """How close to the target, relative to it and absolutely, the certified epsilon of a solution lies."""
 _LEAST_RTOL = 1e-6
-"""Never closer than this, relatively, however large the target is."""
+"""Least relative tolerance, however large the target is."""
 _MARGIN, _MARGIN_OF_WHOLE_NUMBERS = 0.05, 1e-7
-"""Evaluated again, epsilon may differ by its rounding: the share of the tolerance that is kept from the target for it,
-and where whole numbers are solved for the share of the target."""
+"""Distance kept from the target, since a second evaluation of epsilon may differ by rounding: as a share of the
+tolerance, or, when solving for whole numbers, as a share of the target."""
 _SHARE_OF_TOLERANCE = 0.2
 """The relative width asked of a bracket, as a share of the tolerance: the width must not decide what is close."""
 _RTOL_OF_ROUNDS = 1e-4

@@ -345,7 +345,7 @@ class Untrained:
     ----------
     frozen : arrays, in the order of the model's leaves.
     form : the structure of the model; for each of its leaves whether it is trained; its leaves that are no arrays; and
-        what an nnx module is besides.
+        the nnx module without its variables.
     """
 
     frozen: tuple[Any, ...]
@@ -548,7 +548,7 @@ def _plain_errors() -> Iterator[None]:
                 f"them apart; {_REMEDY}"
             ) from None
         if of_flax == "InvalidRngError" or (type(error) is RuntimeError and "requires a key" in str(error)):
-            raise InputError(_NO_KEY) from None  # the second is of Equinox's dropout
+            raise InputError(_NO_KEY) from None  # "requires a key" is from Equinox's dropout
         if of_flax == "LazyInitError":
             raise InputError(
                 "the module's first parameters depend on the values of the example, which is private, must depend on "
