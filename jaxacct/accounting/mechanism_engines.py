@@ -427,8 +427,8 @@ def _both_ends(above: Bounds, below: Bounds) -> Bounds:
 class SingleRounds(MechanismEngine):
     """Rounds of random allocation of which some configurations have one round only.
 
-    One round has an engine of its own, far narrower than the pairs that stand for a round in a composition.  So the
-    rows of one round are asked by themselves, as the mechanism without the repetition, and the others as they are.
+    A single round has its own engine, whose brackets are far narrower than those by the pairs for composed rounds.  So
+    rows with one round are solved apart, as the mechanism without the repetition; the others are solved as composed.
     """
 
     name, classes, if_engine_is_named = "single_rounds", (Repeated,), "stands back"

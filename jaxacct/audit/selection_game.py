@@ -460,7 +460,7 @@ _ranks = jax.jit(_top)
 
 @jax.jit
 def _counted_cells(above: Any, key: Any, repetitions: Any) -> Any:
-    """How often each cell wins, from the top down, and last how often K = 0."""
+    """The number of selections that each cell wins, from the top cell down, and last the number with K = 0."""
     top = jnp.where(repetitions > 0, _top(key, repetitions), 2.0).reshape(-1)
     cell = jnp.searchsorted(above, top, side="right")
     cell = jnp.where(top > 1.5, above.size + 1, cell)

@@ -449,7 +449,7 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
 
 
 def _seen(ledger: Ledger, name: str) -> str:
-    """Why more counts than the steps that were taken."""
+    """The reason why more than the steps taken counts."""
     looks, spent, plan = ledger.runs[name].looks, ledger.runs[name], ledger.headers[name][-1].plan
     text = f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
     if not ledger.headers[name][-1].told:

@@ -34,7 +34,7 @@ from jaxacct.mechanisms.finite import log_mixture
 
 LogPhi = Callable[[np.ndarray], np.ndarray]
 DOUBLINGS = 4
-"""How often the end of t is doubled where the characteristic function has not decayed by then."""
+"""Most times that the end of t is doubled, while the characteristic function has not decayed there."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 """Gauss-Legendre rule of a panel in t."""
 _BLOCK_TERMS = 2**20

@@ -38,7 +38,7 @@ def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]
 
 @functools.lru_cache(maxsize=8)
 def _kept_curves(run: Mechanism, coarse: bool, numpy: bool) -> list[dict[str, Curve]]:
-    """Kept, since a curve takes seconds for DP-SGD, and every question about a base uses it."""
+    """The curves of a base, cached: a curve takes seconds for DP-SGD, and every question about the base uses it."""
     return curves(run, coarse)
 
 

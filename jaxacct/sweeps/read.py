@@ -43,7 +43,7 @@ SETTLED_BY = {
 }
 """Inputs that are not needed beside another one, so that no column is taken for them."""
 LIKENESS = 0.8
-"""How much a column must look like an input that is not there to be taken for a misspelling of it."""
+"""Least likeness of a column's name to a missing input's name with which it counts as a misspelling."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:

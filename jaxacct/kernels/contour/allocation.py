@@ -67,9 +67,9 @@ COARSE = 160
 TOLERANCE = 1e-10
 """Default size of the terms cut off, relative to the value."""
 MANY = 250
-"""Nodes above which another way is tried."""
+"""If a line has more nodes than this, another placement is tried."""
 ILL = 6.0
-"""log of the scale over the value above which another way is tried: digits are lost."""
+"""If log(scale/value) is larger, digits are lost and another placement is tried."""
 ONE_SLOT = 15.0
 """Deviations of S that a threshold lies above the mean, from which on one large slot decides: jumps are split off."""
 LOW_BLUR = 0.08

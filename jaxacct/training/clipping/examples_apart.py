@@ -407,7 +407,7 @@ def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
 
 
 def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether rows of a constant are rows of the data that are too complex to agree by accident."""
+    """Whether a constant contains rows of the data, so complex that they cannot agree by accident."""
     mine, theirs = _hashed(ours), _hashed(rows)
     known, counts = np.unique(theirs, return_counts=True)
     first = np.unique(mine[np.isin(mine, known)])[:64]

@@ -67,8 +67,8 @@ WAIT_SECONDS = 5.0
 class _Look:
     """Numbers of a step, on the device or on their way; filled in as they arrive, so that an interrupt repeats nothing.
 
-    point : where a table of epsilon has what was released.  when, rate : when the step was seen to be done, and steps a
-    second by then.  record : what is told.
+    point : the place in a table of epsilon that covers the releases so far.  when, rate : the time at which the step
+    was found done, and the steps a second until then.  record : the record that is put out.
     """
 
     step: int
