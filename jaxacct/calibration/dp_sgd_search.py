@@ -189,7 +189,7 @@ class Calibration:
     relation: str = field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain Python, ready for JSON: as `Bounds.to_dict`, which `Bounds.from_dict` reads back."""
+        """The result as plain Python, ready for JSON; `Bounds.from_dict` reads its "epsilon" and "risk" back."""
         return plain_record(self)
 
     def _repr_html_(self) -> str:

@@ -287,7 +287,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     off = np.concatenate([0.0 * eps, off], axis=1)
     at = eps - np.where(steps.removing, every, -every)
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
-    # what an integrand below it is replaced by before its logarithm is taken
+    # floor under an integrand before its logarithm is taken
     logs = log_mass + np.log(np.maximum(low[:, 1:], 1e-305))
     delta = np.sum(_log_linear(logs, np.diff(u, axis=1)), axis=1)
     limit = np.where(steps.removing, 1.0, 0.0)

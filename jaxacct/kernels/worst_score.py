@@ -444,7 +444,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
     at_start = leak(start)
     carry = (start, at_start, start, at_start, 4e-4 * xp.ones_like(highest))  # first step to the right of an eps
     left, at_left, right, at_right, _ = iterate(xp, short, outwards, carry)
-    # what a leak below it is replaced by before its logarithm is taken; no bound depends on it
+    # floor under a leak before its logarithm is taken; no bound depends on it
     excess = lambda value: xp.log(xp.maximum(value, 1e-320)) - xp.log(delta)
 
     def step(carry: tuple[Array, ...]) -> tuple[Array, Array, Array, Array, Array]:

@@ -1,4 +1,4 @@
-"""What all contour integrals have in common: sums over nodes, images, ends, and the way from delta to epsilon.
+"""The common core of all contour integrals: sums over nodes, images, ends, and the way from delta to epsilon.
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
@@ -16,7 +16,7 @@ from jaxacct.kernels.special import blocks, log1p, sum_depth
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 """Abscissae that are tried, over the saddle point: those up to 1 for the contour, all for the images to the right."""
 LEAST_VALUE = 1e-300
-"""What a value or a lower end of at most this is replaced by before its logarithm is taken; such an end is not used."""
+"""Floor under values and lower ends before their logarithm is taken; a lower end at the floor is not used."""
 SUM_OUTWARD = 1.0000001
 """Factor for the rounding of a sum of error bounds."""
 NEWTON_STEPS = 6
@@ -32,11 +32,11 @@ class Bracketed(NamedTuple):
     estimate: Array
     upper: Array
     ok: Array
-    needs: Array  # (points, nodes) that would do
+    needs: Array  # numbers of quadrature points and contour nodes that would make it narrow
 
 
 class Summand(Protocol):
-    """What a trapezoid sum needs of an integrand: `Nodes`, or that of the split contour."""
+    """The fields of an integrand that a trapezoid sum needs: of `Nodes`, or of the split contour's integrand."""
 
     @property
     def c(self) -> Array: ...
@@ -69,7 +69,7 @@ class Nodes(NamedTuple):
     tail: Array  # bound on the terms that were cut off, over Z
     images_at: Array  # abscissae of the Chernoff bounds for images to the right
     images_log: Array  # and their logarithms at eps = 0
-    needs: Array  # (points, nodes) with which the certificate would be narrow
+    needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 
 
 # The sum over the nodes, and its errors
@@ -97,7 +97,7 @@ def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Summand, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """A bound of the error of the trapezoid sum over Z, but for images, from those of its terms and of the cut-off."""
+    """A bound of the trapezoid sum's error over Z, without images, from the errors of its terms and the cut-off."""
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
@@ -110,10 +110,10 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """log of what the trapezoid rule adds at the periodic images (README.md, section 1).
+    """log of the periodic images that the trapezoid rule adds (README.md, section 1).
 
-    at, log_bound : (A,) abscissae of Chernoff bounds, and their logarithms at eps = 0.  log_mass : of what is
-    integrated.
+    at, log_bound : (A,) abscissae of Chernoff bounds, and their logarithms at eps = 0.  log_mass : log of the
+    integrated mass.
     """
     xp = namespace(c, epsilon)
     period = 2.0 * xp.pi / h
@@ -125,7 +125,7 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """(two-sided error over Z, images to subtract from the lower end, in absolute terms as logs)."""
+    """(two-sided error over Z, log of the images (absolute) to subtract from the lower end)."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
@@ -142,18 +142,18 @@ def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -
     grain = 8.0 * ROUNDOFF * (xp.abs(log_z) + 4.0)
     lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * xp.abs(low)
     upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * xp.abs(high)
-    # a true value has an upper end above 0: else the bounds contradict each other
+    # the upper end of a true value is above 0; otherwise the bounds contradict each other
     certain = (value + both > 0.0) & (upper < xp.inf)
     return xp.where(certain & (rest > LEAST_VALUE), lower, -xp.inf), xp.where(certain, upper, xp.inf)
 
 
 def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
-    """The bracket of log delta(eps), by Chernoff from above where the sum says too little."""
+    """The bracket of log delta(eps), from the sum and, for the upper end, Chernoff's bound too."""
     xp = namespace(nodes.t, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = ends(nodes, epsilon, value, off)
     estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
-    # distance of the upper end of log delta from the estimate beyond which the estimate is not used
+    # an estimate of log delta is not used if the upper end is farther away than this
     ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < 0.1)
     chernoff = nodes.images_log - nodes.images_at * epsilon[..., None]
     chernoff = chernoff + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(chernoff))
@@ -177,7 +177,7 @@ def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STE
 
 
 def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
-    """Minus the derivative of log delta in eps, within what it can be near the saddle point."""
+    """Minus the derivative of log delta in eps, clipped to its possible range near the saddle point."""
     return namespace(value).clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
 
 
@@ -188,9 +188,9 @@ def certified(
     log_delta_low: Array,
     log_delta_high: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """(lower end of eps, whether it holds, upper end, whether it holds): those of two places that pass the check.
+    """(lower end of eps, whether it holds, upper end, whether it holds), from those of two places that pass the check.
 
-    ends_at : log delta from below and from above, at eps with an axis in front.
+    ends_at : lower and upper ends of log delta at eps, which has a new first axis.
     """
     xp = namespace(below, above)
     lowers, uppers = ends_at(xp.stack([below, above]))
@@ -204,7 +204,7 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """`certified` about an estimate of eps: the places are as far from it as the errors of delta say.
+    """`certified` around an estimate of eps; the errors of delta determine how far away the places are.
 
     margin : a factor on that distance, since the slope changes along the way.
     """
@@ -317,8 +317,8 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 
 
 def depth(points: int, count: int) -> float:
-    """Units of `w_j min(2, t |loss_j|)` by which the terms of `departures` are off, weights and losses aside.
+    """Error of the terms of `departures`, in units of `w_j min(2, t |loss_j|)`, besides errors of weights and losses.
 
-    5.1 a step of either table, 4.9 for every rounding of a sum of products, and the weights' own sum.
+    It is 5.1 for each step of either table, 4.9 for each rounding of a sum of products, and the weights' own sum.
     """
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)

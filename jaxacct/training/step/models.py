@@ -508,7 +508,7 @@ def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str],
 
 
 def refuse_state(module: Any, trained: Any) -> None:
-    """InputError where what a linen module has besides parameters would be trained."""
+    """Raise InputError if collections of a linen module other than its parameters would be trained."""
     linen = module is not None and not is_nnx(module) and not is_equinox(module)
     named = [*paths(trained.base), *trained.adapters] if isinstance(trained, LoRA) else paths(trained)
     tops = {path.partition("/")[0] for path in named}
