@@ -14,6 +14,7 @@ from jaxacct.accounting.directions import answer
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.keywords import with_hints
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     GIBIBYTE,
@@ -38,7 +39,7 @@ _KERNEL = "jaxacct.kernels.contour"
 @with_hints
 def epsilon(
     mechanism: Mechanism,
-    delta: Any,
+    delta: ArrayLike,
     *,
     relation: str = "add_or_remove_one",
     engine: str = "auto",
@@ -102,7 +103,7 @@ def epsilon(
 @with_hints
 def delta(
     mechanism: Mechanism,
-    epsilon: Any,
+    epsilon: ArrayLike,
     *,
     relation: str = "add_or_remove_one",
     engine: str = "auto",

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.core.keywords import with_hints
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import DELTA, InputError, broadcast_shape, check, options, refuse_tracers
 from jaxacct.engines import contour
 from jaxacct.engines.backend import evaluate, job
@@ -33,7 +34,7 @@ MOST_FIELDS = 400
 
 @with_hints
 def epsilon_gradient(
-    mechanism: Mechanism, delta: Any, *, relation: str = "add_or_remove_one", backend: str = "auto"
+    mechanism: Mechanism, delta: ArrayLike, *, relation: str = "add_or_remove_one", backend: str = "auto"
 ) -> Mechanism:
     """`d epsilon / d field` for every numeric field, at fixed delta, as a pytree like the mechanism.
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxacct.audit.selection_game import SEED_RANGE
 from jaxacct.core.files import optional_package
 from jaxacct.core.progress import Progress
+from jaxacct.core.types import ArrayLike, Leaf, PyTree
 from jaxacct.core.validation import COUNT, InputError, check
 from jaxacct.training import Trainer, sensitivity
 from jaxacct.training.step.step_function import Carried, numbers
@@ -40,7 +41,7 @@ class Played(NamedTuple):
     """
 
     scores: np.ndarray
-    outcome: Any
+    outcome: Leaf
 
 
 class Game:
@@ -77,7 +78,13 @@ class Game:
     """
 
     def __init__(
-        self, trainer: Trainer, loss_fn: Any, data: Any, marks: np.ndarray, observe: Any, canaries: int
+        self,
+        trainer: Trainer,
+        loss_fn: Callable[..., Any],
+        data: PyTree,
+        marks: np.ndarray,
+        observe: Callable[..., Any],
+        canaries: int,
     ) -> None:
         plan, size = trainer.plan, marks.shape[0]
         if plan.unit != "record":
@@ -107,8 +114,8 @@ class Game:
 
     def play(
         self,
-        params: Any,
-        present: Any,
+        params: PyTree,
+        present: ArrayLike,
         runs: int,
         *,
         steps: int | None = None,
@@ -232,7 +239,7 @@ def _recorded(optimizer: Any) -> Any:
     return optax.GradientTransformation(init, update)
 
 
-def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
+def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     """Canaries whose gradients are planted: number j pulls with norm C at coordinate j of the parameters, flattened.
 
     In every step in which it takes part the clipped sum moves by C (up to the allowance for rounding that clipping
@@ -291,7 +298,7 @@ def gradient_canaries(trainer: Trainer, data: Any, count: int = 1) -> Game:
     return Game(trainer, planted, data, marks, observe, count)
 
 
-def input_canary(trainer: Trainer, data: Any, example: Any) -> Game:
+def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
     """One more example, crafted: an image from elsewhere, a wrong label.  All of the step is the trainer's own.
 
     The score is the inner product of the noisy sums with the canary's own gradient, clipped, in units of C^2 and summed

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accounting.account import epsilon as epsilon_of
+from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -57,12 +58,12 @@ def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
 
 
 def clopper_pearson(
-    false_positives: Any,
-    absent: Any,
-    false_negatives: Any,
-    present: Any,
+    false_positives: ArrayLike,
+    absent: ArrayLike,
+    false_negatives: ArrayLike,
+    present: ArrayLike,
     *,
-    delta: Any,
+    delta: ArrayLike,
     confidence: float = 0.95,
     relation: str = "add_or_remove_one",
 ) -> LowerBound:
@@ -107,12 +108,12 @@ def clopper_pearson(
 
 
 def gaussian_fit(
-    false_positives: Any,
-    absent: Any,
-    false_negatives: Any,
-    present: Any,
+    false_positives: ArrayLike,
+    absent: ArrayLike,
+    false_negatives: ArrayLike,
+    present: ArrayLike,
     *,
-    delta: Any,
+    delta: ArrayLike,
     confidence: float = 0.95,
 ) -> LowerBound:
     """mu >= max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR), and the epsilon of mu-Gaussian DP at delta.
@@ -228,13 +229,13 @@ class LowerBound:
     LowerBound(epsilon >= 0.75 at delta 1e-05, confidence 0.99, 20,000 trials, clopper_pearson)
     """
 
-    epsilon: Any
-    delta: Any
+    epsilon: Leaf
+    delta: Leaf
     confidence: float
-    trials: Any
+    trials: Leaf
     method: str
     kind: str = UNCONDITIONAL
-    mu: Any = None
+    mu: Leaf = None
 
     def __repr__(self) -> str:
         trials = f"{self.trials:,}" if isinstance(self.trials, int) else str(self.trials)
@@ -261,13 +262,13 @@ def plain(values: Any) -> Any:
 
 
 def from_scores(
-    absent: Any,
-    present: Any,
+    absent: ArrayLike,
+    present: ArrayLike,
     *,
     delta: float,
     confidence: float = 0.95,
     method: str = "clopper_pearson",
-    thresholds: Any = None,
+    thresholds: ArrayLike | None = None,
     held_out: float = 0.5,
 ) -> LowerBound:
     """A lower bound on epsilon from the scores of independent runs without and with the canary.

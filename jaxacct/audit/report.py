@@ -16,6 +16,7 @@ from jaxacct.audit.error_counts import UNCONDITIONAL, LowerBound
 from jaxacct.audit.single_run import CurveTest
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import outward
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import InputError
 
 REFUTED_MARK = "!!"
@@ -41,7 +42,7 @@ class Claim:
     """
 
     name: str
-    epsilon: Any
+    epsilon: Leaf
     delta: float
     kind: str = "bound"
 

@@ -21,6 +21,7 @@ from jax.tree_util import Partial
 from jaxacct.audit.error_counts import LowerBound, clopper_pearson, error_of
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.progress import Progress
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import COUNT, DELTA, PROBABILITY, Constraint, InputError, check
 from jaxacct.engines.devices import double_precision
 from jaxacct.selection import Attack, Law, output_law
@@ -71,7 +72,7 @@ def gaussian(mean: float = 0.0) -> Partial:
     return Partial(_gaussian, np.float32(check("mean", mean, Constraint("use a finite {name}", -1e6, 1e6))))
 
 
-def finite(probabilities: Any) -> Partial:
+def finite(probabilities: ArrayLike) -> Partial:
     """The candidates of a base with outcomes 0, 1, ..., n - 1, int32, or of a curve cut into cells.
 
     Parameters
@@ -299,7 +300,7 @@ class Cells(NamedTuple):
     rank: np.ndarray
 
 
-def attack_cells(found: Attack, curve: Any) -> Cells:
+def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Cells:
     """The worst-case score of `selection.attack` as an order on the cells between which it jumps.
 
     Within a cell the order makes no difference to what the cell as a whole is given.
@@ -365,7 +366,7 @@ def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None =
     return np.concatenate(list(in_chunks(one, law, runs, seed, progress)))
 
 
-def cell_counts(masses: Any, law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
+def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
     """How many of `runs` selections each cell wins, cells in ascending order of their score.
 
     Parameters

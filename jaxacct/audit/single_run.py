@@ -19,6 +19,7 @@ from jaxacct.audit.error_counts import (
     plain,
 )
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import ArrayLike, Leaf, Numbers
 from jaxacct.core.validation import (
     NON_NEGATIVE,
     POSITIVE,
@@ -45,7 +46,9 @@ GUESSED = ("both", "in")
 """Which guesses are made: both kinds, or only that a canary was in."""
 
 
-def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, delta: Any) -> Any:
+def one_run_p_value(
+    epsilon: ArrayLike, correct: ArrayLike, guesses: ArrayLike, canaries: ArrayLike, delta: ArrayLike
+) -> Numbers:
     """The largest probability that any (epsilon, delta)-DP mechanism lets v or more of r guesses be right.
 
     With `q = e^eps/(1 + e^eps)`, m canaries and B = Bin(r, q):
@@ -81,11 +84,11 @@ def one_run_p_value(epsilon: Any, correct: Any, guesses: Any, canaries: Any, del
 
 @overload
 def one_run(
-    correct: Any,
-    guesses: Any,
-    canaries: Any,
+    correct: ArrayLike,
+    guesses: ArrayLike,
+    canaries: ArrayLike,
     *,
-    delta: Any,
+    delta: ArrayLike,
     confidence: float = ...,
     claim: None = ...,
     guessed: str = ...,
@@ -94,25 +97,25 @@ def one_run(
 
 @overload
 def one_run(
-    correct: Any,
-    guesses: Any,
-    canaries: Any,
+    correct: ArrayLike,
+    guesses: ArrayLike,
+    canaries: ArrayLike,
     *,
-    claim: Any,
-    delta: Any = ...,
+    claim: Plan | Mechanism | Profile | float,
+    delta: ArrayLike = ...,
     confidence: float = ...,
     guessed: str = ...,
 ) -> CurveTest: ...
 
 
 def one_run(
-    correct: Any,
-    guesses: Any,
-    canaries: Any,
+    correct: ArrayLike,
+    guesses: ArrayLike,
+    canaries: ArrayLike,
     *,
-    delta: Any = None,
+    delta: ArrayLike | None = None,
     confidence: float = 0.95,
-    claim: Any = None,
+    claim: Plan | Mechanism | Profile | float | None = None,
     guessed: str = "both",
 ) -> LowerBound:
     """The largest epsilon at which this number of right guesses would have probability below 1 - confidence.
@@ -168,7 +171,7 @@ def one_run(
     return LowerBound(plain(epsilon), plain(fields[3]), confidence, plain(trials), "one_run")
 
 
-def coin_guesses(scores: Any, included: Any, positive: int, negative: int) -> tuple[int, int]:
+def coin_guesses(scores: ArrayLike, included: ArrayLike, positive: int, negative: int) -> tuple[int, int]:
     """(correct, guesses): the `positive` highest scores are guessed to be in, the `negative` lowest to be out.
 
     Parameters
@@ -252,12 +255,12 @@ class CurveTest(LowerBound):
     True
     """
 
-    p_value: Any = 1.0
+    p_value: Leaf = 1.0
     claim: str = ""
     guessed: str = "both"
 
     @property
-    def refuted(self) -> Any:
+    def refuted(self) -> Numbers:
         """Whether the claimed curve is refuted at level 1 - confidence."""
         return plain(np.asarray(self.p_value) <= error_of(self.confidence))
 
@@ -269,7 +272,14 @@ class CurveTest(LowerBound):
         return f"CurveTest({self.claim}: p = {p}, refuted: {self.refuted}; mu >= {mu}, {bound}"
 
 
-def known_curve_p_value(correct: Any, guesses: Any, canaries: Any, claim: Any, *, guessed: str = "both") -> Any:
+def known_curve_p_value(
+    correct: ArrayLike,
+    guesses: ArrayLike,
+    canaries: ArrayLike,
+    claim: Plan | Mechanism | Profile | float,
+    *,
+    guessed: str = "both",
+) -> Numbers:
     """The largest probability that the claimed trade-off curve lets c or more of g guesses be right, rounded up.
 
     Each of m canaries was in or out by a fair coin of its own, independent of the others; the mechanism ran once.  The

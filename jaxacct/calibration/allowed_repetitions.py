@@ -17,6 +17,7 @@ from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.text import plain_record
+from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import DELTA, POSITIVE, InputError, broadcast_shape, check, choice, options, refuse_tracers
 from jaxacct.engines import backend
 from jaxacct.engines.protocol import Effort
@@ -60,13 +61,13 @@ class AllowedRepetitions:
     (np.True_, True)
     """
 
-    repetitions: Any
-    parameter: Any
+    repetitions: Leaf
+    parameter: Leaf
     epsilon: Bounds
-    status: Any
-    ok: Any
+    status: Leaf
+    ok: Leaf
     family: str
-    eta: Any
+    eta: Leaf
 
     @property
     def law(self) -> Law:
@@ -91,11 +92,11 @@ class AllowedRepetitions:
 @with_hints
 def repetitions_allowed(
     run: Mechanism,
-    target_epsilon: Any,
-    target_delta: Any,
+    target_epsilon: ArrayLike,
+    target_delta: ArrayLike,
     *,
     family: str = "geometric",
-    eta: Any = None,
+    eta: ArrayLike | None = None,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-3,
 ) -> AllowedRepetitions:

@@ -14,6 +14,7 @@ from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration, result
 from jaxacct.calibration.search import BestValues, Search, Start, certified_search, start_at
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     COUNT,
     DELTA_OR_ZERO,
@@ -42,8 +43,8 @@ ROUGH = 0.9, 0.05
 def calibrate(
     mechanism: Callable[[Any], Mechanism],
     *,
-    target_epsilon: Any,
-    target_delta: Any,
+    target_epsilon: ArrayLike,
+    target_delta: ArrayLike,
     bracket: tuple[Any, Any],
     whole: bool = False,
     monotone: bool = False,

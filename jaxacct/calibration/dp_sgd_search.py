@@ -19,6 +19,7 @@ from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Search, Start, 
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import plain_record
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import (
     DELTA,
     OPEN_PROBABILITY,
@@ -180,12 +181,12 @@ class Calibration:
     ([False, True], ['infeasible_noise', 'ok'], [nan, 1.994])
     """
 
-    value: Any
+    value: Leaf
     epsilon: Bounds
-    status: Any
-    ok: Any
-    best: Any = True
-    risk: Any = None
+    status: Leaf
+    ok: Leaf
+    best: Leaf = True
+    risk: Leaf = None
     relation: str = field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxacct.core import markup
 from jaxacct.core.text import bracket, numbers, outward, plain
+from jaxacct.core.types import ArrayLike, Leaf, Numbers
 from jaxacct.core.validation import InputError, shown
 
 KINDS = {
@@ -63,7 +64,7 @@ _OK_BUT_NOT_CERTIFIED = {
 """The meaning of "ok" for kinds whose bracket is not certified."""
 
 
-def explain(status: Any, kind: Any = "certified") -> Any:
+def explain(status: ArrayLike, kind: ArrayLike = "certified") -> Numbers:
     """The meaning of a status for an answer of a kind, and what to do about it: one sentence each.
 
     Parameters
@@ -144,13 +145,13 @@ class Bounds:
 
     __array_ufunc__ = None  # NumPy leaves comparisons and arithmetic to this class, which refuses them
 
-    lower: Any
-    estimate: Any
-    upper: Any
-    kind: Any = "certified"
-    status: Any = "ok"
-    engine: Any = ""
-    ok: Any = field(init=False)
+    lower: Leaf
+    estimate: Leaf
+    upper: Leaf
+    kind: Leaf = "certified"
+    status: Leaf = "ok"
+    engine: Leaf = ""
+    ok: Leaf = field(init=False)
 
     def __post_init__(self) -> None:
         ends = [np.asarray(end, dtype=np.float64) for end in (self.lower, self.estimate, self.upper)]
@@ -191,7 +192,7 @@ class Bounds:
         return np.shape(self.upper)
 
     @property
-    def relative_width(self) -> Any:
+    def relative_width(self) -> Numbers:
         """(upper - lower) / upper; 0 where the ends are equal, NaN where only upper is infinite."""
         lower, upper = np.asarray(self.lower), np.asarray(self.upper)
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -13,6 +13,7 @@ from dp_accounting import dp_event, privacy_accountant
 from jaxacct.accounting.account import delta as certified_delta
 from jaxacct.accounting.account import epsilon as certified_epsilon
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import ArrayLike, Numbers
 from jaxacct.core.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, UnboundedLossError, check
 from jaxacct.interop.dp_events import EventError, convert, events_inside, refuse
 from jaxacct.mechanisms import (
@@ -124,7 +125,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         target = float(check("target_epsilon", target_epsilon, REAL))
         return float(certified_delta(self._asked(), target, relation=self._relation).upper)
 
-    def get_true_positive_rates(self, false_positive_rates: Any, deltas: Any = None) -> Any:
+    def get_true_positive_rates(self, false_positive_rates: ArrayLike, deltas: ArrayLike | None = None) -> Numbers:
         """Certified upper ends of the true positive rate of any attack, for false positive rates from 0 to 1.
 
         A number gives a float, an array an array.  `deltas` is accepted and ignored: no grid is needed.
@@ -140,7 +141,9 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             found = np.minimum(found * (1.0 + 2.0 * ROUNDOFF), 1.0)
         return found if rates.ndim else float(found)
 
-    def get_gdp_parameter_estimate(self, false_positive_rates: Any = None, deltas: Any = None) -> float:
+    def get_gdp_parameter_estimate(
+        self, false_positive_rates: ArrayLike | None = None, deltas: ArrayLike | None = None
+    ) -> float:
         """The least mu of Gaussian differential privacy that bounds the true positive rates, rounded up.
 
         Without `false_positive_rates` it is certified for all error rates from 1e-10 (`Profile.gdp_mu`), otherwise for

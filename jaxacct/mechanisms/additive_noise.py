@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.core.floats import LOST_TAIL, ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import POSITIVE, Constraint, InputError, check_int, refuse_where
 from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, BaseMechanism, batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism, sample_pair
@@ -57,7 +58,7 @@ class Gaussian(AdditiveNoise):
     array([1., 2.])
     """
 
-    noise_multiplier: Any
+    noise_multiplier: Leaf
     constraints: ClassVar = {"noise_multiplier": POSITIVE}
     law: ClassVar = GaussianPart
 
@@ -132,7 +133,7 @@ class Laplace(AdditiveNoise):
     Laplace(scale=10.0)
     """
 
-    scale: Any
+    scale: Leaf
     constraints: ClassVar = {"scale": POSITIVE}
     law: ClassVar = LaplacePart
 
@@ -199,7 +200,7 @@ class DiscreteGaussian(_IntegerNoise):
     2.01134
     """
 
-    sigma: Any
+    sigma: Leaf
     sensitivity: int = field(default=1, metadata={"static": True})
     constraints: ClassVar = {"sigma": ENOUGH_NOISE}
 
@@ -252,7 +253,7 @@ class DiscreteLaplace(_IntegerNoise):
     0.287649
     """
 
-    scale: Any
+    scale: Leaf
     sensitivity: int = field(default=1, metadata={"static": True})
     constraints: ClassVar = {"scale": ENOUGH_NOISE}
 
@@ -350,8 +351,8 @@ class SmoothSensitivityGaussian(FiniteMechanism):
     ('bound', 2.106, 1.061)
     """
 
-    noise_multiplier: Any
-    smoothness: Any
+    noise_multiplier: Leaf
+    smoothness: Leaf
     only_bounded: ClassVar = True
     constraints: ClassVar = {
         "noise_multiplier": POSITIVE,

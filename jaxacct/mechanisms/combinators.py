@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.keywords import with_hints
+from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, check
 from jaxacct.mechanisms.additive_noise import Gaussian, Laplace
 from jaxacct.mechanisms.base import (
@@ -57,8 +58,8 @@ class Repeated(Combinator):
     Repeated(mechanism=Gaussian(noise_multiplier=2.0), steps=100.0)
     """
 
-    mechanism: Any
-    steps: Any
+    mechanism: Leaf
+    steps: Leaf
     constraints: ClassVar = {"steps": COUNT}
 
     def __post_init__(self) -> None:
@@ -220,7 +221,7 @@ def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np
 
 
 @with_hints
-def repeat(mechanism: Mechanism, steps: Any) -> Repeated:
+def repeat(mechanism: Mechanism, steps: ArrayLike) -> Repeated:
     """The mechanism composed with itself ``steps`` times.
 
     Parameters
@@ -303,9 +304,9 @@ class ProposeTestRelease(Combinator):
     inf
     """
 
-    mechanism: Any
-    test_scale: Any
-    threshold: Any
+    mechanism: Leaf
+    test_scale: Leaf
+    threshold: Leaf
     only_bounded: ClassVar = True
     constraints: ClassVar = {"test_scale": POSITIVE, "threshold": NON_NEGATIVE}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import NON_NEGATIVE
 from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.finite import sample_pair
@@ -48,8 +49,8 @@ class ZCDP(BaseMechanism):
     [1.914, 1.914]
     """
 
-    rho: Any
-    xi: Any = 0.0
+    rho: Leaf
+    xi: Leaf = 0.0
     only_bounded: ClassVar = True
     constraints: ClassVar = {"rho": NON_NEGATIVE, "xi": NON_NEGATIVE}
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.core.keywords import with_hints
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     COUNT,
     POSITIVE,
@@ -59,16 +60,16 @@ ROUNDING = 1e-15
 
 @with_hints
 def dp_sgd(
-    noise_multiplier: Any,
-    sampling_probability: Any = None,
-    steps: Any = None,
+    noise_multiplier: ArrayLike,
+    sampling_probability: ArrayLike | None = None,
+    steps: ArrayLike | None = None,
     *,
-    batch_size: Any = None,
-    dataset_size: Any = None,
-    slots: Any = None,
-    epochs: Any = None,
+    batch_size: ArrayLike | None = None,
+    dataset_size: ArrayLike | None = None,
+    slots: ArrayLike | None = None,
+    epochs: ArrayLike | None = None,
     sampling: str = "poisson",
-    cap: Any = None,
+    cap: ArrayLike | None = None,
     group: int = 1,
 ) -> Repeated:
     """DP-SGD: Gaussian steps on random batches.

@@ -6,10 +6,11 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
@@ -69,7 +70,7 @@ class RandomizedResponse(FiniteMechanism):
     array([0.5, 0.6])
     """
 
-    probability: Any
+    probability: Leaf
     categories: int = field(default=2, metadata={"static": True})
     constraints: ClassVar = {"probability": OPEN_PROBABILITY}
 
@@ -124,7 +125,7 @@ class PureDP(FiniteMechanism):
     PureDP(epsilon=0.5)
     """
 
-    epsilon: Any
+    epsilon: Leaf
     constraints: ClassVar = {"epsilon": NON_NEGATIVE}
 
     def infinity_exactly(self, direction: str) -> Fraction | None:
@@ -156,8 +157,8 @@ class ApproximateDP(FiniteMechanism):
     ApproximateDP(epsilon=0.1, delta=1e-07)
     """
 
-    epsilon: Any
-    delta: Any
+    epsilon: Leaf
+    delta: Leaf
     constraints: ClassVar = {"epsilon": NON_NEGATIVE, "delta": DELTA_OR_ZERO}
 
     def infinity_exactly(self, direction: str) -> Fraction | None:
@@ -289,8 +290,8 @@ class FiniteOutput(FiniteMechanism):
     0.33782
     """
 
-    p: Any
-    q: Any
+    p: Leaf
+    q: Leaf
     constraints: ClassVar = {"p": PROBABILITY, "q": PROBABILITY}
     vectors: ClassVar = ("p", "q")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import PROBABILITY, RECORDS, InputError, Tracer, refuse_where
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
@@ -84,8 +85,8 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     True
     """
 
-    mechanism: Any
-    sampling_ratio: Any
+    mechanism: Leaf
+    sampling_ratio: Leaf
     group: int = field(default=1, metadata={"static": True, "optional": True})
     dataset_size: int | None = field(default=None, metadata={"static": True, "optional": True})
     constraints: ClassVar = {"sampling_ratio": PROBABILITY}
@@ -299,9 +300,9 @@ class SampledWithReplacement(OfGaussianMixtures):
     (1.882, 'certified')
     """
 
-    mechanism: Any
-    batch_size: Any
-    dataset_size: Any
+    mechanism: Leaf
+    batch_size: Leaf
+    dataset_size: Leaf
     group: int = field(default=1, metadata={"static": True, "optional": True})
     only_bounded: ClassVar = True
     constraints: ClassVar = {"batch_size": RECORDS, "dataset_size": RECORDS}

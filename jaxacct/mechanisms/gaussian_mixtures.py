@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, Tracer, shown
 from jaxacct.mechanisms.additive_noise import Gaussian, profile_of_gaussian
 from jaxacct.mechanisms.base import BaseMechanism, Mechanism, batch_shape, register
@@ -374,9 +375,9 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     'certified'
     """
 
-    noise_multiplier: Any
-    sensitivities: Any
-    probabilities: Any
+    noise_multiplier: Leaf
+    sensitivities: Leaf
+    probabilities: Leaf
     only_bounded: ClassVar = True
     constraints: ClassVar = {
         "noise_multiplier": POSITIVE,

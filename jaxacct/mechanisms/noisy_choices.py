@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 from jaxacct.mechanisms.additive_noise import Laplace, gaussian_pair, laplace_pair
 from jaxacct.mechanisms.base import SENSITIVITY, BaseMechanism, Mechanism, register
@@ -53,7 +54,7 @@ class ExponentialMechanism(FiniteMechanism):
     ('bound', 2.612, 4.775)
     """
 
-    epsilon: Any
+    epsilon: Leaf
     only_bounded: ClassVar = True
     constraints: ClassVar = {"epsilon": NON_NEGATIVE}
 
@@ -89,7 +90,7 @@ class ReportNoisyMax(FiniteMechanism):
     0.5
     """
 
-    epsilon: Any
+    epsilon: Leaf
     noise: str = field(default="laplace", metadata={"static": True})
     only_bounded: ClassVar = True
     constraints: ClassVar = {"epsilon": NON_NEGATIVE}
@@ -141,8 +142,8 @@ class GaussianNoisyMax(BaseMechanism):
     ('bound', True)
     """
 
-    noise_multiplier: Any
-    candidates: Any
+    noise_multiplier: Leaf
+    candidates: Leaf
     monotone: bool = field(default=False, metadata={"static": True})
     only_bounded: ClassVar = True
     constraints: ClassVar = {"noise_multiplier": POSITIVE, "candidates": COUNT}
@@ -218,9 +219,9 @@ class AboveThreshold(BaseMechanism):
     ('bound', 0.5)
     """
 
-    threshold_scale: Any
-    query_scale: Any
-    answers: Any = 1
+    threshold_scale: Leaf
+    query_scale: Leaf
+    answers: Leaf = 1
     monotone: bool = field(default=False, metadata={"static": True})
     only_bounded: ClassVar = True
     constraints: ClassVar = {"threshold_scale": POSITIVE, "query_scale": POSITIVE, "answers": COUNT}
@@ -268,10 +269,10 @@ class NumericSparse(Mechanism):
     0.3
     """
 
-    threshold_scale: Any
-    query_scale: Any
-    value_scale: Any
-    answers: Any = 1
+    threshold_scale: Leaf
+    query_scale: Leaf
+    value_scale: Leaf
+    answers: Leaf = 1
     monotone: bool = field(default=False, metadata={"static": True})
     only_bounded: ClassVar = True
     constraints: ClassVar = {**AboveThreshold.constraints, "value_scale": POSITIVE}

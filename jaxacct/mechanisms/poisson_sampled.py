@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import Leaf, Numbers
 from jaxacct.core.validation import COUNT, DELTA, OPEN_PROBABILITY, PROBABILITY, RECORDS, InputError, check
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import (
@@ -107,8 +108,8 @@ class PoissonSampled(OfGaussianMixtures):
     'ja.PoissonSampled(mechanism=ja.Gaussian(noise_multiplier=1.0), sampling_probability=0.01, group=5)'
     """
 
-    mechanism: Any
-    sampling_probability: Any
+    mechanism: Leaf
+    sampling_probability: Leaf
     group: int = field(default=1, metadata={"static": True, "optional": True})
     constraints: ClassVar = {"sampling_probability": PROBABILITY}
 
@@ -311,10 +312,10 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
     11.151
     """
 
-    mechanism: Any
-    sampling_probability: Any
-    dataset_size: Any
-    cap: Any
+    mechanism: Leaf
+    sampling_probability: Leaf
+    dataset_size: Leaf
+    cap: Leaf
     constraints: ClassVar = {"sampling_probability": PROBABILITY, "dataset_size": RECORDS, "cap": RECORDS}
 
     def __post_init__(self) -> None:
@@ -322,7 +323,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
         require_gaussian("TruncatedPoissonSampled", self.mechanism)
         super().__post_init__()
 
-    def chance_of_cap(self) -> Any:
+    def chance_of_cap(self) -> Numbers:
         """tau, the chance that the others alone fill the batch, rounded up; one for each configuration.
 
         >>> import jaxacct as ja

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, Tracer, check, refuse_where
 from jaxacct.mechanisms.base import batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism
@@ -56,9 +57,9 @@ class PrivacyProfile(FiniteMechanism):
     [0.3, 0.1, 1e-06]
     """
 
-    epsilon: Any
-    delta: Any
-    reverse_delta: Any = None
+    epsilon: Leaf
+    delta: Leaf
+    reverse_delta: Leaf = None
     constraints: ClassVar = {"epsilon": NON_NEGATIVE, "delta": PROBABILITY, "reverse_delta": PROBABILITY}
     vectors: ClassVar = ("epsilon", "delta", "reverse_delta")
 
@@ -82,7 +83,7 @@ class PrivacyProfile(FiniteMechanism):
         return bool(np.all(np.equal(self.delta, self.reverse_delta)))
 
 
-def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], grid: Any) -> PrivacyProfile:
+def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], grid: ArrayLike) -> PrivacyProfile:
     """The PrivacyProfile of a privacy loss given by its distribution functions under P and under Q.
 
     At the epsilons of the grid delta = Pr_P[L > eps] - e^eps Pr_Q[L > eps] for remove, and Pr_Q[L <= -eps] -

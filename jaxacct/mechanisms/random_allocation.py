@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, InputError, refuse_where
 from jaxacct.mechanisms import allocation_rounds
 from jaxacct.mechanisms.additive_noise import Gaussian
@@ -74,10 +75,10 @@ class RandomAllocation(Mechanism):
     0.17319
     """
 
-    mechanism: Any
-    slots: Any
-    participations: Any = 1.0
-    group: Any = 1.0
+    mechanism: Leaf
+    slots: Leaf
+    participations: Leaf = 1.0
+    group: Leaf = 1.0
     constraints: ClassVar = {"slots": COUNT, "participations": COUNT, "group": COUNT}
 
     def __post_init__(self) -> None:
@@ -238,9 +239,9 @@ class BallsInBins(Mechanism):
     True
     """
 
-    mechanism: Any
-    slots: Any
-    epochs: Any
+    mechanism: Leaf
+    slots: Leaf
+    epochs: Leaf
     constraints: ClassVar = {"slots": COUNT, "epochs": COUNT}
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.core.floats import LOST_TAIL, ROUNDOFF
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, InputError
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import SENSITIVITY, Mechanism, batch_shape, register, require_mechanism
@@ -60,8 +61,8 @@ class ShuffledBatches(Mechanism):
     (True, 'bound', 0.48)
     """
 
-    mechanism: Any
-    batches: Any
+    mechanism: Leaf
+    batches: Leaf
     only_bounded: ClassVar = True
     constraints: ClassVar = {"batches": COUNT}
 

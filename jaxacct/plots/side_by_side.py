@@ -12,6 +12,7 @@ from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.files import optional_package
 from jaxacct.core.progress import Progress
+from jaxacct.core.types import ArrayLike, Foreign
 from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, check, choice, shown
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
@@ -45,10 +46,10 @@ class _Curve(NamedTuple):
 def plot_profiles(
     mechanisms: Mapping[str, Mechanism | Profile] | Mechanism | Profile,
     *,
-    epsilon: Any = None,
+    epsilon: ArrayLike | None = None,
     relation: str | None = None,
-    axes: Any = None,
-) -> Any:
+    axes: Foreign = None,
+) -> Foreign:
     """Draw delta against epsilon for any mechanisms side by side (needs matplotlib).
 
     Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)`, which is what a claim may use.  Between the
@@ -104,10 +105,10 @@ def plot_profiles(
 def plot_tradeoffs(
     mechanisms: Mapping[str, Mechanism | Profile] | Mechanism | Profile,
     *,
-    fpr: Any = None,
+    fpr: ArrayLike | None = None,
     relation: str | None = None,
-    axes: Any = None,
-) -> Any:
+    axes: Foreign = None,
+) -> Foreign:
     """Draw the trade-off functions of any mechanisms side by side (needs matplotlib).
 
     Each line is the lower end of `f(alpha)`, the least false negative rate of any membership test with false positive

@@ -55,7 +55,7 @@ _VERIFIED = (
 
 
 def report(
-    subject: Any,
+    subject: object,
     out: str | os.PathLike[str] | None = None,
     *,
     delta: float | None = None,

@@ -12,12 +12,13 @@ limit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     COUNT,
     NON_NEGATIVE,
@@ -49,7 +50,7 @@ class _Tail(NamedTuple):
 
 
 def fourier_delta(
-    mechanism: Mechanism, epsilon: Any, *, method: str = "double_quadrature", relation: str = "add_or_remove_one"
+    mechanism: Mechanism, epsilon: ArrayLike, *, method: str = "double_quadrature", relation: str = "add_or_remove_one"
 ) -> Bounds:
     """delta(eps) by Lévy's formula from the characteristic functions under P and Q.
 
@@ -101,10 +102,10 @@ def fourier_delta(
 
 
 def riemann_delta(
-    noise_multiplier: Any,
-    sampling_probability: Any,
-    steps: Any,
-    epsilon: Any,
+    noise_multiplier: ArrayLike,
+    sampling_probability: ArrayLike,
+    steps: ArrayLike,
+    epsilon: ArrayLike,
     *,
     direction: str = "remove",
     cells: int = 20_000,

@@ -22,6 +22,7 @@ from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.keywords import with_hints
+from jaxacct.core.types import ArrayLike, Foreign, PyTree
 from jaxacct.core.validation import (
     GIBIBYTE,
     OPEN_PROBABILITY,
@@ -98,7 +99,7 @@ class Profile:
     memory_bytes: int = field(metadata={"static": True})
     backend: str = field(metadata={"static": True})
 
-    def delta(self, epsilon: Any) -> Bounds:
+    def delta(self, epsilon: ArrayLike) -> Bounds:
         """The privacy profile delta(eps) for every real eps, certified.
 
         Below 0 it follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`.
@@ -114,11 +115,11 @@ class Profile:
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         return account.delta_without_attacks(self.mechanism, epsilon, relation=self.relation, **self._settings())
 
-    def epsilon(self, delta: Any) -> Bounds:
+    def epsilon(self, delta: ArrayLike) -> Bounds:
         """The smallest eps >= 0 with delta(eps) <= delta, certified: the answer of `ja.epsilon`."""
         return account.epsilon(self.mechanism, delta, relation=self.relation, **self._settings())
 
-    def tradeoff(self, fpr: Any) -> Bounds:
+    def tradeoff(self, fpr: ArrayLike) -> Bounds:
         """The trade-off function: the least false negative rate of a test with false positive rate `fpr`.
 
         `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation.  Under
@@ -140,7 +141,7 @@ class Profile:
         """
         return _tradeoff(self, check("fpr", fpr, PROBABILITY))
 
-    def renyi(self, order: Any) -> Bounds:
+    def renyi(self, order: ArrayLike) -> Bounds:
         """Rényi divergence of order `order` > 0, certified: `renyi_divergence`."""
         return renyi_divergence(self.mechanism, order, self.relation)
 
@@ -148,7 +149,7 @@ class Profile:
         """The smallest rho of zero-concentrated privacy, certified: `zero_concentrated`."""
         return zero_concentrated(self.mechanism, self.relation)
 
-    def cdf(self, loss: Any, direction: str = "remove") -> LossDistribution:
+    def cdf(self, loss: PyTree, direction: str = "remove") -> LossDistribution:
         """Distribution functions of the privacy loss log dP/dQ of one direction under P and Q, certified.
 
         With E = e^loss, `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H, and
@@ -179,7 +180,7 @@ class Profile:
         with_record = (1.0 - at.upper - ratio * most - 1e-15, 1.0 - at.lower - ratio * least + 1e-15)
         return LossDistribution(*(self._certified(low, high, at) for low, high in (with_record, base)))
 
-    def log_characteristic(self, t: Any, direction: str = "remove") -> LogCharacteristic:
+    def log_characteristic(self, t: ArrayLike, direction: str = "remove") -> LogCharacteristic:
         """`log E_P[e^{itL} ; L < inf]` of one direction at real frequencies t, kind "estimate".
 
         At t = 0 it is log(1 - mass at infinity).
@@ -198,7 +199,7 @@ class Profile:
             value[rows == row] = log_characteristic(parts, int(row), flat[rows == row])
         return LogCharacteristic(value.reshape(shape)[()], "estimate")
 
-    def gdp_mu(self, above_fpr: Any = 1e-10) -> Bounds:
+    def gdp_mu(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
         """The smallest mu of Gaussian differential privacy that holds above a floor of the error rates, certified.
 
         The claim is `f(a) >= f_mu(a)`, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`, wherever a >= above_fpr and
@@ -225,7 +226,7 @@ class Profile:
         """
         return self.gaussian_readings(above_fpr, regret=False)[0]
 
-    def gdp_regret(self, above_fpr: Any = 1e-10) -> Bounds:
+    def gdp_regret(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
         """How much `gdp_mu` gives away, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
 
         Zero says that f is f_mu.  It is between 0 and 1/2, and belongs to the upper end of `gdp_mu(above_fpr)`.
@@ -244,7 +245,7 @@ class Profile:
         """
         return self.gaussian_readings(above_fpr, regret=True)[1]
 
-    def gaussian_readings(self, above_fpr: Any, regret: bool = True) -> tuple[Bounds, Bounds]:
+    def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
         """(`gdp_mu`, `gdp_regret`) together; the second is mu again where the regret is not asked for."""
         # the relation whose trade-off function is its own inverse; mu is the same under all of them
         one_sided = self.relation in ("add_one", "remove_one")
@@ -272,14 +273,14 @@ class Profile:
         """The membership advantage, the largest TPR - FPR of any test: delta(0), the total variation distance."""
         return self.delta(0.0)
 
-    def true_positive_rate(self, fpr: Any) -> Bounds:
+    def true_positive_rate(self, fpr: ArrayLike) -> Bounds:
         """The largest true positive rate of any membership test at a false positive rate: 1 - f(fpr)."""
         f = self.tradeoff(fpr)
         low, high = np.clip(1.0 - f.upper - 1e-16, 0.0, 1.0), np.clip(1.0 - f.lower + 1e-16, 0.0, 1.0)
         status = np.where(is_narrow(low, high, self.rtol), "ok", "width")
         return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, status, f.engine)
 
-    def posterior(self, prior: Any, fpr: Any) -> Bounds:
+    def posterior(self, prior: ArrayLike, fpr: ArrayLike) -> Bounds:
         """The largest probability of membership after a positive test of false positive rate `fpr`, given a prior.
 
         It is `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr, and 1 where a test that is never falsely
@@ -294,13 +295,13 @@ class Profile:
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
         return self.posterior_at(prior, fpr, self.true_positive_rate(fpr))
 
-    def posterior_at(self, prior: Any, fpr: Any, rate: Bounds) -> Bounds:
+    def posterior_at(self, prior: ArrayLike, fpr: ArrayLike, rate: Bounds) -> Bounds:
         """`posterior` where the true-positive rate at `fpr` is known already."""
         ends = (rate.lower, rate.estimate, rate.upper)
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
         return Bounds(low, np.clip(middle, low, high), high, rate.kind, rate.status, rate.engine)
 
-    def bayes_success(self, prior: Any) -> Bounds:
+    def bayes_success(self, prior: ArrayLike) -> Bounds:
         """The largest probability with which any attack tells rightly whether the record was there, given a prior.
 
         With `prior` the probability p that it was, before the output is seen, the best rule is right with probability
@@ -331,7 +332,7 @@ class Profile:
         )
         return Bounds(low, middle, high, found.kind, found.status, found.engine)
 
-    def bayes_excess(self, prior: Any) -> Bounds:
+    def bayes_excess(self, prior: ArrayLike) -> Bounds:
         """What an attack adds to the best guess: `bayes_success(prior) - max(prior, 1 - prior)`, relatively accurate.
 
         It is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior).  Where the success itself differs from the best
@@ -371,7 +372,7 @@ class Profile:
         low, middle, high = (choose(name) for name in ("lower", "estimate", "upper"))
         return rare, odds, Bounds(low, middle, high, kind, choose("status"), choose("engine"))
 
-    def reconstruction(self, baseline: Any) -> Bounds:
+    def reconstruction(self, baseline: ArrayLike) -> Bounds:
         """The largest probability that a reconstruction succeeds, given the `baseline` probability without output.
 
         Success is an event whose probability is at most `baseline` when the output does not depend on the record.  It
@@ -389,7 +390,7 @@ class Profile:
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
 
-    def plot(self, *, epsilon: Any = None, axes: Any = None) -> Any:
+    def plot(self, *, epsilon: ArrayLike | None = None, axes: Foreign = None) -> Foreign:
         """Draw delta against epsilon, the bracket as a band, and return the matplotlib Axes: `ja.plot_profiles`.
 
         >>> import jaxacct as ja
@@ -400,7 +401,7 @@ class Profile:
 
         return jaxacct.plot_profiles(self, epsilon=epsilon, axes=axes)
 
-    def plot_tradeoff(self, *, fpr: Any = None, axes: Any = None) -> Any:
+    def plot_tradeoff(self, *, fpr: ArrayLike | None = None, axes: Foreign = None) -> Foreign:
         """Draw the trade-off function, the bracket as a band, and return the matplotlib Axes: `ja.plot_tradeoffs`."""
         import jaxacct
 

@@ -13,6 +13,7 @@ from scipy.special import ndtr, ndtri
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
@@ -45,7 +46,7 @@ class Guarantee(NamedTuple):
     kind: str = "bound"
 
 
-def tradeoff_from_profile(epsilon: Any, delta: Any, fpr: Any, *, symmetric: bool = True) -> Bounds:
+def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, *, symmetric: bool = True) -> Bounds:
     """Trade-off function `f(a) = sup_eps {1 - delta(eps) - e^eps a}` from delta on a grid of eps.
 
     Parameters
@@ -88,7 +89,7 @@ def tradeoff_from_profile(epsilon: Any, delta: Any, fpr: Any, *, symmetric: bool
     return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind)
 
 
-def profile_from_tradeoff(fpr: Any, fnr: Any, epsilon: Any) -> Bounds:
+def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) -> Bounds:
     """Privacy profile `delta(eps) = 1 + f*(-e^eps) = sup_a {1 - f(a) - e^eps a}` from f on a grid.
 
     Parameters
@@ -127,7 +128,7 @@ def profile_from_tradeoff(fpr: Any, fnr: Any, epsilon: Any) -> Bounds:
     return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind)
 
 
-def tradeoff_from_approximate_dp(epsilon: Any, delta: Any, fpr: Any) -> Bounds:
+def tradeoff_from_approximate_dp(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike) -> Bounds:
     """The trade-off function of (eps, delta)-DP: `max(0, 1 - delta - e^eps a, e^-eps (1 - delta - a))`.
 
     Parameters
@@ -237,7 +238,7 @@ def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, stee
     return np.maximum(1.0 - at_left - s * x[:-1], 1.0 - at_right - s * x[1:]) + 16.0 * ROUNDOFF * size
 
 
-def gdp_from_profile(epsilon: Any, delta: Any) -> Bounds:
+def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
     """The mu whose mu-GDP profile passes through (eps, delta): any mechanism that is mu-GDP for it satisfies both.
 
     A mechanism known to be (eps, delta)-DP at one point need not be mu-GDP for this mu.  A mechanism that is mu-GDP
@@ -275,7 +276,7 @@ def gdp_from_profile(epsilon: Any, delta: Any) -> Bounds:
     return Bounds(low, np.sqrt(low) * np.sqrt(high), high, "certified", engine="closed_form")
 
 
-def tradeoff_from_gdp(mu: Any, fpr: Any) -> Bounds:
+def tradeoff_from_gdp(mu: ArrayLike, fpr: ArrayLike) -> Bounds:
     """The trade-off function of mu-Gaussian differential privacy, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`.
 
     Parameters

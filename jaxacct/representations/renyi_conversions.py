@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     DELTA,
     NON_NEGATIVE,
@@ -30,7 +31,7 @@ def log_kappa(c: np.ndarray) -> np.ndarray:
     return -np.log1p(c) - c * np.log1p(1.0 / c)
 
 
-def epsilon_from_renyi(orders: Any, values: Any, delta: Any) -> Bounds:
+def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -> Bounds:
     """eps such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
     `eps = min over alpha > 1 of R + log((alpha-1)/alpha) - (log delta + log alpha)/(alpha-1)`, and 0 where
@@ -68,7 +69,7 @@ def epsilon_from_renyi(orders: Any, values: Any, delta: Any) -> Bounds:
     return Bounds(np.zeros_like(eps), eps, eps, "bound", np.where(np.isinf(eps), "width", "ok"), "renyi")
 
 
-def delta_from_renyi(orders: Any, values: Any, epsilon: Any) -> Bounds:
+def delta_from_renyi(orders: ArrayLike, values: ArrayLike, epsilon: ArrayLike) -> Bounds:
     """delta such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
     `delta = min over alpha > 1 of e^{(alpha-1)(R - eps)} (1 - 1/alpha)^{alpha-1} / alpha`, at most 1, and at most
@@ -103,7 +104,9 @@ def delta_from_renyi(orders: Any, values: Any, epsilon: Any) -> Bounds:
     return Bounds(np.zeros_like(delta), delta, delta, "bound", engine="renyi")
 
 
-def tradeoff_from_renyi(orders: Any, values: Any, fpr: Any, *, both_directions: bool = True) -> Bounds:
+def tradeoff_from_renyi(
+    orders: ArrayLike, values: ArrayLike, fpr: ArrayLike, *, both_directions: bool = True
+) -> Bounds:
     """The trade-off function that Rényi divergences imply: the largest lower bound that any order gives.
 
     A test with false positive rate x and false negative rate y is a post-processing.  The Rényi divergence of its
@@ -181,7 +184,7 @@ def _excess(orders: np.ndarray, allowed: np.ndarray, p: np.ndarray, q: np.ndarra
     return found
 
 
-def renyi_from_zcdp(rho: Any, orders: Any) -> np.ndarray:
+def renyi_from_zcdp(rho: ArrayLike, orders: ArrayLike) -> np.ndarray:
     """The Rényi divergences that rho-zCDP bounds: `rho alpha` at orders alpha >= 1.
 
     Parameters
@@ -205,7 +208,7 @@ def renyi_from_zcdp(rho: Any, orders: Any) -> np.ndarray:
     return np.multiply.outer(orders, rho)
 
 
-def epsilon_from_zcdp(rho: Any, delta: Any) -> Bounds:
+def epsilon_from_zcdp(rho: ArrayLike, delta: ArrayLike) -> Bounds:
     """eps such that rho-zCDP gives (eps, delta)-DP: the Rényi conversion minimised over orders.
 
     It is never above the simpler `rho + 2 sqrt(rho log(1/delta))`.  `jaxacct.epsilon(ZCDP(rho), delta)` is smaller at

@@ -14,6 +14,7 @@ import numpy as np
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.keywords import with_hints
+from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import (
     DELTA,
     NON_NEGATIVE,
@@ -58,8 +59,8 @@ class RenyiCurve:
     [4.0, 8.0]
     """
 
-    orders: Any
-    values: Any
+    orders: Leaf
+    values: Leaf
 
     def __add__(self, other: RenyiCurve) -> RenyiCurve:
         """Composition with another curve at the same orders."""
@@ -73,20 +74,20 @@ class RenyiCurve:
 
     __rmul__ = __mul__
 
-    def epsilon(self, delta: Any) -> Bounds:
+    def epsilon(self, delta: ArrayLike) -> Bounds:
         """`epsilon_from_renyi` of this curve."""
         return renyi_conversions.epsilon_from_renyi(self.orders, self.values, delta)
 
-    def delta(self, epsilon: Any) -> Bounds:
+    def delta(self, epsilon: ArrayLike) -> Bounds:
         """`delta_from_renyi` of this curve."""
         return renyi_conversions.delta_from_renyi(self.orders, self.values, epsilon)
 
-    def tradeoff(self, fpr: Any) -> Bounds:
+    def tradeoff(self, fpr: ArrayLike) -> Bounds:
         """`tradeoff_from_renyi` of this curve, which must bound both directions."""
         return renyi_conversions.tradeoff_from_renyi(self.orders, self.values, fpr)
 
 
-def renyi_curve(mechanism: Mechanism, orders: Any = ORDERS, relation: str = "add_or_remove_one") -> RenyiCurve:
+def renyi_curve(mechanism: Mechanism, orders: ArrayLike = ORDERS, relation: str = "add_or_remove_one") -> RenyiCurve:
     """The Rényi curve of a mechanism: the upper ends of `renyi_divergence`.
 
     Parameters
@@ -114,7 +115,9 @@ def renyi_curve(mechanism: Mechanism, orders: Any = ORDERS, relation: str = "add
 
 
 @with_hints
-def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relation: str = "add_or_remove_one") -> Bounds:
+def rdp_epsilon(
+    mechanism: Mechanism, delta: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
+) -> Bounds:
     """eps of a mechanism through Rényi accounting: the best order's bound, the larger over the directions.
 
     `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and
@@ -157,7 +160,9 @@ def rdp_epsilon(mechanism: Mechanism, delta: Any, *, orders: Any = None, relatio
 
 
 @with_hints
-def rdp_delta(mechanism: Mechanism, epsilon: Any, *, orders: Any = None, relation: str = "add_or_remove_one") -> Bounds:
+def rdp_delta(
+    mechanism: Mechanism, epsilon: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
+) -> Bounds:
     """delta of a mechanism at eps >= 0 through Rényi accounting: the best order's bound, the larger over directions.
 
     `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`, with the symbols of `rdp_epsilon`.
@@ -207,7 +212,7 @@ def _orders_less_one(orders: Any) -> np.ndarray | None:
     return np.asarray(grid - 1.0)
 
 
-def renyi_divergence(mechanism: Mechanism, order: Any, relation: str = "add_or_remove_one") -> Bounds:
+def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "add_or_remove_one") -> Bounds:
     """The Rényi divergence of order alpha of the dominating pair, the larger over the relation's directions.
 
     `R_alpha(P || Q) = log E_Q[(dP/dQ)^alpha] / (alpha - 1)`, in nats; alpha = 1 is the Kullback-Leibler divergence.

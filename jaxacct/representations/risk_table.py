@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.text import outward
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import OPEN_PROBABILITY, check, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.representations.mechanism_profile import FLOOR, profile
@@ -103,9 +104,9 @@ class RiskTable:
 def risk(
     mechanism: Mechanism,
     *,
-    fpr: Any = (0.01, 0.001),
-    prior: Any = 0.1,
-    baseline: Any = 0.01,
+    fpr: ArrayLike = (0.01, 0.001),
+    prior: ArrayLike = 0.1,
+    baseline: ArrayLike = 0.01,
     above_fpr: float = 1e-10,
     relation: str = "add_or_remove_one",
     rtol: float = 1e-4,

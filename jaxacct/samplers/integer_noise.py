@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, cast
 
+from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import DELTA, InputError, check
 from jaxacct.mechanisms import ApproximateDP, PureDP
 from jaxacct.samplers.exact_draws import discrete_gaussian, discrete_laplace, generator, rational, round_up, whole
@@ -63,8 +64,8 @@ class DiscreteLaplaceNoise(_IntegerNoise):
     True
     """
 
-    scale: Any
-    sensitivity: Any = 1
+    scale: Leaf
+    sensitivity: Leaf = 1
 
     @property
     def privacy(self) -> PureDP:
@@ -97,8 +98,8 @@ class DiscreteGaussianNoise(_IntegerNoise):
     (0.005, 0.484853)
     """
 
-    variance: Any
-    sensitivity: Any = 1
+    variance: Leaf
+    sensitivity: Leaf = 1
 
     @property
     def rho(self) -> float:
@@ -144,7 +145,9 @@ class SparseVector:
     PureDP(epsilon=2.0)
     """
 
-    def __init__(self, epsilon: Any, threshold: int, *, sensitivity: int = 1, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, epsilon: ArrayLike, threshold: int, *, sensitivity: int = 1, rng: random.Random | None = None
+    ) -> None:
         self._epsilon = rational("epsilon", epsilon)
         unit = whole("sensitivity", sensitivity)
         if unit < 1:
@@ -167,7 +170,7 @@ class SparseVector:
         self.halted = whole("value", value) + discrete_laplace(self.query_scale, self._rng) >= self._noisy
         return self.halted
 
-    def failure(self, alpha: Any, queries: int) -> float:
+    def failure(self, alpha: ArrayLike, queries: int) -> float:
         """A bound on the probability that any of `queries` answers is wrong by more than `alpha` (>= 0).
 
         Wrong: "yes" for a value below threshold - alpha, or "no" for one above threshold + alpha. All are
@@ -180,7 +183,7 @@ class SparseVector:
         bound = _tail(half, self.threshold_scale) + count * _tail(half, self.query_scale)
         return min(1.0, bound * (1 + 1e-12))
 
-    def accuracy(self, beta: Any, queries: int) -> int:
+    def accuracy(self, beta: ArrayLike, queries: int) -> int:
         """The smallest even alpha for which `failure(alpha, queries)` is at most `beta`.
 
         About 8 Delta (log queries + log(2/beta)) / epsilon [Dwork and Roth 2014, Theorem 3.24].

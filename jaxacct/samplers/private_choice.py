@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxacct.accounting.account import epsilon as certified_epsilon
 from jaxacct.core.chacha import fresh_key, secret
+from jaxacct.core.types import ArrayLike, Numbers
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, broadcast_shape, check, choice
 from jaxacct.engines import devices
 from jaxacct.mechanisms import ApproximateDP, Gaussian, PureDP
@@ -95,7 +96,7 @@ class ExponentialChoice(_PureChoice):
     sensitivity: float = 1.0
     monotone: bool = False
 
-    def probabilities(self, utilities: Any) -> np.ndarray:
+    def probabilities(self, utilities: ArrayLike) -> np.ndarray:
         """The law of the choice over the last axis of `utilities` (finite numbers)."""
         u = _utilities(utilities)
         weights = np.exp((u - u.max(-1, keepdims=True)) / self.scale)
@@ -202,7 +203,7 @@ class GaussianNoisyMaxChoice:
         bounds = certified_epsilon(Gaussian(self.noise_multiplier / moved), targets)
         return ApproximateDP(float(np.min(bounds.upper)), target)
 
-    def sample(self, key: jax.Array | None, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+    def sample(self, key: jax.Array | None, utilities: ArrayLike, shape: tuple[int, ...] = ()) -> np.ndarray:
         """Independent choices, as for `NoisyMaxChoice.sample`."""
         return _noisy_argmax(key, utilities, shape, "normal", self.noise_multiplier * self.sensitivity)
 
@@ -235,8 +236,14 @@ def _noisy_argmax(
 
 
 def exponential_error(
-    epsilon: Any, beta: Any, candidates: Any, *, optimal: Any = 1, sensitivity: Any = 1.0, monotone: bool = False
-) -> Any:
+    epsilon: ArrayLike,
+    beta: ArrayLike,
+    candidates: ArrayLike,
+    *,
+    optimal: ArrayLike = 1,
+    sensitivity: ArrayLike = 1.0,
+    monotone: bool = False,
+) -> Numbers:
     """The shortfall that is reached or exceeded with probability at most `beta`, in units of the utility.
 
     Parameters
@@ -268,8 +275,14 @@ def exponential_error(
 
 
 def exponential_failure(
-    epsilon: Any, error: Any, candidates: Any, *, optimal: Any = 1, sensitivity: Any = 1.0, monotone: bool = False
-) -> Any:
+    epsilon: ArrayLike,
+    error: ArrayLike,
+    candidates: ArrayLike,
+    *,
+    optimal: ArrayLike = 1,
+    sensitivity: ArrayLike = 1.0,
+    monotone: bool = False,
+) -> Numbers:
     """The probability, at most, that the choice falls short of the optimum by `error` or more.
 
     Parameters
@@ -295,8 +308,14 @@ def exponential_failure(
 
 
 def exponential_epsilon(
-    error: Any, beta: Any, candidates: Any, *, optimal: Any = 1, sensitivity: Any = 1.0, monotone: bool = False
-) -> Any:
+    error: ArrayLike,
+    beta: ArrayLike,
+    candidates: ArrayLike,
+    *,
+    optimal: ArrayLike = 1,
+    sensitivity: ArrayLike = 1.0,
+    monotone: bool = False,
+) -> Numbers:
     """The epsilon with which the shortfall stays below `error` except with probability `beta`.
 
     Parameters

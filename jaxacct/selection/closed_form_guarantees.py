@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -42,7 +43,11 @@ class Thresholds(NamedTuple):
 
 
 def two_point_selection(
-    k: TruncatedNegativeBinomial, epsilon_1: Any, delta_1: Any, epsilon_2: Any = None, delta_2: Any = None
+    k: TruncatedNegativeBinomial,
+    epsilon_1: ArrayLike,
+    delta_1: ArrayLike,
+    epsilon_2: ArrayLike | None = None,
+    delta_2: ArrayLike | None = None,
 ) -> Guarantee:
     """`(eps_2 + (eta+1) log(e^{eps_1} + (1-gamma)/gamma delta_1), m delta_2)` for candidates with both guarantees.
 
@@ -85,7 +90,7 @@ def two_point_selection(
     return Guarantee(epsilon, delta)
 
 
-def random_stopping(k: TruncatedNegativeBinomial, epsilon: Any, delta: Any, cut: Any) -> Guarantee:
+def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: ArrayLike, cut: ArrayLike) -> Guarantee:
     """Liu and Talwar's form for geometric K: `(3 eps + 3 s, s T + cut)`, `s = sqrt(2 delta)`, `T = log(1/cut)/gamma`.
 
     It is here for comparison.  `two_point_selection` is never larger in either number, which is also why this form
@@ -163,7 +168,7 @@ def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, targe
     return Thresholds(first, missed, last, second / ROUNDED_UP**2)
 
 
-def gaussian_selection(k: TruncatedNegativeBinomial, mu: Any, delta: Any) -> Guarantee:
+def gaussian_selection(k: TruncatedNegativeBinomial, mu: ArrayLike, delta: ArrayLike) -> Guarantee:
     """The closed form for mu-Gaussian-DP candidates, which shows the growth like sqrt(log m).
 
     `eps = mu^2/2 + mu sqrt(2 log(m/delta)) + (eta+1) log(e^E + 1 - gamma)`, `E = mu^2/2 + mu sqrt(2 log(1/gamma))`.
@@ -198,7 +203,7 @@ def gaussian_selection(k: TruncatedNegativeBinomial, mu: Any, delta: Any) -> Gua
 
 
 def propose_test_release_guarantee(
-    epsilon: Any, delta: Any, test_epsilon: Any, test_delta: Any, failure: Any
+    epsilon: ArrayLike, delta: ArrayLike, test_epsilon: ArrayLike, test_delta: ArrayLike, failure: ArrayLike
 ) -> Guarantee:
     """Generalised propose-test-release: `(eps + eps_test, delta + delta_test + failure)`-DP.
 
@@ -232,7 +237,7 @@ def propose_test_release_guarantee(
 
 
 def noisy_max_epsilon(
-    noise_multiplier: Any, candidates: Any, steps: Any, delta: Any, *, monotone: bool = False
+    noise_multiplier: ArrayLike, candidates: ArrayLike, steps: ArrayLike, delta: ArrayLike, *, monotone: bool = False
 ) -> Guarantee:
     """k-fold adaptive report noisy max with Gaussian noise: `m^k delta_k(eps) <= delta`, delta_k k Gaussians composed.
 
@@ -268,7 +273,9 @@ def noisy_max_epsilon(
     return Guarantee(epsilon, target)
 
 
-def noisy_max_renyi(noise_multiplier: Any, candidates: Any, order: Any, *, monotone: bool = False) -> np.ndarray:
+def noisy_max_renyi(
+    noise_multiplier: ArrayLike, candidates: ArrayLike, order: ArrayLike, *, monotone: bool = False
+) -> np.ndarray:
     """Rényi divergence of report noisy max with Gaussian noise, a bound: `a D^2/(2 sigma^2) + log(m)/(a-1)`.
 
     Parameters

@@ -8,10 +8,10 @@ appendix D), or the index is drawn by known weights and released with the output
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     NON_NEGATIVE,
     POSITIVE,
@@ -33,7 +33,10 @@ LINE_ORDERS = np.arange(2.0, 65.0)
 
 
 def candidates_profile(
-    candidates: Sequence[Mechanism], epsilon: Any, weights: Any = None, relation: str = "add_or_remove_one"
+    candidates: Sequence[Mechanism],
+    epsilon: ArrayLike,
+    weights: ArrayLike | None = None,
+    relation: str = "add_or_remove_one",
 ) -> PrivacyProfile:
     """One guarantee for candidates drawn at random, as a mechanism through points at `epsilon`.
 
@@ -88,7 +91,9 @@ def candidates_profile(
     return PrivacyProfile(grid, *np.minimum(np.tensordot(share, each, axes=1) * (1.0 + 1e-12), 1.0))
 
 
-def line_noise_multiplier(slope: Any, sampling_probability: Any, steps: Any, orders: Any = LINE_ORDERS) -> np.ndarray:
+def line_noise_multiplier(
+    slope: ArrayLike, sampling_probability: ArrayLike, steps: ArrayLike, orders: ArrayLike = LINE_ORDERS
+) -> np.ndarray:
     """Random search: the least noise for which DP-SGD has Rényi divergences at most `slope * order` at all orders.
 
     Candidates drawn from any distribution of (sampling probability, steps), each with its own noise, then share one

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from jax.typing import ArrayLike
 
+from jaxacct.core.types import ArrayLike, Index, Leaf, Numbers
 from jaxacct.core.validation import (
     COUNT,
     OPEN_PROBABILITY,
@@ -101,7 +101,7 @@ class Law(ABC):
         """(phi', phi''), as `generating` has them; overridden where phi itself would take much of the time."""
         return self.generating(y)[1:]
 
-    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+    def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         """(log phi', phi''/phi') at x, NumPy; y = 1 - x, both relatively accurate.
 
         -inf and 0 where phi' has left float64.
@@ -111,7 +111,7 @@ class Law(ABC):
         safe = np.where(seen, first, 1.0)
         return np.where(seen, np.log(safe), -np.inf), np.where(seen, second, 0.0) / safe
 
-    def rise(self, x: Any, y: Any, d: Any) -> Any:
+    def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
         """`phi(x) - phi(x - d)`, relatively accurate, NumPy; y = 1 - x, all three relatively accurate.
 
         By ten points of Gauss and Legendre where a law has no closed form.
@@ -121,14 +121,14 @@ class Law(ABC):
         return 0.5 * np.asarray(d) * np.tensordot(_GAUSS_WEIGHTS, slopes, 1)
 
     @abstractmethod
-    def probability(self, k: Any) -> np.ndarray:
+    def probability(self, k: ArrayLike) -> np.ndarray:
         """Pr[K = k] for whole numbers k >= 0 that broadcast with the batch."""
 
     @abstractmethod
-    def survival(self, k: Any) -> np.ndarray:
+    def survival(self, k: ArrayLike) -> np.ndarray:
         """Pr[K > k] for whole numbers k >= 0 that broadcast with the batch."""
 
-    def quantile(self, p: Any) -> np.ndarray:
+    def quantile(self, p: ArrayLike) -> np.ndarray:
         """The least k with Pr[K <= k] >= p, for p in [0, 1) that broadcasts with the batch.
 
         InputError where it is above 2**53.
@@ -167,7 +167,7 @@ class Law(ABC):
             value = np.asarray(getattr(self, name))
             yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
-    def taken(self, index: Any) -> Self:
+    def taken(self, index: Index) -> Self:
         """Laws of a flattened batch by their places, or by the index of an array such as [:, None]; not checked."""
         found = object.__new__(type(self))
         for name in self.constraints:
@@ -238,12 +238,12 @@ class TruncatedNegativeBinomial(Law):
     array([100.     ,  21.49758])
     """
 
-    eta: Any
-    gamma: Any
+    eta: Leaf
+    gamma: Leaf
     constraints: ClassVar = {"eta": ETA_RANGE, "gamma": OPEN_PROBABILITY}
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> Numbers:
         """E[K]."""
         return self._scale() * (1.0 - self.gamma) / self.gamma
 
@@ -253,20 +253,20 @@ class TruncatedNegativeBinomial(Law):
     def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
         return generating.truncated_negative_binomial_slopes(self.eta, self.gamma, y)
 
-    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+    def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         return generating.truncated_negative_binomial_steepness(self.mean, self.eta, self.gamma, y)
 
-    def rise(self, x: Any, y: Any, d: Any) -> Any:
+    def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
         return generating.truncated_negative_binomial_rise(self.mean, self.eta, self.gamma, y, d)
 
-    def probability(self, k: Any) -> np.ndarray:
+    def probability(self, k: ArrayLike) -> np.ndarray:
         k = np.asarray(check("k", k, WHOLE_K))
         at = np.maximum(k, 1.0)
         # in logarithms: for large eta the factors leave float64 while their product does not
         grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
-    def survival(self, k: Any) -> np.ndarray:
+    def survival(self, k: ArrayLike) -> np.ndarray:
         """`c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`, by Taylor's remainder of phi."""
         k = np.asarray(check("k", k, WHOLE_K))
         if np.any(np.asarray(self.eta) > 1e6):  # the integrand is too sharp for the number of terms
@@ -291,7 +291,7 @@ class TruncatedNegativeBinomial(Law):
         return np.where(z < 30.0, gammaln(z + eta) - gammaln(z), grown) - gammaln(eta + 1.0)
 
 
-def Geometric(gamma: Any) -> TruncatedNegativeBinomial:
+def Geometric(gamma: ArrayLike) -> TruncatedNegativeBinomial:
     """`Pr[K = k] = gamma (1-gamma)^{k-1}`: the truncated negative binomial law with eta = 1, of mean 1/gamma.
 
     Parameters
@@ -312,7 +312,7 @@ def Geometric(gamma: Any) -> TruncatedNegativeBinomial:
     return TruncatedNegativeBinomial(1.0, gamma)
 
 
-def Logarithmic(gamma: Any) -> TruncatedNegativeBinomial:
+def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
     """`Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`: the truncated negative binomial law with eta = 0.
 
     Parameters
@@ -366,24 +366,24 @@ class Poisson(Law):
     4.54e-05
     """
 
-    mean: Any
+    mean: Leaf
     constraints: ClassVar = {"mean": POSITIVE}
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
         return generating.poisson(self.mean, y)
 
-    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+    def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         return generating.poisson_steepness(self.mean, y)
 
-    def rise(self, x: Any, y: Any, d: Any) -> Any:
+    def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
         return generating.poisson_rise(self.mean, y, d)
 
-    def probability(self, k: Any) -> np.ndarray:
+    def probability(self, k: ArrayLike) -> np.ndarray:
         from scipy.stats import poisson
 
         return np.asarray(poisson.pmf(check("k", k, WHOLE_K), self.mean))
 
-    def survival(self, k: Any) -> np.ndarray:
+    def survival(self, k: ArrayLike) -> np.ndarray:
         from scipy.special import pdtrc
 
         return np.asarray(pdtrc(check("k", k, WHOLE_K), self.mean))
@@ -430,15 +430,15 @@ class Binomial(_Trials):
     10.0
     """
 
-    trials: Any
-    probability_of_run: Any
+    trials: Leaf
+    probability_of_run: Leaf
     constraints: ClassVar = {
         "trials": COUNT,
         "probability_of_run": Constraint("use a probability above 0 and at most 1", 0, 1, lower_open=True),
     }
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> Numbers:
         """E[K]."""
         return np.multiply(self.trials, self.probability_of_run)[()]
 
@@ -446,12 +446,12 @@ class Binomial(_Trials):
     def _trials(self) -> tuple[Any, Any]:
         return self.trials, self.probability_of_run
 
-    def probability(self, k: Any) -> np.ndarray:
+    def probability(self, k: ArrayLike) -> np.ndarray:
         from scipy.stats import binom
 
         return np.asarray(binom.pmf(check("k", k, WHOLE_K), self.trials, self.probability_of_run))
 
-    def survival(self, k: Any) -> np.ndarray:
+    def survival(self, k: ArrayLike) -> np.ndarray:
         from scipy.stats import binom
 
         return np.asarray(binom.sf(check("k", k, WHOLE_K), self.trials, self.probability_of_run))
@@ -474,11 +474,11 @@ class PointMass(_Trials):
     10
     """
 
-    repetitions: Any
+    repetitions: Leaf
     constraints: ClassVar = {"repetitions": COUNT}
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> Numbers:
         """E[K]."""
         return self.repetitions
 
@@ -486,10 +486,10 @@ class PointMass(_Trials):
     def _trials(self) -> tuple[Any, Any]:
         return self.repetitions, 1.0
 
-    def probability(self, k: Any) -> np.ndarray:
+    def probability(self, k: ArrayLike) -> np.ndarray:
         return np.where(np.equal(check("k", k, WHOLE_K), self.repetitions), 1.0, 0.0)
 
-    def survival(self, k: Any) -> np.ndarray:
+    def survival(self, k: ArrayLike) -> np.ndarray:
         return np.where(np.less(check("k", k, WHOLE_K), self.repetitions), 1.0, 0.0)
 
 
@@ -511,7 +511,7 @@ class Categorical(Law):
     1.5
     """
 
-    probabilities: Any
+    probabilities: Leaf
     constraints: ClassVar = {"probabilities": PROBABILITY}
     vectors: ClassVar = ("probabilities",)
 
@@ -529,7 +529,7 @@ class Categorical(Law):
             )
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> Numbers:
         """E[K]."""
         return np.sum(self.probabilities * np.arange(np.shape(self.probabilities)[-1]), axis=-1)
 
@@ -538,16 +538,16 @@ class Categorical(Law):
         each = xp.moveaxis(xp.asarray(self.probabilities), -1, 0)
         return generating.categorical(each, xp.broadcast_to(y, np.broadcast_shapes(np.shape(y), each.shape[1:])))
 
-    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+    def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         return generating.categorical_steepness(np.moveaxis(self.probabilities, -1, 0), x)
 
-    def rise(self, x: Any, y: Any, d: Any) -> Any:
+    def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
         return generating.categorical_rise(np.moveaxis(self.probabilities, -1, 0), x, d)
 
-    def probability(self, k: Any) -> np.ndarray:
+    def probability(self, k: ArrayLike) -> np.ndarray:
         return self._at(np.asarray(self.probabilities), check("k", k, WHOLE_K))
 
-    def survival(self, k: Any) -> np.ndarray:
+    def survival(self, k: ArrayLike) -> np.ndarray:
         beyond = np.cumsum(np.asarray(self.probabilities)[..., ::-1], axis=-1)[..., ::-1]
         return self._at(beyond[..., 1:], check("k", k, WHOLE_K))
 
@@ -561,7 +561,7 @@ class Categorical(Law):
         return np.take_along_axis(values, np.broadcast_to(index, shape)[..., None], axis=-1)[..., 0]
 
 
-def TwoPoint(few: int, many: int, probability_of_few: Any) -> Categorical:
+def TwoPoint(few: int, many: int, probability_of_few: ArrayLike) -> Categorical:
     """K = ``few`` with ``probability_of_few``, else ``many``: the Categorical law on 0, ..., many.
 
     Parameters

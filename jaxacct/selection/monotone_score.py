@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import DELTA, NON_NEGATIVE, POSITIVE, InputError, broadcast_shape, check, choice
 from jaxacct.kernels import order_statistics
 from jaxacct.kernels.order_statistics import REACHES
@@ -31,7 +32,7 @@ PANELS = (32, 64, 256)
 """Numbers of panels of the sums for Rényi divergences; a row takes the first for which panels are narrow enough."""
 
 
-def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_stick") -> Bounds:
+def monotone_score_epsilon(mu: ArrayLike, k: Law, delta: ArrayLike, *, form: str = "hockey_stick") -> Bounds:
     """eps of a selection among mu-Gaussian-DP candidates **if** the score is monotone in the likelihood ratio.
 
     The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions: to about 1e-9,
@@ -67,7 +68,7 @@ def monotone_score_epsilon(mu: Any, k: Law, delta: Any, *, form: str = "hockey_s
     return Bounds(np.zeros(found.shape), found, found, KIND, np.where(np.isinf(found), "width", "ok"), form)
 
 
-def monotone_score_delta(mu: Any, k: Law, epsilon: Any, *, form: str = "hockey_stick") -> Bounds:
+def monotone_score_delta(mu: ArrayLike, k: Law, epsilon: ArrayLike, *, form: str = "hockey_stick") -> Bounds:
     """delta at eps >= 0 of a selection **if** the score is monotone in the likelihood ratio.
 
     Parameters

@@ -9,12 +9,13 @@ auxiliary guarantee from the direction in which the theorem is true (README.md o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import DELTA, NON_NEGATIVE, InputError, broadcast_shape, check, choice, refuse_tracers
 from jaxacct.engines import backend
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
@@ -171,7 +172,7 @@ BOUNDS = {
 
 
 def bound_epsilon(
-    run: Mechanism, k: Law, delta: Any, *, bound: str = "auto", relation: str = "add_or_remove_one"
+    run: Mechanism, k: Law, delta: ArrayLike, *, bound: str = "auto", relation: str = "add_or_remove_one"
 ) -> Bounds:
     """eps for which "run K times, release the best" is (eps, delta)-DP, by a bound on the leak of any score.
 
@@ -210,7 +211,7 @@ def bound_epsilon(
 
 
 def bound_delta(
-    run: Mechanism, k: Law, epsilon: Any, *, bound: str = "auto", relation: str = "add_or_remove_one"
+    run: Mechanism, k: Law, epsilon: ArrayLike, *, bound: str = "auto", relation: str = "add_or_remove_one"
 ) -> Bounds:
     """delta at eps >= 0 of "run K times, release the best", by a bound on the leak of any score.
 

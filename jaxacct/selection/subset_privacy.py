@@ -15,6 +15,7 @@ from scipy.special import gammaln, logsumexp
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.types import ArrayLike, Numbers
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, PROBABILITY, InputError, check, choice
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
 from jaxacct.mechanisms.base import require_mechanism
@@ -39,8 +40,8 @@ def subset_epsilon(
     tuned: Mechanism,
     k: Law,
     trained: Mechanism,
-    sampling_probability: Any,
-    delta: Any,
+    sampling_probability: ArrayLike,
+    delta: ArrayLike,
     *,
     variant: str = "rest",
     form: str = "profile",
@@ -109,7 +110,9 @@ def subset_epsilon(
     return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "profile")
 
 
-def subset_renyi(tuning: Any, training: Any, sampling_probability: float, *, variant: str = "rest") -> np.ndarray:
+def subset_renyi(
+    tuning: ArrayLike, training: ArrayLike, sampling_probability: float, *, variant: str = "rest"
+) -> np.ndarray:
     """Rényi divergences at whole orders 2, ..., A of tuning on a sample and training, the larger direction.
 
     Parameters
@@ -152,7 +155,9 @@ def subset_renyi(tuning: Any, training: Any, sampling_probability: float, *, var
     return np.maximum(total, 0.0) * ROUNDED_UP
 
 
-def expected_cost(k: Law, sampling_probability: Any, dataset_size: Any, epochs: Any, *, variant: str = "rest") -> Any:
+def expected_cost(
+    k: Law, sampling_probability: ArrayLike, dataset_size: ArrayLike, epochs: ArrayLike, *, variant: str = "rest"
+) -> Numbers:
     """Expected gradient evaluations: `E (m q n + (1-q) n)` for "rest", `E (m q n + n)` for "all"; m = E[K].
 
     Tuning on everything costs `E m n`.

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import DELTA, PROBABILITY, InputError, check, choice
 from jaxacct.engines import backend
 from jaxacct.engines.devices import double_precision
@@ -58,7 +59,7 @@ class Attack(float):
         """The number itself."""
         return float(self)
 
-    def score(self, rank: Any) -> np.ndarray:
+    def score(self, rank: ArrayLike) -> np.ndarray:
         """Scores in [0, 1] of outcomes by their rank u in [0, 1]; of two candidates the larger score wins.
 
         Outcomes with dQ = 0 have rank 0 and come before all others.
@@ -146,7 +147,7 @@ def _order(law: Law, below: Inner, ratio: Any) -> Any:
 _compiled_order = jax.jit(_order)
 
 
-def output_law(probabilities: Any, k: Law) -> np.ndarray:
+def output_law(probabilities: ArrayLike, k: Law) -> np.ndarray:
     """Probabilities with which "run K times, release the best" releases each outcome of a finite base.
 
     `Pr[y] = sum_k Pr[K = k] (F(<= y)^k - F(< y)^k) = phi(F(<= y)) - phi(F(< y))`, F the distribution function of the

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.calibration.dp_sgd_search import RISK_RULES, TARGETS, given_target
+from jaxacct.core.types import Index, Leaf
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -122,12 +123,12 @@ class Grid:
     quantity: np.ndarray
     inputs: dict[str, np.ndarray]
     beside: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    index: Any = None
+    index: Leaf = None
 
     def __len__(self) -> int:
         return self.quantity.size
 
-    def take(self, rows: Any) -> Grid:
+    def take(self, rows: Index) -> Grid:
         """The rows of a NumPy index."""
         inputs = {field: column[rows] for field, column in self.inputs.items()}
         beside = {name: column[rows] for name, column in self.beside.items()}

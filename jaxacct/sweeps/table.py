@@ -17,6 +17,7 @@ import numpy as np
 from jaxacct.core import markup
 from jaxacct.core.files import optional_package, replacing, write_csv
 from jaxacct.core.text import outward
+from jaxacct.core.types import Foreign, Index, Leaf
 from jaxacct.core.validation import LARGEST_COUNT, InputError, shown
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.sweeps.grid import ANSWER, COUNTS, INPUTS, QUANTITIES, WORDS, Grid
@@ -55,7 +56,7 @@ class Table:
     """
 
     columns: dict[str, np.ndarray]
-    index: Any = None
+    index: Leaf = None
 
     def __len__(self) -> int:
         return len(self.columns["quantity"])
@@ -79,12 +80,12 @@ class Table:
         texts = dict(zip(self.columns, zip(*head.rows(), strict=True), strict=False)) | ends
         return markup.table(title, tuple(self.columns), zip(*texts.values(), strict=True), rest)
 
-    def take(self, rows: Any) -> Table:
+    def take(self, rows: Index) -> Table:
         """The rows of a NumPy index."""
         index = None if self.index is None else self.index[rows]
         return Table({name: column[rows] for name, column in self.columns.items()}, index)
 
-    def beside(self, others: Mapping[str, np.ndarray], index: Any = None) -> Table:
+    def beside(self, others: Mapping[str, np.ndarray], index: Foreign = None) -> Table:
         """The table with other columns before its own, after the name, and an index for `to_pandas`."""
         name = {"name": self["name"]} if "name" in self.columns else {}
         return Table(name | dict(others) | self.columns, index)
@@ -116,11 +117,11 @@ class Table:
                 columns = {n: c.astype(np.float64) if n in numbers else cells(n, c) for n, c in piece.columns.items()}
                 writer.write_table(arrow.table(columns, schema=schema))
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> Foreign:
         """The table as a pandas.DataFrame (needs pandas)."""
         return optional_package("pandas", "a DataFrame").DataFrame(self.columns, index=self.index)
 
-    def to_xarray(self) -> Any:
+    def to_xarray(self) -> Foreign:
         """The table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
 
         Inputs that do not vary are scalar coordinates, those that follow from others (steps from epochs)

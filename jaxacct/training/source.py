@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, Constraint, InputError, check
 
 __all__ = ["Source"]
@@ -58,7 +59,7 @@ class Source:
     (50, {'image': (8, 8), 'label': ()})
     """
 
-    dataset: Any
+    dataset: Leaf
     workers: int = 2
     prefetch: int = 1
     repeats: bool = True

@@ -17,6 +17,7 @@ import numpy as np
 from jaxacct.core import markup
 from jaxacct.core.chacha import key_from_bytes
 from jaxacct.core.progress import say
+from jaxacct.core.types import Foreign, PyTree
 from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods, sensitivity
 from jaxacct.training.clipping.examples_apart import refuse_closed_over
@@ -104,10 +105,10 @@ class Trainer:
 
     def __init__(
         self,
-        loss_fn: Any,
-        optimizer: Any,
+        loss_fn: Callable[..., Any],
+        optimizer: Foreign,
         plan: Plan,
-        clip_norm: Any,
+        clip_norm: PyTree,
         *,
         loss: Callable[[Any, Any], Any] | None = None,
         method: str = "auto",
@@ -116,10 +117,10 @@ class Trainer:
         rngs: bool | Sequence[str] = False,
         apply_kwargs: Mapping[str, Any] | None = None,
         has_aux: bool = False,
-        trainable: Any = None,
+        trainable: PyTree = None,
         private_loss: PrivateLoss | None = None,
-        mesh: Any = None,
-        shard: Any = None,
+        mesh: jax.sharding.Mesh | None = None,
+        shard: PyTree = None,
     ) -> None:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
@@ -160,7 +161,7 @@ class Trainer:
         ]
         return markup.fields("Trainer", pairs) + self.plan._repr_html_()
 
-    def init(self, params: Any = None, key: bytes | None = None, *, example: Any = None) -> State:
+    def init(self, params: PyTree = None, key: bytes | None = None, *, example: PyTree = None) -> State:
         """The state before the first step.
 
         Parameters
@@ -189,7 +190,7 @@ class Trainer:
         carried = Carried(trained, opt_state, clip_norm, 0)
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
-    def norm_methods(self, params: Any, data: Any) -> dict[str, str]:
+    def norm_methods(self, params: PyTree, data: PyTree) -> dict[str, str]:
         """How each parameter's norms are found: {path: "ghost", "vmap" or "none"}, each with its ``reason``."""
         most = self.examples_per_user
         if isinstance(data, Source):
@@ -206,9 +207,9 @@ class Trainer:
     def fit(
         self,
         state: State,
-        data: Any,
+        data: PyTree,
         *,
-        users: Any = None,
+        users: PyTree = None,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         callbacks: Iterable[Callable[[State], Any]] = (),
         checkpoints: str | os.PathLike[str] | None = None,

@@ -22,6 +22,7 @@ from jaxacct.core import markup
 from jaxacct.core.files import optional_package, write_csv
 from jaxacct.core.progress import Progress
 from jaxacct.core.text import outward
+from jaxacct.core.types import Foreign
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -147,7 +148,7 @@ class Advice:
         """Write a CSV with a header line."""
         write_csv(Path(path), tuple(f.name for f in dataclasses.fields(Option)), self.rows())
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> Foreign:
         """The table as a pandas.DataFrame (needs pandas)."""
         return optional_package("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
 

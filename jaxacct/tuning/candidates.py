@@ -20,6 +20,7 @@ import numpy as np
 from jaxacct.core.chacha import key_from_bytes
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.progress import Progress
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, InputError, check
 from jaxacct.selection import Categorical, Law
 from jaxacct.training.plan import Plan
@@ -45,7 +46,7 @@ class Winner:
     {'rate': 0.1}
     """
 
-    params: Any
+    params: Leaf
     config: dict[str, Any]
     score: float
     plan: Plan | None = field(repr=False, default=None)
@@ -67,7 +68,7 @@ class Tried:
 
     config: dict[str, Any]
     score: float
-    result: Any = field(repr=False)
+    result: Leaf = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Adaptive:
         if not callable(self.propose):
             raise InputError(f"propose = {self.propose!r:.40} must be a function (history, key) -> config")
 
-    def proposed(self, history: Sequence[Tried], key: Any) -> dict[str, Any]:
+    def proposed(self, history: Sequence[Tried], key: jax.Array) -> dict[str, Any]:
         """The next configuration."""
         found = self.propose(tuple(history), key)
         if not isinstance(found, Mapping):

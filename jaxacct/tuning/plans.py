@@ -20,6 +20,7 @@ from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
 from jaxacct.calibration.search import least_private
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.types import ArrayLike, Leaf, Numbers
 from jaxacct.core.validation import (
     COUNT,
     DELTA,
@@ -100,11 +101,11 @@ class Cost:
     """
 
     law: Law
-    dataset_size: Any
-    epochs: Any
+    dataset_size: Leaf
+    epochs: Leaf
     split: str = "everything"
-    share: Any = 1.0
-    tuning_epochs: Any = None
+    share: Leaf = 1.0
+    tuning_epochs: Leaf = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.law, Law) or self.law.shape:
@@ -130,7 +131,7 @@ class Cost:
         records = {"everything": 0.0, "rest": 1.0 - self.share, "all": 1.0}[self.split]
         return self.epochs * records * self.dataset_size
 
-    def of(self, candidates: Any) -> Any:
+    def of(self, candidates: ArrayLike) -> Numbers:
         """Gradient evaluations with that many candidates."""
         return np.asarray(check("candidates", candidates, NON_NEGATIVE))[()] * self.candidate + self.final
 
@@ -139,7 +140,7 @@ class Cost:
         """The expectation over K."""
         return float(self.law.mean) * self.candidate + self.final
 
-    def quantile(self, p: Any) -> Any:
+    def quantile(self, p: ArrayLike) -> Numbers:
         """The least number of gradient evaluations that suffices with probability p, by the law of K; p in [0, 1)."""
         return self.of(self.law.quantile(check("p", p, PROBABILITY)))
 
@@ -175,13 +176,13 @@ class MatchedPlan:
     ([1, 4], True, 'bound')
     """
 
-    target_epsilon: Any
-    target_delta: Any
-    dataset_size: Any
+    target_epsilon: Leaf
+    target_delta: Leaf
+    dataset_size: Leaf
     repetitions: Law
-    sampling_probability: Any = None
-    epochs: Any = None
-    steps: Any = None
+    sampling_probability: Leaf = None
+    epochs: Leaf = None
+    steps: Leaf = None
     plans: tuple[Plan, ...] = field(init=False, repr=False)
     epsilon: Bounds = field(init=False)
     mechanism: Mechanism = field(init=False, repr=False)
@@ -243,15 +244,15 @@ class SearchPlan:
     (True, 2)
     """
 
-    target_epsilon: Any
-    target_delta: Any
-    dataset_size: Any
+    target_epsilon: Leaf
+    target_delta: Leaf
+    dataset_size: Leaf
     repetitions: Law
-    sampling_probability: Any
-    epochs: Any = None
-    steps: Any = None
-    rounds: Any = 1
-    top: Any = 1
+    sampling_probability: Leaf
+    epochs: Leaf = None
+    steps: Leaf = None
+    rounds: Leaf = 1
+    top: Leaf = 1
     candidates: str = "iid"
     plans: tuple[Plan, ...] = field(init=False, repr=False)
     epsilon: Bounds = field(init=False)
@@ -333,16 +334,16 @@ class SubsetPlan:
     (True, True, 'bound', 4.0)
     """
 
-    target_epsilon: Any
-    target_delta: Any
-    dataset_size: Any
-    share: Any
+    target_epsilon: Leaf
+    target_delta: Leaf
+    dataset_size: Leaf
+    share: Leaf
     repetitions: Law
-    sampling_probability: Any = None
-    epochs: Any = None
-    steps: Any = None
+    sampling_probability: Leaf = None
+    epochs: Leaf = None
+    steps: Leaf = None
     variant: str = "rest"
-    noise_ratio: Any = 1.0
+    noise_ratio: Leaf = 1.0
     settings: tuple[Setting, ...] = field(init=False)
     epsilon: Bounds = field(init=False)
     mechanism: PrivacyProfile = field(init=False, repr=False)

@@ -15,6 +15,7 @@ from jaxacct.accounting import account
 from jaxacct.calibration import noise_rate_steps
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.chacha import key_words
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import Constraint, InputError, check, choice
 from jaxacct.mechanisms import Gaussian, Mechanism, compose, repeat
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
@@ -64,7 +65,7 @@ class PrivateScore:
     """
 
     value: Callable[[Any, Any], Any]
-    data: Any
+    data: Leaf
     on: str = "validation"
     noise_multiplier: float | None = None
     unit: float = 2.0**-UNIT_BITS

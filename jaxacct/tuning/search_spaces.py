@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ class Distribution(ABC):
     """
 
     @abstractmethod
-    def at(self, bits: int) -> Any:
+    def at(self, bits: int) -> bool | float | str:
         """The value for 128 random bits."""
 
 
@@ -108,7 +108,7 @@ class Choice(Distribution):
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "weights", _checked_weights(len(values), self.weights))
 
-    def at(self, bits: int) -> Any:
+    def at(self, bits: int) -> bool | float | str:
         return self.values[_place(bits, self.shares)]
 
     @property
@@ -159,6 +159,13 @@ def _ends(law: Any, rule: Constraint) -> None:
     object.__setattr__(law, "high", high)
 
 
+class Sampled(Protocol):
+    """Whatever draws configurations, such as a `Space`."""
+
+    def sample(self, key: jax.Array) -> dict[str, Any]:
+        """One configuration {name: value}."""
+
+
 class Space(ABC):
     """A law of configurations {name: value}; `Grid` and `Random` are spaces.
 
@@ -176,7 +183,7 @@ class Space(ABC):
         """The names of the hyper-parameters."""
 
     @abstractmethod
-    def sample(self, key: Any) -> dict[str, Any]:
+    def sample(self, key: jax.Array) -> dict[str, Any]:
         """One draw, from a JAX key that is used for nothing else."""
 
 
@@ -213,7 +220,7 @@ class Grid(Space):
     def names(self) -> tuple[str, ...]:
         return tuple(self.points[0])
 
-    def sample(self, key: Any) -> dict[str, Any]:
+    def sample(self, key: jax.Array) -> dict[str, Any]:
         return dict(self.points[_place(_bits(key, 1)[0], _shares_of(len(self.points), self.weights))])
 
 
@@ -242,7 +249,7 @@ class Random(Space):
     def names(self) -> tuple[str, ...]:
         return tuple(self.axes)
 
-    def sample(self, key: Any) -> dict[str, Any]:
+    def sample(self, key: jax.Array) -> dict[str, Any]:
         draws = _bits(key, len(self.axes))
         return {name: law.at(bits) for (name, law), bits in zip(self.axes.items(), draws, strict=True)}
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.core.chacha import CHACHA20, host_fold_in, key_from_bytes
+from jaxacct.core.types import PyTree
 from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.training.clipping.clipped_sum import CLIP_NORM, METHODS, sensitivity
 from jaxacct.training.clipping.examples_apart import refuse_closed_over
@@ -36,11 +37,11 @@ def side_by_side(
     make_optimizer: Callable[[Mapping[str, Any]], Any],
     plan: Plan,
     *,
-    clip_norm: Any = 1.0,
+    clip_norm: PyTree = 1.0,
     method: str = "auto",
     micro_batch: int | None = None,
     rngs: bool = False,
-    trainable: Any = None,
+    trainable: PyTree = None,
     private_loss: PrivateLoss | None = None,
 ) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
     """A function (params, configs, keys, data) -> params that trains n candidates of one plan at once.

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.types import Leaf, PyTree
 from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
@@ -23,7 +24,7 @@ from jaxacct.training.plan.segments import Segment
 from jaxacct.training.sampling import sampler
 from jaxacct.tuning.candidates import Secret, selected, several
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
-from jaxacct.tuning.search_spaces import draws_alike
+from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.side_by_side_training import key_words, side_by_side
 from jaxacct.tuning.tuning_run import note_whole
 
@@ -55,7 +56,7 @@ class SubsetTuned:
     2.0
     """
 
-    params: Any
+    params: Leaf
     config: dict[str, Any]
     tuned_config: dict[str, Any]
     setting: Setting
@@ -69,8 +70,8 @@ class SubsetTuned:
 def tune_on_subset(
     loss_fn: Callable[[Any, Any], Any],
     make_optimizer: Callable[[Mapping[str, Any]], Any],
-    space: Any,
-    data: Any,
+    space: Sampled,
+    data: PyTree,
     plan: SubsetPlan,
     *,
     init: Callable[[Any], Any],
@@ -78,7 +79,7 @@ def tune_on_subset(
     candidates: str | None = None,
     extrapolate: str | Callable[[dict[str, Any], float], dict[str, Any]] = "sgd",
     warm_start: bool = False,
-    clip_norm: Any = 1.0,
+    clip_norm: PyTree = 1.0,
     method: str = "auto",
     micro_batch: int | None = None,
     ledger: Ledger | str | os.PathLike[str] | None = None,
@@ -191,7 +192,9 @@ def tune_on_subset(
     return SubsetTuned(params, config, drawn, setting, value, status, plan.epsilon, plan.mechanism, plan.cost)
 
 
-def extrapolated(config: Mapping[str, Any], growth: float, rule: Any = "sgd") -> dict[str, Any]:
+def extrapolated(
+    config: Mapping[str, Any], growth: float, rule: str | Callable[[dict[str, Any], float], Mapping[str, Any]] = "sgd"
+) -> dict[str, Any]:
     """The configuration for `growth` times as many records: "sgd" multiplies the rate by growth, "adam" keeps it.
 
     DP-SGD at the same rate, noise and steps adds noise of standard deviation proportional to learning rate over batch

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.types import Leaf, PyTree
 from jaxacct.core.validation import COUNT, InputError, check_one, choice
 from jaxacct.mechanisms import Mechanism
 from jaxacct.selection import Law
@@ -26,7 +27,7 @@ from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.tuning.candidates import Adaptive, Group, Secret, Winner, rank, require_pad, selected, several
 from jaxacct.tuning.plans import MatchedPlan, SearchPlan
 from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, units, whole
-from jaxacct.tuning.search_spaces import draws_alike
+from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.side_by_side_training import side_by_side
 
 
@@ -54,7 +55,7 @@ class Tuned:
     {'rate': 0.1}
     """
 
-    params: Any
+    params: Leaf
     config: dict[str, Any]
     score: float
     status: str
@@ -68,8 +69,8 @@ class Tuned:
 def tune(
     loss_fn: Callable[..., Any],
     make_optimizer: Callable[[Mapping[str, Any]], Any],
-    space: Any,
-    data: Any,
+    space: Sampled | Adaptive,
+    data: PyTree,
     plan: Plan | MatchedPlan | SearchPlan,
     *,
     init: Callable[[Any], Any],
@@ -77,11 +78,11 @@ def tune(
     candidates: str | None = None,
     top: int | None = None,
     pad: int | None = None,
-    clip_norm: Any = 1.0,
+    clip_norm: PyTree = 1.0,
     method: str = "auto",
     micro_batch: int | None = None,
     rngs: bool = False,
-    trainable: Any = None,
+    trainable: PyTree = None,
     private_loss: PrivateLoss | None = None,
     ledger: Ledger | str | os.PathLike[str] | None = None,
     key: bytes | None = None,
@@ -155,8 +156,8 @@ def tune(
 def tune_in_rounds(
     loss_fn: Callable[..., Any],
     make_optimizer: Callable[[Mapping[str, Any]], Any],
-    space: Any,
-    data: Any,
+    space: Sampled | Adaptive,
+    data: PyTree,
     plan: SearchPlan | Plan,
     *,
     update: Callable[[tuple[Winner, ...]], Any],
@@ -165,11 +166,11 @@ def tune_in_rounds(
     rounds: int | None = None,
     candidates: str | None = None,
     pad: int | None = None,
-    clip_norm: Any = 1.0,
+    clip_norm: PyTree = 1.0,
     method: str = "auto",
     micro_batch: int | None = None,
     rngs: bool = False,
-    trainable: Any = None,
+    trainable: PyTree = None,
     private_loss: PrivateLoss | None = None,
     ledger: Ledger | str | os.PathLike[str] | None = None,
     key: bytes | None = None,
@@ -232,7 +233,7 @@ def tune_in_rounds(
 
 def tune_with(
     train: Callable[[dict[str, Any], Any], Any],
-    space: Any,
+    space: Sampled | Adaptive,
     mechanism: Mechanism,
     repetitions: Law,
     *,
@@ -313,7 +314,7 @@ def tune_with(
 def _tuned(
     loss_fn: Callable[..., Any],
     make_optimizer: Callable[[Mapping[str, Any]], Any],
-    space: Any,
+    space: Sampled | Adaptive,
     data: Any,
     plan: Any,
     init: Callable[[Any], Any],

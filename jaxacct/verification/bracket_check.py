@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
@@ -49,10 +50,10 @@ from jaxacct.verification.sampled_gaussian import SampledGaussian
 
 def verify(
     mechanism: Mechanism,
-    bounds: Any,
+    bounds: object,
     *,
-    delta: Any = None,
-    epsilon: Any = None,
+    delta: ArrayLike | None = None,
+    epsilon: ArrayLike | None = None,
     relation: str = "add_or_remove_one",
     seconds: float = 60.0,
 ) -> Verification:

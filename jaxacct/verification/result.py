@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from jaxacct.core import markup
 from jaxacct.core.text import bracket
+from jaxacct.core.types import Leaf
 
 
 class NotCovered(Exception):
@@ -50,13 +50,13 @@ class Verification:
     ('verified', True, True)
     """
 
-    status: Any
-    digits: Any
-    lower: Any
-    upper: Any
-    at: Any
-    seconds: Any
-    explanation: Any
+    status: Leaf
+    digits: Leaf
+    lower: Leaf
+    upper: Leaf
+    at: Leaf
+    seconds: Leaf
+    explanation: Leaf
 
     def _repr_html_(self) -> str:
         def cells(index: tuple[int, ...]) -> list[str]:

@@ -275,7 +275,7 @@ def tuned(loss: Callable[[Any, Any], Any], make: Callable[[Mapping[str, Any]], A
 def audited(trainer: training.Trainer, data: Any, run: ja.Mechanism) -> audit.Report:
     law = selection.Geometric(0.1)
     found: audit.LowerBound = audit.clopper_pearson(1, 100, 1, 100, delta=1e-5, confidence=0.95)
-    cells: audit.Cells = audit.attack_cells(selection.attack(run, law, delta=1e-5), run)
+    cells: audit.Cells = audit.attack_cells(selection.attack(run, law, delta=1e-5), np.sqrt)
     game: audit.Game = audit.gradient_canaries(trainer, data, count=10)
     played: type[audit.Played] = audit.Played
     others = [

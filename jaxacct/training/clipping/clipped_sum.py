@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.core.types import ArrayLike, Leaf, PyTree
 from jaxacct.core.validation import Constraint, InputError, Tracer, check, choice
 from jaxacct.training.clipping import ghost_norms as ghost
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
@@ -45,20 +46,20 @@ class Clipped(NamedTuple):
     (1, 1)
     """
 
-    total: Any
-    clipped: Any
-    not_finite: Any
+    total: Leaf
+    clipped: Leaf
+    not_finite: Leaf
 
 
 def clipped_sum(
     loss_fn: Callable[[Any, Any], Any],
-    params: Any,
-    batch: Any,
-    mask: Any = None,
-    clip_norm: Any = 1.0,
+    params: PyTree,
+    batch: PyTree,
+    mask: ArrayLike | None = None,
+    clip_norm: PyTree = 1.0,
     method: str = "auto",
     has_aux: bool = False,
-) -> Any:
+) -> PyTree:
     """The sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
 
     Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``, replacing one by twice that:
@@ -259,7 +260,7 @@ def split_loss(out: Any, has_aux: bool) -> tuple[Any, Any]:
 
 
 def norm_methods(
-    loss_fn: Callable[[Any, Any], Any], params: Any, example: Any, method: str = "auto", has_aux: bool = False
+    loss_fn: Callable[[Any, Any], Any], params: PyTree, example: PyTree, method: str = "auto", has_aux: bool = False
 ) -> dict[str, str]:
     """How each parameter's norm is found, by `clipped_sum` with the same method.
 
@@ -359,7 +360,7 @@ def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
     return site
 
 
-def sensitivity(clip_norm: Any) -> float:
+def sensitivity(clip_norm: PyTree) -> float:
     """The most that one example adds to a clipped sum: C, or the root of the sum of squares, rounded up.
 
     Parameters

@@ -10,11 +10,12 @@ import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
 
 from jaxacct.core.files import lock, regular_file, rename_new, sync_folder, unwritable
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
@@ -313,8 +314,8 @@ class Ledger(Contents):
         steps: Sequence[int],
         key_fingerprints: Sequence[str],
         batch_fingerprints: Sequence[str],
-        noise_multiplier: Any,
-        sampling_probability: Any,
+        noise_multiplier: ArrayLike,
+        sampling_probability: ArrayLike,
         partitions: Sequence[str | None] | None = None,
     ) -> None:
         """`record` for several steps in one write, before any of them is released; the numbers broadcast."""

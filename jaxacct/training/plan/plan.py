@@ -22,9 +22,11 @@ from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, PROBABILITY, 
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
+from jaxacct.selection.law_of_k import Law
 from jaxacct.training.plan.request import DEFAULTS, DISPLACING, PlanRequest, checked
 from jaxacct.training.plan.segments import (
     Block,
+    Schedule,
     Segment,
     begins_pass,
     blocks,
@@ -173,9 +175,9 @@ class Plan(PlanRequest):
         epochs: float | None = None,
         sampling: str = POISSON,
         relation: str | None = None,
-        noise_schedule: Any = None,
-        batch_schedule: Any = None,
-        repetitions: Any = None,
+        noise_schedule: Schedule | None = None,
+        batch_schedule: Schedule | None = None,
+        repetitions: Law | None = None,
         data_dependent: bool = False,
         candidates: str = "iid",
         slots: int | None = None,
@@ -400,7 +402,7 @@ class Plan(PlanRequest):
             raise InputError(f"text is no plan: {error}; use what Plan.to_json wrote") from None
 
     @classmethod
-    def from_document(cls, node: Any) -> Self:
+    def from_document(cls, node: object) -> Self:
         """The plan of an object that `plan_document` made; InputError for others.  Its epsilon is computed anew."""
         wanted = ("format", "version", *_TERMS, "noise_multiplier", "segments", "filter", "repetitions")
         # a document without a key of these is of a plan with the usual setting: older documents have no such keys
@@ -656,7 +658,7 @@ def _segments(rows: list[Any]) -> list[Segment]:
     return found
 
 
-def _filter(node: Any) -> Filter | None:
+def _filter(node: object) -> Filter | None:
     """The filter of a document.  What it promises is claimed only where the segments fit in it (`Plan.promised`)."""
     if node is None:
         return None
@@ -668,7 +670,7 @@ def _filter(node: Any) -> Filter | None:
     return Filter(order, budget)
 
 
-def _law(node: Any) -> Any:
+def _law(node: object) -> Any:
     """The law of K in a document, read like the law of a selection."""
     if node is None:
         return None

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -50,6 +50,10 @@ class Piece(NamedTuple):
 
     until: int | None
     value: float
+
+
+Schedule: TypeAlias = Sequence[float] | Sequence[tuple[int | None, float]] | np.ndarray
+"""One number per step, or pairs (until_step, value); the last pair may end at None."""
 
 
 def pieces(name: str, schedule: Any) -> list[Piece]:

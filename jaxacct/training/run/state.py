@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.types import Leaf
 from jaxacct.core.validation import InputError, check
 from jaxacct.training.ledger import Ledger, Mark
 from jaxacct.training.ledger.contents import Spent, claim
@@ -60,9 +61,9 @@ class State:
     (0, 0.0)
     """
 
-    params: Any
-    opt_state: Any
-    clip_norm: Any
+    params: Leaf
+    opt_state: Leaf
+    clip_norm: Leaf
     step: int
     not_finite: int = field(repr=False)
     lineage: Lineage = field(repr=False)

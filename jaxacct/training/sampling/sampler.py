@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.core.chacha import host_bits, host_block, host_fold_in, host_split, secret
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import PROBABILITY, InputError, check
 
 __all__ = ["fixed_batches", "over_micro_batches", "poisson", "random_allocation", "truncated_poisson"]
@@ -47,7 +48,7 @@ def threshold(sampling_probability: float) -> np.ndarray:
     return np.array([certain, *divmod(rest, 2**32)], np.uint32)
 
 
-def poisson(key: Any, dataset_size: int, sampling_probability: Any) -> Selection:
+def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) -> Selection:
     """Every example by itself with probability q: 64 random bits below ``threshold(q)``.
 
     Parameters
@@ -74,7 +75,7 @@ def poisson(key: Any, dataset_size: int, sampling_probability: Any) -> Selection
     return _of_taken(_sampled(key, dataset_size, sampling_probability))
 
 
-def truncated_poisson(key: Any, dataset_size: int, sampling_probability: Any, cap: int) -> Selection:
+def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike, cap: int) -> Selection:
     """A Poisson sample, and of one of more than ``cap`` records a uniformly random subset of ``cap``.
 
     Parameters
@@ -109,7 +110,7 @@ def truncated_poisson(key: Any, dataset_size: int, sampling_probability: Any, ca
     return Selection(order[kept], jnp.minimum(jnp.sum(taken, dtype=jnp.int32), places))
 
 
-def random_allocation(round_key: Any, dataset_size: int, number: Any, position: Any) -> Selection:
+def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike, position: ArrayLike) -> Selection:
     """The records of one slot of a round: each has drawn one of ``number`` slots by itself, uniformly.
 
     Parameters
@@ -152,7 +153,7 @@ def slots(key: Any, size: int, number: Any) -> Any:
     return jax.lax.while_loop(lambda state: jnp.any(state[2]), draw, (secret(key), *none))[1]
 
 
-def without_replacement(key: Any, dataset_size: int, batch_size: Any) -> Selection:
+def without_replacement(key: jax.Array, dataset_size: int, batch_size: ArrayLike) -> Selection:
     """A uniformly random set of exactly ``batch_size`` examples: the beginning of a random permutation.
 
     Parameters
@@ -181,7 +182,7 @@ def without_replacement(key: Any, dataset_size: int, batch_size: Any) -> Selecti
     return Selection(permutation(key, size), jnp.minimum(jnp.asarray(batch_size, jnp.int32), size))
 
 
-def fixed_batches(epoch_key: Any, dataset_size: int, batch_size: Any, position: Any) -> Selection:
+def fixed_batches(epoch_key: jax.Array, dataset_size: int, batch_size: ArrayLike, position: ArrayLike) -> Selection:
     """Batch number ``position`` of an epoch: the data are shuffled once, then cut into batches.
 
     Every example is in exactly one of the ceil(dataset_size / batch_size) batches, the last of which may be smaller.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import OPEN_PROBABILITY, POSITIVE, Constraint, InputError, check
 from jaxacct.training.clipping.clipped_sum import CLIP_NORM, DEVIATION
 from jaxacct.training.step import noise
@@ -76,20 +78,20 @@ class PrivateLoss:
         """The standard deviation of the noise on the sum of losses, in bounds."""
         return _NOISE_SHARE * expected_batch_size if self.noise is None else self.noise
 
-    def draw(self, words: Any, expected_batch_size: float) -> Any:
+    def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
         """The noise on the sum of losses, in units, from the key of a step."""
         return noise.rounded(words, noise.LOSS, _UNITS * Fraction(self.deviation(expected_batch_size)))
 
-    def clipped(self, loss: Any) -> Any:
+    def clipped(self, loss: jax.Array) -> jax.Array:
         """A member's loss within [0, bound]; NaN counts as the bound."""
         bound = jnp.float32(self.bound)
         return jnp.clip(jnp.nan_to_num(loss.astype(jnp.float32), nan=bound, posinf=bound, neginf=0), 0, bound)
 
-    def units(self, loss: Any) -> Any:
+    def units(self, loss: jax.Array) -> jax.Array:
         """A member's loss as a whole number of units, from 0 to all of the bound."""
         return jnp.clip(jnp.round(self.clipped(loss) / jnp.float32(self.bound) * _UNITS), 0, _UNITS).astype(jnp.int32)
 
-    def release(self, total: Any, members: Any, drawn: Any, expected: Any) -> Any:
+    def release(self, total: jax.Array, members: jax.Array, drawn: jax.Array, expected: jax.Array) -> jax.Array:
         """The noisy mean loss, from the sum of the units of a batch and the noise from `draw`."""
         bound, noisy = jnp.float32(self.bound), total - _UNITS // 2 * members + drawn
         return jnp.clip(noisy.astype(jnp.float32) * (bound / _UNITS) / expected + 0.5 * bound, 0, bound)
@@ -184,11 +186,13 @@ class AdaptiveClip:
             )
         return noise_multiplier / math.sqrt(1.0 - share) * _ROUND_UP
 
-    def draw(self, words: Any, expected_batch_size: float) -> Any:
+    def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
         """The noise on twice the count, from the key of a step."""
         return noise.rounded(words, noise.QUANTILE, 2 * Fraction(self.count_deviation(expected_batch_size)))
 
-    def update(self, clip_norm: Any, unclipped: Any, examples: Any, drawn: Any, expected: Any) -> Any:
+    def update(
+        self, clip_norm: jax.Array, unclipped: jax.Array, examples: jax.Array, drawn: jax.Array, expected: jax.Array
+    ) -> jax.Array:
         """The next clip norm, from int32 counts of unclipped and of all examples, and what `draw` returned."""
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.types import Leaf, PyTree
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.training.clipping.traces import bind, evaluate
 
@@ -138,12 +139,12 @@ class LoRA:
     True
     """
 
-    base: Any
+    base: Leaf
     adapters: dict[str, dict[str, Any]]
     scale: float
     outer: Outer | None = field(default=None, repr=False)
 
-    def merge(self) -> Any:
+    def merge(self) -> PyTree:
         """The parameters, or the module, with W + scale a b in place of each adapted W."""
         leaves, structure = jax.tree_util.tree_flatten(self.base)
         for place, path in enumerate(paths(self.base)):
@@ -156,7 +157,9 @@ class LoRA:
         return self.adapters[path]["a"], self.adapters[path]["b"]
 
 
-def lora(params: Any, rank: int, *, where: Any = None, alpha: float | None = None, key: Any = None) -> LoRA:
+def lora(
+    params: PyTree, rank: int, *, where: PyTree = None, alpha: float | None = None, key: jax.Array | None = None
+) -> LoRA:
     """Parameters with low-rank adapters, ready to be trained privately: W + (alpha/rank) a b, b zero at first.
 
     Parameters

@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxacct.core.chacha import host_fold_in, key_words, noise_words, secret
 from jaxacct.core.files import optional_package
+from jaxacct.core.types import Foreign, PyTree
 from jaxacct.core.validation import POSITIVE, InputError, check
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.training.clipping.clipped_sum import DEVIATION, sensitivity, wide
@@ -181,7 +182,7 @@ class NoiseState(NamedTuple):
     count: Any
 
 
-def noisy_mean(key: Any, noise_multiplier: float, clip_norm: Any, expected_batch_size: float) -> Any:
+def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expected_batch_size: float) -> Foreign:
     """Optax transformation: (clipped sum + noise) / expected batch size, in place of the gradient.
 
     Its input must be the *sum over the whole drawn batch of gradients clipped to clip_norm*, as ``clipped_sum``
