@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from jax.typing import ArrayLike
 
-from jaxacct.core.types import ArrayLike, Index, Leaf, Numbers
+from jaxacct.core.types import Index, Leaf, Numbers
 from jaxacct.core.validation import (
     COUNT,
     OPEN_PROBABILITY,
