@@ -187,6 +187,7 @@ def test_empty_batches_and_gradients():
     empty = [
         ja.DiscreteGaussian([]), ja.GaussianNoisyMax([], 3), ja.MixtureOfGaussians([], [0, 1], [0.5, 0.5]),
         ja.PrivacyProfile(np.zeros((0, 1)), [0.1]), ja.FiniteOutput(np.zeros((0, 2)), [0.5, 0.5]),
+        ja.repeat(ja.PureDP(1.0), []), ja.PoissonSampled(ja.repeat(ja.Gaussian([]), 2), 0.1),
     ]  # fmt: skip
     assert all(ja.delta(mechanism, 1.0).shape == (0,) for mechanism in empty)
     vectors = ja.compose(ja.Gaussian(1.0), ja.repeat(ja.FiniteOutput([0.5, 0.5], [0.3, 0.7]), 2))

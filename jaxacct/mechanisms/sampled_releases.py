@@ -87,7 +87,7 @@ def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
     counted = ((z, functools.reduce(exact_product, map(np.asarray, counts), np.asarray(1.0))) for z, counts in parts)
     columns = [[np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1) for x in part] for part in counted]
     rows = [_noise_of_all([(float(z[row]), int(n[row])) for z, n in columns]) for row in range(math.prod(shape))]
-    down, up = (np.array(ends).reshape(shape)[()] for ends in zip(*rows, strict=True))
+    down, up = (ends.reshape(shape)[()] for ends in np.array(rows).reshape(-1, 2).T)
     return Gaussian(down), Gaussian(up)
 
 

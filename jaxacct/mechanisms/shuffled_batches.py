@@ -107,7 +107,7 @@ def _in_reach(mechanism: Mechanism, times: float) -> bool:
         case ShuffledBatches():
             return bool(np.all(np.asarray(mechanism.batches) > 1.0)) and times <= MOST_PASSES
         case Repeated():
-            return _in_reach(mechanism.mechanism, times * float(np.max(mechanism.steps)))
+            return _in_reach(mechanism.mechanism, times * float(np.max(mechanism.steps, initial=1.0)))
         case Composed():
             return all(_in_reach(one, times) for one in mechanism.mechanisms)
     return True
