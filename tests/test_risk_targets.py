@@ -186,3 +186,9 @@ def test_every_relation_meets_a_rate_in_its_own_direction():
     ]
     assert all(found.ok and found.risk.upper <= 0.1 and found.risk.lower >= 0.098 for found in ends)
     assert ends[1].value < ends[0].value and ends[2].value == pytest.approx(ends[0].value, rel=1e-4)
+
+
+def test_an_empty_batch_of_risks_is_answered():
+    run = {"sampling_probability": [], "steps": []}
+    for risk in (("target_tpr", "at_fpr"), ("target_bayes_success", "prior"), ("target_posterior", "prior", "at_fpr")):
+        assert ja.calibrate_noise_multiplier(**run, **{key: [] for key in risk}).value.shape == (0,)

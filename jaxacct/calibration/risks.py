@@ -144,7 +144,7 @@ def _to_bayes_success(goal: Goal, name: str, flat: dict[str, np.ndarray], shape:
     goal, rare_member, pieces = goal._replace(epsilon=odds, delta=most), prior <= 0.5, []
     for relation, mask in (("remove_one", rare_member), ("add_one", ~rare_member)):
         rows = np.flatnonzero(mask)
-        if rows.size:
+        if rows.size or not mask.size:
             pieces.append((rows, _value_for(goal._replace(relation=relation).take(rows))))
     found = _together(pieces)
     ends = 1.0 - rare + rare * np.stack([found.lower, found.estimate, found.upper])
@@ -183,7 +183,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     # a wanted rate of 1 asks nothing, and any delta will do; one of at most fpr is impossible, and no delta will do
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
     rows = np.flatnonzero(~asked)
-    if rows.size:
+    if rows.size or not asked.size:
         pieces.append((rows, _value_for(goal._replace(epsilon=epsilon, delta=delta).take(rows))))
     rows = np.flatnonzero(asked & ~mirrored)
     if rows.size:
