@@ -224,6 +224,9 @@ def test_refusals():
     assert "run = 1.0 of type float is not a mechanism" in refusal(selection.select, 1.0, selection.Geometric(0.1))
     assert "delta = 0" in refusal(ja.epsilon, selection.select(run, selection.Geometric(0.1)), 0.0)
     assert "do not broadcast" in refusal(selection.select, ja.Gaussian([1.0, 2.0]), selection.Geometric([0.1] * 3))
+    selected = selection.select(ja.Gaussian([1.0, 2.0]), selection.Geometric(0.1))
+    assert "delta of shape (3,)" in refusal(ja.epsilon, selected, [1e-5, 1e-6, 1e-7])
+    assert "epsilon of shape (3,)" in refusal(ja.delta, selected, [0.1, 0.2, 0.3])
 
 
 def test_doctests():

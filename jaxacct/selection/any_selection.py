@@ -66,7 +66,8 @@ class AnySelection(Mechanism):
         """The answer of the selection by itself: "epsilon" at delta >= 0, or "delta" at eps >= 0."""
         run, relation = under(self.mechanism, relation)
         values = np.asarray(values, np.float64)
-        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, quantity: values.shape})
+        given = "delta" if quantity == "epsilon" else "epsilon"
+        shape = broadcast_shape({"the mechanism": batch_shape(run), "k": self.law.shape, given: values.shape})
         values = np.broadcast_to(values, shape)
         if quantity == "epsilon" and (values == 0.0).any():
             bounded = bounded_loss(components(run, "add_or_remove_one", "remove")).reshape(batch_shape(run))
