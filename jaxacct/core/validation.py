@@ -217,6 +217,8 @@ def refuse_where(
 def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, remedy: str) -> None:
     """Refuse, in one line, the first value above its limit; they broadcast."""
     shape = broadcast_shape({name: values.shape, of: limits.shape})
+    if math.prod(shape) == 1:
+        shape, values, limits = (), values.reshape(()), limits.reshape(())  # one value has no index
     limit = np.broadcast_to(limits, shape)
     rest = lambda index: f"must be <= {of} = {limit[index]:g}; {remedy}"
     refuse_where(np.broadcast_to(values > limits, shape), name, values, rest, "{:g}".format)

@@ -280,7 +280,7 @@ def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
     """`sum_j w_j (e^{i k angle_j} - 1)` for k < count, accurate relative to its own terms; (X,) to (count,).
 
     With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables, so all k come from one matrix
-    product; the points are summed in blocks of rounding.BLOCK_SIZE first, which keeps the summation shallow.
+    product; the points are summed in blocks of special.BLOCK_SIZE first, which keeps the summation shallow.
     """
     xp = namespace(weight, angle)
     inner, outer = _split(count)
