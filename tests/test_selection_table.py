@@ -8,7 +8,7 @@ import jaxacct as ja
 from jaxacct import selection
 
 TABLE_DELTA = 1e-5
-"""delta of all numbers of the table."""
+"""The delta at which each number of the table holds."""
 MU_BY_EPSILON = {1: 0.2681, 2: 0.5016, 4: 0.9249}
 """mu of the Gaussian bases, by the epsilon that they have at delta 1e-5."""
 NAMED_LAWS = (

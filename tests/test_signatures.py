@@ -18,14 +18,16 @@ PACKAGES = sorted(".".join(("jaxacct", *path.relative_to(ROOT).parent.parts)) fo
 
 
 def exported():
-    """(module, name) of every function and class of the package that a package exports, each once."""
-    found = {}
+    """(module, name) of every exported function and class of jaxacct, and of the classes that these inherit from."""
+    found = set()
     for package in map(importlib.import_module, PACKAGES):
         for name in getattr(package, "__all__", ()):
             value = getattr(package, name)
-            if inspect.isfunction(value) or inspect.isclass(value):
-                found[id(value)] = (value.__module__, value.__name__)
-    return sorted((module, name) for module, name in found.values() if module.startswith("jaxacct"))
+            if inspect.isfunction(value):
+                found.add((value.__module__, value.__name__))
+            elif inspect.isclass(value):  # with the classes from which it inherits
+                found |= {(one.__module__, one.__name__) for one in value.__mro__}
+    return sorted((module, name) for module, name in found if module.startswith("jaxacct"))
 
 
 def annotations(definition):

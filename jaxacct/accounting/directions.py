@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from jaxacct.accounting.dispatch import (
-    FAILURES,
     Side,
     ask_engines,
     engine_of_mechanism,
@@ -28,7 +27,7 @@ from jaxacct.accounting.dispatch import (
     upper_by_moments,
 )
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress
 from jaxacct.core.validation import InputError, UnboundedLossError
 from jaxacct.engines import quick_bounds

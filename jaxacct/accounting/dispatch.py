@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.validation import InputError
 from jaxacct.engines import contour, quick_bounds
 from jaxacct.engines.devices import double_precision
@@ -48,8 +48,6 @@ __all__ = [
     "upper_by_moments",
 ]
 
-FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
-"""Exceptions that an engine may raise on a configuration that it cannot answer."""
 COSTLY = 0.05
 """Seconds of CPU for one configuration above which an engine is asked only after all theorems."""
 WIDE = {"epsilon": 0.01, "delta": 0.5}

@@ -337,7 +337,7 @@ def _polish(
     due, x = np.flatnonzero(start.solved), start.x.copy()
     slope, last_x, last = start.slope.copy(), np.full(rows.size, np.nan), np.full(rows.size, np.nan)
     settled = np.zeros(rows.size, bool)
-    # a start that misses the target is moved along its slope twice before it is searched for
+    # if a start misses the target, take two steps along its slope; then search
     for _ in range(3):
         if due.size == 0:
             break

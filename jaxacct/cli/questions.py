@@ -57,7 +57,7 @@ def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """epsilon, delta and calibrate: a sweep of the configurations given; lists of numbers are put side by side."""
+    """Run epsilon, delta or calibrate as one sweep; lists of numbers are zipped into configurations."""
     if getattr(options, "mechanism", None) is not None:
         return _of_mechanism(options)
     risks = {word.removeprefix("target_"): word for word in TARGETS} if options.command == "calibrate" else {}

@@ -1,4 +1,4 @@
-"""Constants of float64 arithmetic, each written once."""
+"""Facts of float64 arithmetic, each written once: constants, and the exceptions of numerical code."""
 
 ROUNDOFF = 2.0**-53
 """The unit roundoff: the largest relative error of one correctly rounded operation."""
@@ -6,3 +6,5 @@ LOST_TAIL = 1e-309
 """Bound of the error of SciPy's ndtr where it underflows: it is 0 below -37.68, where Phi is 6e-311."""
 SMALLEST_POSITIVE = 5e-324
 """The least positive float64, which is subnormal."""
+FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
+"""Exceptions that numerical code may raise on a row that it cannot answer."""

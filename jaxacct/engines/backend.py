@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
+from jaxacct.core.floats import FAILURES
 from jaxacct.core.progress import Progress
 from jaxacct.core.validation import InputError
 from jaxacct.engines import devices, programs
@@ -264,11 +265,9 @@ BLOCK = 256
 LEAST = 64
 """Fewest, where there are more than that many."""
 MOST_THREADS = 8
-"""Most threads.  NumPy releases the interpreter's lock in its loops; with short arrays, threads mostly wait."""
+"""Largest number of threads.  NumPy releases the interpreter's lock only in long loops, so more threads would wait."""
 ROWS_WITH_PROGRESS = 300
 """Configurations from which on a progress bar shows."""
-FAILURES = (ArithmeticError, ValueError, IndexError, MemoryError)
-"""Exceptions that a block may raise.  It is then solved row by row; a row that fails gets the largest bracket."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -326,6 +325,7 @@ def on_cores(
 
 
 def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
+    """What `solve` finds; if it fails, row by row, and a row that fails gets the largest bracket."""
     try:
         return solve(*columns)
     except FAILURES:

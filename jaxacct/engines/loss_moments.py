@@ -322,7 +322,7 @@ def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
 def _minimise(
     parts: Components, objective: Callable[[np.ndarray, np.ndarray], np.ndarray], orders: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The least objective over c and the least Rényi divergence found, per row; every c gives a valid bound.
+    """(least objective over c, least Rényi divergence) of each row.  The objective at any c is a valid bound.
 
     Each objective is a convex function of c, or one divided by c, so it has a single minimum.
     """

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from jaxacct.core.floats import SMALLEST_POSITIVE
-from jaxacct.engines.backend import FAILURES
+from jaxacct.core.floats import FAILURES, SMALLEST_POSITIVE
 from jaxacct.kernels.contour.core import Nodes
 from jaxacct.kernels.contour.mixture import (
     BranchLaw,

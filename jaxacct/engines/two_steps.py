@@ -42,7 +42,7 @@ SHORTER = 1.02
 GROWTH = 0.2
 """A cell may be longer than another one by at most this share of the distance between them."""
 POINTS_BEYOND = 12
-"""The cells extend this many points of the survey further to the right than they must."""
+"""The cells reach this many points of the survey beyond the rightmost point that they must cover."""
 REACH = 39.0
 """Deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])

@@ -516,7 +516,7 @@ def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
             return "RandomAllocationDpEvent", slots | {"event": inside()}
         case Selection(bound="worst_case", law=Poisson() | TruncatedNegativeBinomial()):
             law = mechanism.law
-            mean, shape = float(law.mean), math.inf if isinstance(law, Poisson) else float(law.eta)
+            mean, shape = float(law.mean), float(law.eta) if isinstance(law, TruncatedNegativeBinomial) else math.inf
             if mean < 1.0 or shape < 0.0:
                 raise InputError(
                     f"a law of K with mean {mean!r} and eta {shape!r} has no DpEvent; it needs mean >= 1, eta >= 0"

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
+from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.validation import InputError
 from jaxacct.kernels.contour.allocation import LARGEST_LOSS, RoundProfile, round_profiles
 from jaxacct.mechanisms.additive_noise import profile_of_gaussian
@@ -39,8 +39,6 @@ LEAST_MASS = 1e-290
 """Below it float64 soon ends: such masses are kept in laws from above, and left out of laws from below."""
 KEPT = 1024
 """Rounds whose profiles and pairs are kept; each takes some 40 kB."""
-FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
-"""Exceptions that a round may raise if it cannot be answered."""
 Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
 """The profiles of one round in both directions."""

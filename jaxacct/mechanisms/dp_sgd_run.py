@@ -199,6 +199,11 @@ def usual_relation(sampling: str) -> str:
     return rule_of(sampling).relation
 
 
+def nearest_slots(sampling_probability: Any) -> np.ndarray:
+    """The whole number nearest to 1/q."""
+    return np.rint(1.0 / np.asarray(sampling_probability, np.float64))
+
+
 def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> float | np.ndarray:
     """The slots of a round or of an epoch, 1/q; InputError where that is no whole number.
 
@@ -207,7 +212,7 @@ def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> 
     """
     rate = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
     exact = 1.0 / np.where(rate > 0.0, rate, 1.0)
-    slots = np.rint(exact)
+    slots = nearest_slots(np.where(rate > 0.0, rate, 1.0))
     bad = (rate <= 0.0) | (np.abs(exact - slots) > 1e-9 * exact)
     rest = f"must be one over a whole number of slots for sampling = {sampling!r}; use 1/slots, such as 0.01"
     refuse_where(bad, "sampling_probability", rate, rest)

@@ -156,7 +156,7 @@ class Report:
     blocks : tuple
         The pieces of the page, in order.
     rows_not_claimed : int
-        Rows of the page's table that are not to be claimed.
+        Number of rows of the table that no claim may use.
 
     References
     ----------

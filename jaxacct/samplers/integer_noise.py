@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, cast
 
-from jaxacct.core.types import ArrayLike, Leaf
+from jaxacct.core.types import ArrayLike, Leaf, Numbers
 from jaxacct.core.validation import DELTA, InputError, check
 from jaxacct.mechanisms import ApproximateDP, PureDP
 from jaxacct.samplers.exact_draws import discrete_gaussian, discrete_laplace, generator, rational, round_up, whole
@@ -23,9 +23,9 @@ class _IntegerNoise:
             object.__setattr__(self, field.name, rational(field.name, getattr(self, field.name)))
 
     def _draw(self, source: random.Random) -> int:
-        raise NotImplementedError
+        raise NotImplementedError  # each noise of this file draws by itself
 
-    def release(self, counts: Any, rng: random.Random | None = None) -> Any:
+    def release(self, counts: ArrayLike, rng: random.Random | None = None) -> Numbers:
         """The count, or the list of counts, with fresh noise; from the system's random bits by default.
 
         A seeded `random.Random` is for tests: its noise can be predicted. InputError for what is no integer.

@@ -54,7 +54,7 @@ class _PureChoice:
         """The scale of the noise: 2 Delta / epsilon, or Delta / epsilon for monotone utilities."""
         return self.sensitivity * (1.0 if self.monotone else 2.0) / self.epsilon
 
-    def sample(self, key: jax.Array | None, utilities: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+    def sample(self, key: jax.Array | None, utilities: ArrayLike, shape: tuple[int, ...] = ()) -> np.ndarray:
         """Independent choices of the given shape for each row of utilities, as indices; shape + batch.
 
         key : None for 256 bits from the operating system, which is what a release should use; or a JAX key of at least

@@ -80,7 +80,7 @@ class AdaptiveSelection(AnySelection):
     candidates: ClassVar[str] = "adaptive"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        if not self.fixed:
+        if not isinstance(self.law, PointMass):
             return "bound"
         several = bool(np.any(np.asarray(self.law.repetitions) > 1.0))
         return self.mechanism.kind_under(relation, composed or several)
@@ -94,7 +94,7 @@ class AdaptiveSelection(AnySelection):
         return ', candidates="adaptive"'
 
     def _as_composition(self) -> Mechanism | None:
-        return repeat(self.mechanism, self.law.repetitions) if self.fixed else None
+        return repeat(self.mechanism, self.law.repetitions) if isinstance(self.law, PointMass) else None
 
     def _pair(self) -> FinitePair:
         shape = np.broadcast_shapes(batch_shape(self.mechanism), self.law.shape)

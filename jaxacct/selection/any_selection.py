@@ -7,7 +7,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -35,8 +35,8 @@ LAST_DELTA = 1e-13
 class AnySelection(Mechanism):
     """A selection: `mechanism` is run K times, K from `law`."""
 
-    mechanism: Any
-    law: Any
+    mechanism: Mechanism
+    law: Law
     constraints: ClassVar = {}
     candidates: ClassVar[str] = "iid"
     """The assumption about the candidates."""

@@ -404,10 +404,10 @@ class _Trials(Law):
     def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
         return generating.binomial_slopes(*self._trials, y)
 
-    def steepness(self, x: Any, y: Any) -> tuple[Any, Any]:
+    def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
         return generating.binomial_steepness(*self._trials, x, y)
 
-    def rise(self, x: Any, y: Any, d: Any) -> Any:
+    def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
         return generating.binomial_rise(*self._trials, x, y, d)
 
 

@@ -89,8 +89,9 @@ class TopSelection(AnySelection):
         return f", top={self.top}"
 
     def _as_composition(self) -> Mechanism | None:
-        all_released = isinstance(self.law, PointMass) and bool(np.all(np.asarray(self.law.repetitions) <= self.top))
-        return repeat(self.mechanism, self.law.repetitions) if all_released else None
+        if isinstance(self.law, PointMass) and np.all(np.asarray(self.law.repetitions) <= self.top):
+            return repeat(self.mechanism, self.law.repetitions)
+        return None
 
     def _pair(self) -> FinitePair:
         run, law = self.mechanism, self.law

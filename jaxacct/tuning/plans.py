@@ -424,7 +424,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = NOISE_RTOL) -> float:
-    """The least noise multiplier whose epsilon meets the target: one of those tried, and within rtol below the target.
+    """The smallest noise multiplier tried whose epsilon meets the target; epsilon is at most rtol below it.
 
     epsilon : upper end for a noise multiplier, falling at least nearly.  near : where the search begins.
     """

@@ -580,7 +580,7 @@ def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None
     with np.errstate(all="ignore"):
         for one in np.unique(length):
             alike = np.flatnonzero(length == one)
-            # nodes of lines that are evaluated together, over all rows: what they need stays near the processor
+            # evaluate so few lines at a time that the arrays of their nodes stay in the cache
             size = max(int(6000 / 2.0**one), 1)
             for rows in (alike[first : first + size] for first in range(0, alike.size, size)):
                 below = None if bulk is None else _contour(sign, s[rows], t[rows], _rows_of(bulk, rows), None)

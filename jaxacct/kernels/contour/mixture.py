@@ -391,7 +391,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     if law.sign > 0:
         left, right = -reach, power * most + reach
     else:
-        # the posterior mean of the shift falls to the left, so that the tilted law has its mode above -c mean
+        # E[shift | u] is smaller where u < 0, so the mode u = -c E[shift | u] lies above -c E[shift | 0]
         at_zero = weight * np.exp(-0.5 * (shift**2 - least**2))
         left, right = -(c * float(at_zero @ shift / at_zero.sum()) + reach), reach
     top = 0.5 * np.pi / spread if spread > 0.0 else np.inf

@@ -59,7 +59,7 @@ NODE_COUNTS = 19
 LARGEST_CANCELLATION = 9.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand, where it is small there."""
 AFFORDED_CANCELLATION = 16.0
-"""Nats that may be lost to cancellation in all.  Rounding is some e^-30, which leaves a relative accuracy of e^-14."""
+"""Largest cancellation, in nats.  Rounding is about e^-30 of the largest term, so e^-14 of accuracy is left."""
 SPARE_NATS = 2.0
 """Nats beyond the tolerance by which the cut-off terms must have decayed: the decay is estimated on a coarse grid."""
 PLACEMENT_POINTS = 128
@@ -299,7 +299,7 @@ FIRST_ORDER = 1.01
 LEAST_LOG_SCALE = -690.0
 """Least logarithm of Z that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""The trust (`Start`) in a value that a split rung found without certifying it: believed, but still improved."""
+"""`Start.trust` of a value that a split rung found but could not certify: the search begins there and improves it."""
 LARGEST_MOVE = 2.5
 """Largest factor by which eps moves in one round: the contour serves only eps near the one it was placed for."""
 NEWTON_STEPS = 7

@@ -392,6 +392,6 @@ def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -
 
 
 def _checkpoint(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a body under `jax.checkpoint`, which computes it again in the backward pass but keeps the operands."""
+    """Run a body under `jax.checkpoint`: the operands are kept, and the backward pass computes the body again."""
     settings = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
     return jax.checkpoint(body, **settings)(operands, dict(taps))

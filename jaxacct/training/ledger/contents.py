@@ -21,6 +21,7 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, compose, repeat
 from jaxacct.mechanisms.base import weakest
+from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.representations.renyi_conversions import epsilon_from_renyi
 from jaxacct.representations.renyi_divergences import renyi_curve
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
@@ -35,7 +36,6 @@ from jaxacct.training.step.step_mechanisms import (
     Release,
     composed,
     release_of_pass,
-    slots_of,
 )
 
 MANY_RELEASES = 300
@@ -60,7 +60,7 @@ class _Partition:
         """Whether a step can be one of these: a round has one number of slots, and no more steps than slots."""
         if self.sampling == FIXED:
             return True
-        full = len(self.steps) >= slots_of(self.share) and entry.step not in self.steps
+        full = len(self.steps) >= nearest_slots(self.share) and entry.step not in self.steps
         return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:

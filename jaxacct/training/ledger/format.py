@@ -13,9 +13,10 @@ from typing import Any, BinaryIO, NamedTuple
 from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputError, check, choice
 from jaxacct.interop.documents import from_json, to_whole_json
 from jaxacct.mechanisms import Mechanism, batch_shape
+from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import load, plan_document
-from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATED, slots_of
+from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATED
 
 _FORMAT, _VERSION = "jaxacct.ledger", 2
 """The format that a run's line names.  Version 1, which did not note looks at outputs, is read too."""
@@ -192,7 +193,7 @@ def checked(line: Step) -> Step:
     sizes = [int(check(name, getattr(line, name), LAST_STEP)) for name in ("cap", "dataset_size")]
     if (line.sampling == TRUNCATED) != (min(sizes) > 0) or (line.sampling != TRUNCATED and max(sizes) > 0):
         raise InputError(f"cap and dataset_size must be positive with sampling = {TRUNCATED!r}, and only there")
-    if line.sampling == ALLOCATION and not (rate > 0.0 and float(rate) == 1.0 / float(slots_of(rate))):
+    if line.sampling == ALLOCATION and not (rate > 0.0 and float(rate) == 1.0 / float(nearest_slots(rate))):
         raise InputError(
             f"sampling_probability = {float(rate)!r} must be 1 over a whole number with sampling = {ALLOCATION!r}; use "
             "1/slots"

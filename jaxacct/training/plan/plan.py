@@ -21,7 +21,7 @@ from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import Mechanism, PureDP
-from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
 from jaxacct.training.plan.request import DEFAULTS, DISPLACING, PlanRequest, checked
 from jaxacct.training.plan.segments import (
@@ -56,7 +56,6 @@ from jaxacct.training.step.step_mechanisms import (
     TRUNCATED,
     Release,
     composed,
-    slots_of,
 )
 
 NEARLY_SPENT = 1e-3
@@ -231,7 +230,7 @@ class Plan(PlanRequest):
             rate, batch = segments[0].sampling_probability, segments[0].expected_batch_size
         averages |= {"sampling_probability": rate, "expected_batch_size": batch}
         one_size = len({s.expected_batch_size for s in segments}) == 1
-        slots = int(slots_of(segments[0].sampling_probability)) if settings["sampling"] == ALLOCATION else None
+        slots = int(nearest_slots(segments[0].sampling_probability)) if settings["sampling"] == ALLOCATION else None
         averages |= {"slots": slots if one_size else None, "cap": cap}
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
         if epsilon is not None:
@@ -429,7 +428,11 @@ class Plan(PlanRequest):
             if plan.sampling in OF_ONE_SIZE:
                 near = near and rate == size / plan.dataset_size and size == round(size)
             elif plan.sampling == ALLOCATION:
-                near = near and rate == 1.0 / slots_of(rate) and slots_of(rate) == slots_for(plan.dataset_size, size)
+                near = (
+                    near
+                    and rate == 1.0 / nearest_slots(rate)
+                    and nearest_slots(rate) == slots_for(plan.dataset_size, size)
+                )
             if not near:
                 raise InputError(
                     f"plan: segments[{place}]: expected_batch_size must be sampling_probability * dataset_size"

@@ -10,6 +10,8 @@ from jaxacct.calibration.noise_rate_steps import law_shape
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, PROBABILITY, Constraint, InputError, check_one, choice
 from jaxacct.mechanisms import RELATIONS
 from jaxacct.mechanisms.dp_sgd_run import SAME, usual_relation
+from jaxacct.selection.law_of_k import Law
+from jaxacct.training.plan.segments import Schedule
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, SAMPLING, TRUNCATED
 
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
@@ -46,9 +48,9 @@ class PlanRequest:
     epochs: float | None
     sampling: str
     relation: str
-    noise_schedule: Any
-    batch_schedule: Any
-    repetitions: Any
+    noise_schedule: Schedule | None
+    batch_schedule: Schedule | None
+    repetitions: Law | None
     data_dependent: bool
     candidates: str
     slots: int | None

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
-from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED, Release, release_of_pass, slots_of
+from jaxacct.mechanisms.dp_sgd_run import nearest_slots
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED, Release, release_of_pass
 
 ROUNDING = 1e-12
 """Relative room for the rounding of examples over a batch size, or epochs over a rate, before they are rounded up."""
@@ -165,7 +166,9 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
         first = members[0]
         of_round = sampling == ALLOCATION
         steps = (
-            slots_of(first.sampling_probability) if of_round else math.ceil(dataset_size / first.expected_batch_size)
+            nearest_slots(first.sampling_probability)
+            if of_round
+            else math.ceil(dataset_size / first.expected_batch_size)
         )
         found.append(Block(first.start, members[-1].end, int(steps), members))
     return found

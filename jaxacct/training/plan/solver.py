@@ -22,7 +22,7 @@ from jaxacct.calibration.search import least_private
 from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.mechanisms import Mechanism, cap_for, compose, dp_sgd, repeat
-from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.representations.renyi_conversions import epsilon_from_renyi
 from jaxacct.representations.renyi_divergences import ORDERS, renyi_curve
 from jaxacct.training.plan.request import PlanRequest
@@ -50,7 +50,6 @@ from jaxacct.training.step.step_mechanisms import (
     composed,
     prefixes,
     single,
-    slots_of,
 )
 
 CLOSENESS = 1e-4
@@ -432,7 +431,7 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
     if sampling == FIXED:  # passes
         share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
     elif sampling == ALLOCATION:  # rounds
-        count = np.ceil(steps / slots_of(rate))
+        count = np.ceil(steps / nearest_slots(rate))
     return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
 
 

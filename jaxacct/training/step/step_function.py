@@ -20,6 +20,7 @@ from jax.extend.core import Literal
 from jaxacct.core.chacha import CHACHA20, host_split
 from jaxacct.core.files import optional_package
 from jaxacct.core.validation import InputError
+from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.training.clipping.clipped_sum import Clipped, beside, clipped_sum, deviation, grouped, split_loss, wide
 from jaxacct.training.clipping.examples_apart import one_of
 from jaxacct.training.clipping.traces import trace
@@ -28,7 +29,7 @@ from jaxacct.training.sampling.sampler import of_users
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
 from jaxacct.training.step.models import Untrained, join_model, paths
-from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED, slots_of
+from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED
 
 
 class StepSettings(Protocol):
@@ -81,7 +82,7 @@ def numbers(
     """The numbers of a step, with the noise that the host draws from the words of its key; InputError for no room."""
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
-        size = slots_of(segment.sampling_probability)
+        size = nearest_slots(segment.sampling_probability)
     else:  # rounding up fixed batches costs nothing; a sample may exceed its share only by rounding of rate * size
         size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(

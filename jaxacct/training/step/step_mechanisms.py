@@ -18,6 +18,7 @@ from jaxacct.mechanisms import (
     compose,
     repeat,
 )
+from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 
 __all__ = [
     "ALLOCATION",
@@ -30,10 +31,10 @@ __all__ = [
     "WITHOUT_REPLACEMENT",
     "Release",
     "composed",
+    "nearest_slots",
     "prefixes",
     "release_of_pass",
     "single",
-    "slots_of",
 ]
 
 SAMPLING = ("poisson", "truncated_poisson", "random_allocation", "without_replacement", "fixed_batches")
@@ -74,15 +75,10 @@ def single(
         rate = np.floor(np.ldexp(np.asarray(sampling_probability, np.float64), 64)) * 2.0**-64
         return TruncatedPoissonSampled(base, rate, dataset_size=dataset_size, cap=cap)
     if sampling == ALLOCATION:
-        return RandomAllocation(base, slots_of(sampling_probability))
+        return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling == FIXED and np.ndim(sampling_probability) == 0:
         return ShuffledBatches(base, 1)  # the bound is the same for every number of batches
     return PoissonSampled(base, sampling_probability)
-
-
-def slots_of(sampling_probability: Any) -> Any:
-    """The number of slots of a round whose batches are so large a share of the data, 1 over a whole number."""
-    return np.round(1.0 / np.asarray(sampling_probability, np.float64))
 
 
 def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability: float) -> Release:
