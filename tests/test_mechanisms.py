@@ -4,6 +4,7 @@ import copy
 import importlib
 import itertools
 import pickle
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ from jaxacct.mechanisms import (
     dp_sgd,
     repeat,
 )
-from jaxacct.mechanisms.finite import log_mixture
+from jaxacct.mechanisms.finite import FiniteMechanism, log_mixture
 
 BOTH = "add_or_remove_one"
 MODULES = [
@@ -438,3 +439,13 @@ def test_compositions_of_a_guarantee_against_brute_force(eps, delta, steps, tota
     assert brute_delta(eps, delta, steps, found.lower) >= total * (1 - 1e-9)
     advanced = eps * np.sqrt(2 * steps * np.log(1 / (total - steps * delta))) + steps * eps * np.tanh(eps / 2)
     assert found.lower <= min(advanced, steps * eps) * (1 + 1e-12)
+
+
+def test_a_mechanism_that_says_nothing_of_its_pair_is_only_bounded():
+    @dataclass(frozen=True, eq=False)
+    class Newcomer(FiniteMechanism):
+        def pair(self):
+            return ja.PureDP(1.0).pair()
+
+    one = Newcomer()
+    assert one.kind_under("add_or_remove_one") == ja.PoissonSampled(one, 0.1).kind == ja.repeat(one, 3).kind == "bound"

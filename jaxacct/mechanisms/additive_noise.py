@@ -58,6 +58,7 @@ class Gaussian(AdditiveNoise):
     array([1., 2.])
     """
 
+    exact_pair: ClassVar = True
     noise_multiplier: Leaf
     constraints: ClassVar = {"noise_multiplier": POSITIVE}
     law: ClassVar = GaussianPart
@@ -133,6 +134,7 @@ class Laplace(AdditiveNoise):
     Laplace(scale=10.0)
     """
 
+    exact_pair: ClassVar = True
     scale: Leaf
     constraints: ClassVar = {"scale": POSITIVE}
     law: ClassVar = LaplacePart
@@ -253,6 +255,7 @@ class DiscreteLaplace(_IntegerNoise):
     0.287649
     """
 
+    exact_pair: ClassVar = True
     scale: Leaf
     sensitivity: int = field(default=1, metadata={"static": True})
     constraints: ClassVar = {"scale": ENOUGH_NOISE}
@@ -353,7 +356,6 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
     noise_multiplier: Leaf
     smoothness: Leaf
-    only_bounded: ClassVar = True
     constraints: ClassVar = {
         "noise_multiplier": POSITIVE,
         "smoothness": Constraint("use a smoother bound of the sensitivity", 0, 10),

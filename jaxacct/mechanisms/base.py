@@ -44,8 +44,8 @@ class Mechanism(ABC):
     constraints: ClassVar[Mapping[str, Constraint]] = {}
     vectors: ClassVar[tuple[str, ...]] = ()
     """Numeric fields whose last axis belongs to one configuration; the axes before it are the batch."""
-    only_bounded: ClassVar[bool] = False
-    """Whether the pair of `expand` only bounds the mechanism."""
+    exact_pair: ClassVar[bool] = False
+    """Whether neighbouring data sets are proved to attain the pair of `expand`; else answers are of kind "bound"."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -113,7 +113,7 @@ class Mechanism(ABC):
         composed : whether it is run more than once or beside others. A pair that joins several pairs of neighbours,
         each the worst at some eps, is attained by one step and only bounds a composition.
         """
-        own = "bound" if self.only_bounded else "certified"
+        own = "certified" if self.exact_pair else "bound"
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:

@@ -134,6 +134,7 @@ class Composed(Combinator):
     Composed(mechanisms=(Gaussian(noise_multiplier=1.0), Gaussian(noise_multiplier=2.0)))
     """
 
+    exact_pair: ClassVar = True
     mechanisms: tuple[Any, ...]
 
     def __post_init__(self) -> None:
@@ -307,7 +308,6 @@ class ProposeTestRelease(Combinator):
     mechanism: Leaf
     test_scale: Leaf
     threshold: Leaf
-    only_bounded: ClassVar = True
     constraints: ClassVar = {"test_scale": POSITIVE, "threshold": NON_NEGATIVE}
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:

@@ -51,7 +51,6 @@ class ZCDP(BaseMechanism):
 
     rho: Leaf
     xi: Leaf = 0.0
-    only_bounded: ClassVar = True
     constraints: ClassVar = {"rho": NON_NEGATIVE, "xi": NON_NEGATIVE}
 
     def finite_pair(self, relation: str) -> FinitePair:

@@ -70,6 +70,7 @@ class RandomizedResponse(FiniteMechanism):
     array([0.5, 0.6])
     """
 
+    exact_pair: ClassVar = True
     probability: Leaf
     categories: int = field(default=2, metadata={"static": True})
     constraints: ClassVar = {"probability": OPEN_PROBABILITY}
@@ -125,6 +126,7 @@ class PureDP(FiniteMechanism):
     PureDP(epsilon=0.5)
     """
 
+    exact_pair: ClassVar = True
     epsilon: Leaf
     constraints: ClassVar = {"epsilon": NON_NEGATIVE}
 
@@ -157,6 +159,7 @@ class ApproximateDP(FiniteMechanism):
     ApproximateDP(epsilon=0.1, delta=1e-07)
     """
 
+    exact_pair: ClassVar = True
     epsilon: Leaf
     delta: Leaf
     constraints: ClassVar = {"epsilon": NON_NEGATIVE, "delta": DELTA_OR_ZERO}
@@ -290,6 +293,7 @@ class FiniteOutput(FiniteMechanism):
     0.33782
     """
 
+    exact_pair: ClassVar = True
     p: Leaf
     q: Leaf
     constraints: ClassVar = {"p": PROBABILITY, "q": PROBABILITY}

@@ -304,7 +304,6 @@ class SampledWithReplacement(OfGaussianMixtures):
     batch_size: Leaf
     dataset_size: Leaf
     group: int = field(default=1, metadata={"static": True, "optional": True})
-    only_bounded: ClassVar = True
     constraints: ClassVar = {"batch_size": RECORDS, "dataset_size": RECORDS}
 
     def __post_init__(self) -> None:

@@ -378,7 +378,6 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     noise_multiplier: Leaf
     sensitivities: Leaf
     probabilities: Leaf
-    only_bounded: ClassVar = True
     constraints: ClassVar = {
         "noise_multiplier": POSITIVE,
         "sensitivities": NON_NEGATIVE,

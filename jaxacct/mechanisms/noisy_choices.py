@@ -55,7 +55,6 @@ class ExponentialMechanism(FiniteMechanism):
     """
 
     epsilon: Leaf
-    only_bounded: ClassVar = True
     constraints: ClassVar = {"epsilon": NON_NEGATIVE}
 
     def pair(self) -> FinitePair:
@@ -92,7 +91,6 @@ class ReportNoisyMax(FiniteMechanism):
 
     epsilon: Leaf
     noise: str = field(default="laplace", metadata={"static": True})
-    only_bounded: ClassVar = True
     constraints: ClassVar = {"epsilon": NON_NEGATIVE}
 
     def __post_init__(self) -> None:
@@ -145,7 +143,6 @@ class GaussianNoisyMax(BaseMechanism):
     noise_multiplier: Leaf
     candidates: Leaf
     monotone: bool = field(default=False, metadata={"static": True})
-    only_bounded: ClassVar = True
     constraints: ClassVar = {"noise_multiplier": POSITIVE, "candidates": COUNT}
 
     def __post_init__(self) -> None:
@@ -223,7 +220,6 @@ class AboveThreshold(BaseMechanism):
     query_scale: Leaf
     answers: Leaf = 1
     monotone: bool = field(default=False, metadata={"static": True})
-    only_bounded: ClassVar = True
     constraints: ClassVar = {"threshold_scale": POSITIVE, "query_scale": POSITIVE, "answers": COUNT}
 
     def __post_init__(self) -> None:
@@ -274,7 +270,6 @@ class NumericSparse(Mechanism):
     value_scale: Leaf
     answers: Leaf = 1
     monotone: bool = field(default=False, metadata={"static": True})
-    only_bounded: ClassVar = True
     constraints: ClassVar = {**AboveThreshold.constraints, "value_scale": POSITIVE}
 
     def __post_init__(self) -> None:

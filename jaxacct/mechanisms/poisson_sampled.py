@@ -108,6 +108,7 @@ class PoissonSampled(OfGaussianMixtures):
     'ja.PoissonSampled(mechanism=ja.Gaussian(noise_multiplier=1.0), sampling_probability=0.01, group=5)'
     """
 
+    exact_pair: ClassVar = True
     mechanism: Leaf
     sampling_probability: Leaf
     group: int = field(default=1, metadata={"static": True, "optional": True})
@@ -312,6 +313,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
     11.151
     """
 
+    exact_pair: ClassVar = True
     mechanism: Leaf
     sampling_probability: Leaf
     dataset_size: Leaf

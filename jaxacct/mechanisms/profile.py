@@ -57,6 +57,7 @@ class PrivacyProfile(FiniteMechanism):
     [0.3, 0.1, 1e-06]
     """
 
+    exact_pair: ClassVar = True
     epsilon: Leaf
     delta: Leaf
     reverse_delta: Leaf = None

@@ -63,7 +63,6 @@ class ShuffledBatches(Mechanism):
 
     mechanism: Leaf
     batches: Leaf
-    only_bounded: ClassVar = True
     constraints: ClassVar = {"batches": COUNT}
 
     def __post_init__(self) -> None:
@@ -138,6 +137,7 @@ def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
 class _SeenBatches(Mechanism):
     """The output of a pass that an attack uses."""
 
+    exact_pair: ClassVar = True
     mechanism: Any
     batches: Any
     attack: str = field(metadata={"static": True})
