@@ -243,6 +243,8 @@ def calibrate_steps(
 ) -> Calibration:
     """The largest number of steps whose certified epsilon meets the target; a whole number (as float64).
 
+    The answer may fall short of the largest by the relative distance that `Calibration.best` allows.
+
     Where `max_steps` meets it, the value is `max_steps` with status "not_binding".  Where one step already exceeds
     it, the status is "infeasible_steps".
 
