@@ -22,23 +22,22 @@ from jaxacct.training.clipping.traces import as_data, computed_once, trace, unfo
 __all__ = ["Clipped", "clipped_sum", "norm_methods", "sensitivity", "ways"]
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
-"""In this range, noise in proportion to the clip norm, and squares of clip norms, are ordinary in float32."""
+"""Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
-"""Standard deviations of noise, in sensitivities.  Beyond these float32 may hold zero or infinity in their place: there
-would be no noise, or nothing but NaN."""
+"""Range of noise deviations, in sensitivities.  Outside it float32 may hold zero or infinity: no noise, or only NaN."""
 METHODS = ("auto", "vmap", "ghost")
-"""How norms are found; `clipped_sum` says what each word means."""
+"""Ways of finding norms; `clipped_sum` defines each."""
 
 
 class Clipped(NamedTuple):
-    """A sum of clipped gradients, and two counts that are *not* private: for the operator, never to be published.
+    """Sum of clipped gradients, and two counts that are *not* private: for the operator, never to be published.
 
     Parameters
     ----------
-    total : a pytree like the parameters, at least float32; before noise, and so not private either.
-    clipped : examples whose gradient was longer than the clip norm (in any group, where there are several).
-    not_finite : examples that contribute nothing, because their gradient has a NaN, an infinity or an overflow in the
-        parameter's dtype, or is more than 2^126 clip norms long; all of them under a clip norm of NaN.
+    total : a pytree like the parameters, at least float32.  It is the sum before noise, and so not private either.
+    clipped : number of examples whose gradient was longer than the clip norm (of any group, if there are several).
+    not_finite : number of examples that contribute nothing.  The gradient of each has a NaN, an infinity or an overflow
+        in the parameter's dtype, or is more than 2^126 clip norms long.  A clip norm of NaN counts all examples.
 
     >>> import jax.numpy as jnp
     >>> done = clipped_sum(jnp.dot, jnp.zeros(1), jnp.array([[2.0], [jnp.inf]]))
@@ -60,13 +59,13 @@ def clipped_sum(
     method: str = "auto",
     has_aux: bool = False,
 ) -> PyTree:
-    """The sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
+    """Return the sum over the batch of g_i min(1, C/|g_i|), g_i the gradient of ``loss_fn(params, example_i)``.
 
-    Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``, replacing one by twice that:
-    the computed gradient of each example, as it enters the sum, has norm at most C, rounding included, whatever the
-    numbers: gradients that are not finite contribute nothing and are counted.
+    Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``; replacing one moves it by at
+    most twice that.  For this the computed gradient of each example, as it enters the sum, has norm at most C, rounding
+    included.  Gradients that are not finite contribute nothing and are counted.
 
-    Can be called inside jit; a traced clip norm outside [2^-100, 2^100], or NaN, lets nothing through.
+    The function can be called inside jit.  A traced clip norm of NaN or outside [2^-100, 2^100] makes the sum zero.
 
     Parameters
     ----------
@@ -74,23 +73,23 @@ def clipped_sum(
     params : pytree of floating-point arrays.
     batch : pytree of arrays with the examples along the first axis.
     mask : bool, shape (examples,); False leaves an example out (padding).  By default all take part.
-    clip_norm : C > 0, a number, or a pytree of numbers that is a prefix of the parameters: each part is then
-        clipped by itself, and the sensitivity is the root of the sum of the squares.
+    clip_norm : C > 0, a number, or a pytree of numbers that is a prefix of the parameters.  Each part is then clipped
+        by itself, and the sensitivity is the root of the sum of the squares.
     method : {"auto", "vmap", "ghost"}
-        Per-example gradients in memory ("vmap"); norms from the inputs and cotangents of products, convolutions and
-        embeddings without them ("ghost", for all parameters without other uses, also through casts, transpositions,
-        reshapes, loops and checkpoints); or for each parameter the cheaper of both.  ``norm_methods`` says which.
-        All agree up to rounding.
+        "vmap" keeps the gradient of each example in memory.  "ghost" computes norms from the inputs and cotangents of
+        products, convolutions and embeddings.  It serves each parameter that has no other uses, also through casts,
+        transpositions, reshapes, loops and checkpoints.  "auto" takes the cheaper way for each parameter.
+        ``norm_methods`` returns the way of each parameter.  All ways agree up to rounding.
     has_aux : whether loss_fn returns (loss, aux), aux a pytree of numbers and arrays.
 
     Returns
     -------
-    Clipped; with has_aux (Clipped, sums of aux over the examples that contribute), where the sums are *not* private.
+    Clipped.  With has_aux: (Clipped, sums of aux over the examples that contribute).  The sums are *not* private.
 
     Raises
     ------
-    InputError : a bad clip norm or method, a loss that is not a scalar, or a loss through which examples could reach
-        one another: operations that are not known to go example by example, random keys of rbg, records closed over.
+    InputError : a bad clip norm or method, or a loss that is not a scalar.  Also a loss through which examples could
+        reach one another: unknown operations, random keys of rbg, or records closed over.
 
     References
     ----------
@@ -116,15 +115,9 @@ def clipped_sum(
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def _clipped_sum(
-    loss_fn: Callable[[Any, Any], Any],
-    params: Any,
-    batch: Any,
-    mask: Any,
-    clip_norm: Any,
-    method: str,
-    has_aux: bool,
+    loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, mask: Any, clip_norm: Any, method: str, has_aux: bool
 ) -> tuple[Clipped, Any]:
-    """`clipped_sum`, and the sums of aux, an empty tuple where there is none."""
+    """Compute `clipped_sum` of checked arguments, and the sums of aux, an empty tuple without aux."""
     leaves, structure = jax.tree_util.tree_flatten(params)
     norms, groups = grouped(clip_norm, params)
     examples = _batch_size(batch)
@@ -148,14 +141,14 @@ def _clipped_sum(
         (dys, grads), (met, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
         return grads, [site.operands(met, dys, dtype) for site in sites], aux
 
-    # one copy of each value serves both its norm and the sum: a second, rounded otherwise, might exceed its norm
+    # One copy of each value serves both its norm and the sum: a second copy may round otherwise and exceed its norm.
     true = unfolded_true([*norms, min(leaves, key=np.size), mask, *jax.tree_util.tree_leaves(batch)])
     grads, rows, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
     grads = dict(zip(direct, (g.astype(dtype) for g in grads), strict=True))
     rows_of = lambda bundle: [grads[i].reshape(examples, -1) for i in bundle]
     joined = [flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1) for flat in map(rows_of, bundles)]
 
-    # each part of a gradient as 2^exponent times one with an ordinary norm; the first, of zeros, is there always
+    # Each part of a gradient is 2^exponent times an array with an ordinary norm.  The first part, zeros, always exists.
     parts = [(jnp.full((1, examples), ghost.NOTHING), jnp.zeros((1, examples), dtype), jnp.ones((1, examples), bool))]
     parts += [tuple(a[None] for a in jax.vmap(_norm_squared)(g)) for g in joined]
     parts += [site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)]
@@ -184,10 +177,10 @@ def _clipped_sum(
             jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
         )
 
-    # small, and used often below: without this the compiler would repeat it for each use
+    # The weights are small and used often below: outside of a branch the compiler would compute them for each use.
     weights, of_parts, keep, (clipped, not_finite) = computed_once(true, weights_of)
 
-    # where the bundles' members are in their totals, and the sites among the parts
+    # places of the bundles' members in their totals, and of the sites among the parts
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
     numbers = iter(as_data(true, places))
@@ -207,18 +200,18 @@ def _clipped_sum(
 
 
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
-    """(E, square of |g|/2^E, whether g is finite) for one example's gradient g of one parameter."""
-    # 2^-127 would be subnormal
+    """Return (E, square of |g|/2^E, whether g is finite) for one example's gradient g of one parameter."""
+    # the inverse, 2^-127, would be subnormal
     top = jnp.minimum(ghost.exponent(jnp.max(jnp.abs(g), initial=0)), jnp.finfo(g.dtype).maxexp - 2)
     square = ghost.sum_squares(g * ghost.power(-top, g.dtype))
     return top, square, jnp.isfinite(square)
 
 
 class _Scales(NamedTuple):
-    """The factors of the examples' gradients under one clip norm, each of shape (examples,).
+    """Factors of the examples' gradients under one clip norm, each of shape (examples,).
 
-    fits : nothing is clipped.  weight : min(1, C/|g|).  parts : 2^E min(1, C/|g|), one row for each part.
-    usable : neither of the last two is lost below the normal numbers.
+    fits : whether the gradient stays unclipped.  weight : min(1, C/|g|).  parts : 2^E min(1, C/|g|), one row a part.
+    usable : whether weight and parts are both normal numbers.
     """
 
     fits: Any
@@ -228,7 +221,7 @@ class _Scales(NamedTuple):
 
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
-    """The factors from the parts' E and squares of |g|/2^E, (parts, examples).  NaN does not fit and is not usable."""
+    """Compute the factors from E and the square of |g|/2^E, each (parts, examples); NaN neither fits nor is usable."""
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
     length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))
@@ -245,7 +238,7 @@ def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
 
 
 def split_loss(out: Any, has_aux: bool) -> tuple[Any, Any]:
-    """(loss, aux) from the result of a loss function, () for no aux; InputError if the loss is not a scalar."""
+    """Return (loss, aux) from the result of a loss function, aux () if there is none; refuse what is no number."""
     pair = isinstance(out, tuple) and len(out) == 2
     loss, aux = out if has_aux and pair else (out, ())
     number = len(jax.tree_util.tree_leaves(loss)) == 1 and loss is jax.tree_util.tree_leaves(loss)[0]
@@ -262,7 +255,7 @@ def split_loss(out: Any, has_aux: bool) -> tuple[Any, Any]:
 def norm_methods(
     loss_fn: Callable[[Any, Any], Any], params: PyTree, example: PyTree, method: str = "auto", has_aux: bool = False
 ) -> dict[str, str]:
-    """How each parameter's norm is found, by `clipped_sum` with the same method.
+    """Return how `clipped_sum` with the same method finds the norm of each parameter.
 
     Parameters
     ----------
@@ -271,8 +264,8 @@ def norm_methods(
 
     Returns
     -------
-    dict : {path of the parameter: "ghost", "vmap", or "none" where the loss has no gradient by it}.  The words have an
-        attribute ``reason``: why the way is not "ghost", empty where it is.
+    dict : {path of the parameter: "ghost", "vmap", or "none" if the loss has no gradient by it}.  Each word has an
+        attribute ``reason``, which says why the way is not "ghost"; it is empty for "ghost".
 
     Raises
     ------
@@ -293,16 +286,16 @@ def norm_methods(
 
 
 ways = norm_methods
-"""The old name of `norm_methods`."""
+"""Old name of `norm_methods`."""
 
 
 def _kept(keep: Any, values: Any) -> Any:
-    """Zeros, not products with zero, in place of examples that are left out: they may hold NaN."""
+    """Put zeros in place of the values of examples that are left out: they may hold NaN, and NaN times zero is NaN."""
     return jnp.where(keep.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)
 
 
 def _check_params(params: Any) -> None:
-    """InputError for parameters that have no gradient."""
+    """Raise InputError for parameters that have no gradient."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             name = jax.tree_util.keystr(path)
@@ -310,7 +303,7 @@ def _check_params(params: Any) -> None:
 
 
 def _batch_size(batch: Any) -> int:
-    """The number of examples; InputError where arrays differ in it."""
+    """Return the number of examples; raise InputError if the arrays differ in it."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) != 1 or () in sizes:
         raise InputError(
@@ -320,7 +313,7 @@ def _batch_size(batch: Any) -> int:
 
 
 def _bundled(members: Sequence[int], leaves: Sequence[Any], groups: Sequence[int]) -> list[list[int]]:
-    """Leaves that are taken as one, so that one operation serves them: the small ones of each group together."""
+    """Group leaves, so that one operation serves each group: the small leaves of one clip norm are together."""
     together: dict[Any, list[int]] = {}
     for i in members:
         together.setdefault((groups[i], None if leaves[i].size <= 2**14 else i), []).append(i)
@@ -328,26 +321,26 @@ def _bundled(members: Sequence[int], leaves: Sequence[Any], groups: Sequence[int
 
 
 class Way(str):
-    """How a parameter's norm is found, a word; and in ``reason`` why not as "ghost", empty where it is."""
+    """Way of finding a parameter's norm, a word; ``reason`` says why it is not "ghost" and is empty for "ghost"."""
 
     reason: str
 
     def __new__(cls, word: str, reason: str = "") -> Way:
-        """A word with its reason."""
+        """Make a word with its reason."""
         way = super().__new__(cls, word)
         way.reason = reason
         return way
 
 
 def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Written, list[Any]]:
-    """The trace of a loss, and for each parameter a `Site`, or the `Way` in which its norm is found otherwise."""
+    """Return the trace of a loss, and for each parameter its `Site`, or the `Way` that takes its place."""
     leaves = jax.tree_util.tree_leaves(params)
     written, uses = uses_of(trace(loss_fn, params, example), len(leaves))
     return written, [_way(i, leaf, each, method) for i, (leaf, each) in enumerate(zip(leaves, uses, strict=True))]
 
 
 def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
-    """A `Site`, or a `Way` that is none."""
+    """Return the `Site` of a parameter, or the `Way` in which its norm is found instead."""
     if not uses.known and not uses.others:
         return Way("none", "the loss has no gradient by it")
     if method == "vmap":
@@ -361,11 +354,11 @@ def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
 
 
 def sensitivity(clip_norm: PyTree) -> float:
-    """The most that one example adds to a clipped sum: C, or the root of the sum of squares, rounded up.
+    """Return the most that one example adds to a clipped sum: C, or the root of the sum of squares, rounded up.
 
     Parameters
     ----------
-    clip_norm : C > 0, or a pytree of them, one for each part of the parameters.
+    clip_norm : C > 0, or a pytree of clip norms, one for each part of the parameters.
 
     Returns
     -------
@@ -383,19 +376,19 @@ def sensitivity(clip_norm: PyTree) -> float:
     True
     """
     norms = [float(check("clip_norm", c, CLIP_NORM)) for c in jax.tree_util.tree_leaves(clip_norm)]
-    if not norms:  # of none the sensitivity would be 0, and so would the noise
+    if not norms:  # without a clip norm the sensitivity, and so the noise, would be 0
         raise InputError(f"clip_norm = {clip_norm!r:.40} holds no number, must hold one or more; give 1.0, for example")
     return norms[0] if len(norms) == 1 else math.nextafter(math.hypot(*norms), math.inf)
 
 
 def deviation(noise_multiplier: Any, norms: Sequence[Any]) -> Any:
-    """noise multiplier * sqrt(sum of squared clip norms) in float32, raised by more than its rounding."""
+    """Return noise multiplier * sqrt(sum of squared clip norms) in float32, raised by more than its rounding."""
     rounding = 1.0 + (16 + len(norms)) * 2.0**-24
     return jnp.float32(noise_multiplier) * jnp.sqrt(sum(jnp.float32(c) ** 2 for c in norms)) * rounding
 
 
 def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
-    """The clip norms, and for each parameter the number of the one that it falls under."""
+    """Return the clip norms, and for each parameter the number of its clip norm."""
     norms = jax.tree_util.tree_leaves(clip_norm)
     for norm in norms:
         if not isinstance(norm, Tracer) and np.ndim(check("clip_norm", norm, CLIP_NORM)):
@@ -408,18 +401,18 @@ def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
 
 
 def limit_of(clip_norm: Any, sizes: Sequence[int], rows: int, dtype: Any) -> Any:
-    """The clip norm, less the rounding of norms and contributions (README.md); 0 for one that none can be held to."""
+    """Return the clip norm less the rounding of norms and contributions (README.md); 0 if it is out of range."""
     below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
     c = jnp.asarray(clip_norm, dtype)
-    held = (c >= 2.0**-100) & (c <= 2.0**100)  # others and NaN cannot be refused inside a compiled program
+    held = (c >= 2.0**-100) & (c <= 2.0**100)  # a compiled program cannot refuse other clip norms and NaN
     return jnp.where(held, c * (1 - allowance(sizes, dtype)) - below_normal, 0)
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype in which sums and noise are formed: at least float32."""
+    """Return the dtype in which sums and noise are formed: at least float32."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def beside(dtype: Any) -> Any:
-    """The dtype in which values beside the gradients are summed; int32 stays int32, so that its sums are exact."""
+    """Return the dtype in which values beside the gradients are summed; int32 stays int32, whose sums are exact."""
     return dtype if dtype == jnp.int32 else wide(dtype)

@@ -1,8 +1,9 @@
-"""A function of one example, for every example of a batch; refused if examples could reach one another through it.
+"""A function of one example, run for every example of a batch, and refused if examples could reach one another.
 
-The function is traced with one example, and the trace runs under vmap.  Three checks look at the trace: a list of the
-operations that treat each example as if it were alone, the bits of a small batch in which one row changes, and the
-constants, which must hold no records.  Why, and what is not found: README.md of this folder, "Examples apart".
+The function is traced with one example, and the trace runs under vmap.  Three checks look at the trace.  One is a list
+of the operations that treat each example as if it were alone.  One compares the bits of a small batch before and after
+a row changes.  One looks for records among the constants.  Reasons and limits: README.md of this folder, "Examples
+apart".
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 
 _ALL_BYTES = 2**28
-"""Data up to this size are compared whole; of larger data, and of a Source, only some blocks of rows are."""
+"""Data up to this size are compared whole.  Of larger data, and of a Source, only some blocks of rows are compared."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
 _OWN_BYTES = 12
 """A row or a run is evidence only if it compresses to this many bytes more than zeros: simpler ones agree by chance."""
 _RUN_BITS, _LEAST_RUN = 96.0, 16
-"""A run has at least this much entropy, by the frequencies of its rows, and at least this many rows."""
+"""Least entropy of a run, by the frequencies of its rows, in bits, and least number of its rows."""
 _MOST_COLUMNS = 64
 """Single columns are compared up to this many columns of the data or of a constant."""
 _CHUNK = 2**20
@@ -117,12 +118,12 @@ _looked_at: dict[bytes, None] = {}
 
 
 def one_of(batch: Any) -> Any:
-    """Shapes and dtypes of one example."""
+    """Return shapes and dtypes of one example."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)), batch)
 
 
 def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
-    """``jax.vmap(function)(batch)``, each example by itself; InputError if the user's function could see others."""
+    """Run ``jax.vmap(function)(batch)``, each example by itself; raise InputError if the function could see others."""
     leaves, form = jax.tree_util.tree_flatten(batch)
     flat = lambda *example: function(jax.tree_util.tree_unflatten(form, example))
     traced, shapes = jax.make_jaxpr(flat, return_shape=True)(*one_of(leaves))
@@ -133,7 +134,7 @@ def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
-    """InputError if a row of a small random batch changes when another row changes (README.md, "Examples apart")."""
+    """Raise InputError if a row of a small random batch changes with another row (README.md, "Examples apart")."""
     unknown = [const for const in traced.consts if not _is_known(const)]
     examples = [jax.ShapeDtypeStruct((_ROWS, *aval.shape), aval.dtype) for aval in traced.in_avals]
     if sum(math.prod(a.shape) * a.dtype.itemsize for a in (*unknown, *examples)) > _MOST_BYTES:
@@ -143,7 +144,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
     if digest in _looked_at:
         return
     x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    with ThreadPoolExecutor(1) as alone:  # a thread of its own has no trace under way
+    with ThreadPoolExecutor(1) as alone:  # another thread is inside no trace
         if not alone.submit(_rows_stay, traced, examples, x64).result():
             raise InputError(
                 f"{name} moves the result of one example when another changes, but must keep examples apart; call no "
@@ -155,7 +156,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
 
 
 def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
-    """Whether each row keeps its bits when the first or last row is replaced; entries that vary anyway are ignored."""
+    """Return whether each row keeps its bits when the first or last row is replaced; varying entries are ignored."""
     with jax.enable_x64(x64):
         rng = np.random.default_rng(0)
         consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]
@@ -177,7 +178,7 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
 
 
 def _quickly_compiled(lowered: Any) -> Any:
-    """The program, compiled with few optimizations on CPU where XLA knows these options."""
+    """Compile a program, with few optimizations on CPUs whose XLA knows the options for this."""
     if jax.default_backend() == "cpu":
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             return lowered.compile(
@@ -187,18 +188,18 @@ def _quickly_compiled(lowered: Any) -> Any:
 
 
 def _bits(outputs: Sequence[Any]) -> list[np.ndarray]:
-    """The bytes of each output, row by row."""
+    """Return the bytes of each output, row by row."""
     numbers = [jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a for a in outputs]
     return [np.asarray(a).reshape(_ROWS, -1).view(np.uint8) for a in numbers]
 
 
 def _is_known(const: Any) -> bool:
-    """Whether the values of a constant are available in this process."""
+    """Return whether the values of a constant are available in this process."""
     return not isinstance(const, jax.core.Tracer) and getattr(const, "is_fully_addressable", True)
 
 
 def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
-    """A random array of a shape and type: in [0.25, 1] or in {0, 1}; matrices of weights are normal."""
+    """Draw a random array of a shape and type: in [0.25, 1] or in {0, 1}; matrices of weights are normal."""
     shape, dtype = aval.shape, aval.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         impl = next(i for i in ("threefry2x32", CHACHA20) if jax.random.key(0, impl=i).dtype == dtype)
@@ -214,7 +215,7 @@ def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
 
 
 def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
-    """InputError for operations outside `LANE_BY_LANE`, and for keys, axes and arrays that examples can share."""
+    """Raise InputError for operations outside `LANE_BY_LANE`, and for keys, axes and arrays that examples can share."""
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
@@ -245,27 +246,28 @@ def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
 
 @functools.cache
 def _known_keys() -> tuple[Any, ...]:
-    """The key types whose random numbers for an example depend on its own key alone."""
+    """Return the key types whose random numbers for an example depend on its own key alone."""
     return tuple(
         jax.eval_shape(lambda impl=impl: jax.random.key(0, impl=impl)).dtype for impl in ("threefry2x32", CHACHA20)
     )
 
 
 def _is_jaxs_own(primitive: Any) -> bool:
-    """False for an operation that has the name of a JAX operation but is another one."""
+    """Return False for an operation that has the name of a JAX operation but is another one."""
     return getattr(public, f"{primitive.name.replace('-', '_')}_p", primitive) is primitive
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
-    """The device axes that an operation uses and that begin outside the trace."""
+    """Return the device axes that an operation uses and that begin outside the trace."""
     if eqn.primitive.name in _HARMLESS_AXES:
         return ()
-    named = [axis for key in ("axes", "axis_name") for axis in _as_tuple(eqn.params.get(key))]
-    return tuple(axis for axis in named if isinstance(axis, str) and axis not in bound)
+    named = [eqn.params.get(key) for key in ("axes", "axis_name")]
+    flat = [axis for each in named for axis in (each if isinstance(each, tuple | list) else (each,))]
+    return tuple(axis for axis in flat if isinstance(axis, str) and axis not in bound)
 
 
 def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, frozenset[Any]]]:
-    """Each operation, with the device axes that begin in the trace around it."""
+    """Yield each operation, with the device axes that begin in the trace around it."""
     for eqn in jaxpr.eqns:
         yield eqn, bound
         inside = bound | frozenset(getattr(eqn.params.get("mesh"), "axis_names", ()))
@@ -273,12 +275,8 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
             yield from _operations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner, inside)
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
-
-
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function (of pytrees of arrays) with transpositions around every convolution; on CPUs only."""
+    """Put transpositions around every convolution in a function of pytrees of arrays; on CPUs only."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
@@ -292,7 +290,7 @@ def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """An operation unchanged; a convolution gets transpositions to channels last and back around it."""
+    """Run an operation unchanged, but a convolution between transpositions to channels last and back."""
     if eqn.primitive.name != "conv_general_dilated":
         return bind(place, eqn, operands)
     params = dict(eqn.params)
@@ -309,9 +307,9 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = (), source: bool = False) -> None:
-    """InputError where a constant of a trace, or one of `more` arrays of the model, holds a part of the data.
+    """Raise InputError if a constant of a trace, or one of the arrays ``more`` of the model, holds a part of the data.
 
-    data : pytree of arrays, or (source) a Source.  An array that is itself traced is compared by identity.
+    data : pytree of arrays, or with ``source`` a Source.  A traced array is compared by identity.
     """
     leaves = jax.tree_util.tree_leaves(data.layout.example if source else data)
     found = {id(each): each for each in (*_constants(closed), *jax.tree_util.tree_leaves(more))}.values()
@@ -333,7 +331,7 @@ def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = ()
             try:
                 rows = _some_rows(leaf, size, data.layout if source else None, place) if rows is None else rows
             except InputError:
-                break  # the run refuses an example that cannot be loaded, if it draws it
+                break  # an example that cannot be loaded is refused by the run that draws it
             with np.errstate(all="ignore"):
                 cast = rows.reshape(-1, width).astype(each.dtype)
             lists = [cast[:, [j]] for j in range(width)] if columns else []
@@ -351,7 +349,7 @@ def _refusal(name: str, what: str) -> InputError:
 
 
 def _constants(closed: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
-    """The arrays in a trace, at any depth."""
+    """Yield the arrays in a trace, at any depth."""
     if isinstance(closed, ClosedJaxpr):
         yield from closed.consts
         closed = closed.jaxpr
@@ -362,7 +360,7 @@ def _constants(closed: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
 
 
 def _has_numbers(array: Any) -> bool:
-    """Whether an array is numeric and its values are available in this process."""
+    """Return whether an array is numeric and its values are available in this process."""
     dtype = getattr(array, "dtype", None)
     plain = dtype is not None and (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
     if not plain or isinstance(array, jax.core.Tracer) or not hasattr(array, "__array__"):
@@ -371,7 +369,7 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Rows of a leaf, in their dtype on the device: all, or some blocks of large data and of a Source."""
+    """Return rows of a leaf in their dtype on the device: all rows, or some blocks of large data and of a Source."""
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:
@@ -387,12 +385,12 @@ def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
 
 
 def _says_enough(view: np.ndarray) -> bool:
-    """Whether the rows of a constant, one by one or as a run, are complex enough to identify them as data."""
+    """Return whether the rows of a constant, one by one or as a run, are complex enough to identify them as data."""
     return len(view) >= _LEAST_RUN or any(_own_bytes(row) >= _OWN_BYTES for row in view)
 
 
 def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """A constant as rows of `width` numbers: in memory order, and along each axis."""
+    """Yield a constant as rows of `width` numbers: in memory order, and along each axis."""
     if not constant.ndim or constant.size < width:
         return
     if constant.size % width == 0:
@@ -407,7 +405,7 @@ def _views(constant: np.ndarray, width: int) -> Iterator[np.ndarray]:
 
 
 def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether a constant contains rows of the data, so complex that they cannot agree by accident."""
+    """Return whether a constant contains rows of the data that are too complex to agree by accident."""
     mine, theirs = _hashed(ours), _hashed(rows)
     known, counts = np.unique(theirs, return_counts=True)
     first = np.unique(mine[np.isin(mine, known)])[:64]
@@ -426,7 +424,7 @@ def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
 
 
 def _hashed(rows: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of the bytes of each row."""
+    """Return a 64-bit hash of the bytes of each row."""
     width = rows.shape[1] * rows.dtype.itemsize
     weights = np.random.default_rng(0).integers(0, 2**63, -(-width // 4), np.uint64) * np.uint64(2) + np.uint64(1)
     found = np.empty(len(rows), np.uint64)
@@ -439,7 +437,7 @@ def _hashed(rows: np.ndarray) -> np.ndarray:
 
 
 def _runs(hashes: np.ndarray, length: int) -> np.ndarray:
-    """A hash of each run of `length` rows, from differences of prefix sums; equal runs have equal hashes."""
+    """Return a hash of each run of `length` rows, from differences of prefix sums; equal runs have equal hashes."""
     factor = 0x9E3779B97F4A7C15
     powers = np.cumprod(np.full(len(hashes), factor, np.uint64))
     back = np.cumprod(np.full(len(hashes), pow(factor, -1, 2**64), np.uint64))
@@ -448,7 +446,7 @@ def _runs(hashes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _numbered(run: np.ndarray) -> np.ndarray:
-    """Differences of consecutive rows after each distinct row is given its rank; a regular run compresses well."""
+    """Return differences of consecutive rows, each distinct row given its rank; a regular run compresses well."""
     as_bytes = np.ascontiguousarray(run)
     if run.shape[1] > 1 or run.dtype.kind not in "biuf":
         as_bytes = as_bytes.view(np.uint8).reshape(len(run), -1)
@@ -457,12 +455,12 @@ def _numbered(run: np.ndarray) -> np.ndarray:
 
 
 def _own_bytes(values: np.ndarray) -> int:
-    """How many more bytes an array compresses to than zeros of the same size do."""
+    """Return how many more bytes an array compresses to than zeros of the same size do."""
     content = np.ascontiguousarray(values).tobytes()
     return len(zlib.compress(content)) - len(zlib.compress(bytes(len(content))))
 
 
 def _is_progression(row: np.ndarray) -> bool:
-    """Whether a row is an arithmetic progression, such as a constant or a grid."""
+    """Return whether a row is an arithmetic progression, such as a constant or a grid."""
     steps = np.diff(row.astype(np.float64) if row.dtype.kind != "c" else np.abs(row))
     return bool(len(steps) == 0 or np.all(np.abs(steps - steps[0]) <= 1e-4 * np.abs(steps[0])))

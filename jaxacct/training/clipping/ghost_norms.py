@@ -1,8 +1,8 @@
-"""Norms of per-example gradients without the gradients: the uses of a parameter in the loss give its gradient's form.
+"""Norms of per-example gradients, found without the gradients, from the uses of a parameter in the loss.
 
-A parameter that is used as the matrix of products, the kernel of a convolution or the table of an embedding has as its
-gradient a sum of products of that operation's input and of the cotangent of its output.  Both are computed anyway.
-Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md, "Clipping".
+A parameter may be used as the matrix of products, the kernel of a convolution or the table of an embedding.  Its
+gradient is then a sum of products of the operation's input and the cotangent of its output.  The loss and its
+gradient compute both anyway.  Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md, "Clipping".
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import numpy as np
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64
-"""Terms of a block: the longest run of additions.  Larger ones round more, smaller ones make more levels of blocks."""
+"""Terms of a block: the longest run of additions.  Larger blocks round more; smaller ones make more levels."""
 NOTHING = -(2**20)
-"""The exponent of an array without any normal number: below all others, also where a few of them are added."""
+"""Exponent of an array without any normal number: below all others, also if a few such exponents are added."""
 HIGHEST = jax.lax.Precision.HIGHEST
-"""Products in full float32 on devices that would round the factors first: the error bounds count on it."""
+"""Precision of products: the error bounds need full float32 on devices that would round the factors first."""
 _LONGEST = 2**20
-"""Terms of a product or sum up to which float32 rounds it by little: 2^20 u = 1/16."""
+"""Most terms of a product or sum: float32 rounds 2^20 terms by at most 2^20 u = 1/16."""
 
 
 class Rows(NamedTuple):
-    """A gradient as sum_t x_t dy_t^T: rows whose x_t is a unit vector, and all others.  None where there are none.
+    """Gradient as sum_t x_t dy_t^T: the rows whose x_t is a unit vector, and all other rows; None without such rows.
 
-    number : of the entry of x_t, shape (groups, rows).  beside : their dy_t.  x, dy : the others,
-    (groups, rows, K) and (groups, rows, M).
+    number : of the entry of each unit vector x_t, shape (groups, rows).  beside : the dy_t of the unit vectors.
+    x, dy : the other rows, (groups, rows, K) and (groups, rows, M).
     """
 
     number: Any
@@ -43,10 +43,10 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """A parameter whose uses are all products, and how its gradient is formed: (groups, K, M) in one form for all.
+    """Parameter whose uses are all products, and the form of its gradient: (groups, K, M), in one form for all uses.
 
-    leaf, shape : of the parameter.  uses : and for each whether x and dy change places.
-    steps : how groups, K and M lie in the parameter.  rows : how many products make a group's gradient.
+    leaf, shape : of the parameter.  uses : each with whether x and dy change places.
+    steps : how groups, K and M lie in the parameter.
     narrow : the dtype of the smallest range that the parameter is cast to.
     """
 
@@ -58,22 +58,22 @@ class Site:
 
     @property
     def groups(self) -> int:
-        """Parts of the parameter whose norms are found by themselves: slices, and batch axes of products."""
+        """Number of parts of the parameter whose norms are found separately: slices, and batch axes of products."""
         return _size(self.steps[0])
 
     @property
     def rows(self) -> int:
-        """Products that make one group's gradient."""
+        """Number of products that make one group's gradient."""
         return sum(_rows(use) for use, _ in self.uses)
 
     @property
     def cheap(self) -> bool:
-        """Whether this takes fewer products than the gradient has entries."""
+        """Whether the norm takes fewer products than the gradient has entries."""
         inner, outer = map(_size, self.steps[1:])
         return sum(_rows(use) * (outer + inner * (not use.product.indexed)) for use, _ in self.uses) <= inner * outer
 
     def operands(self, met: Mapping[Any, Any], dys: Mapping[Any, Any], dtype: Any) -> Rows:
-        """The rows of one example, from the operations' operands and the cotangents of their outputs."""
+        """Return the rows of one example, from the operations' operands and the cotangents of their outputs."""
         columns: list[list[Any]] = [[], [], [], []]
         for use, turned in self.uses:
             x, dy = _arranged(use, met[use.place, use.product.other], dys[use.place])
@@ -81,15 +81,16 @@ class Site:
             for column, values in zip(columns[:2] if use.product.indexed else columns[2:], (x, dy), strict=True):
                 column.append(values)
         together = [jnp.concatenate(column, axis=1) if column else None for column in columns]
-        # to a wider type outside of the branch that keeps them: that is exact, and takes memory
-        return Rows(together[0], *(_at_most(values, dtype) for values in together[1:]))
+        # Widening is exact and takes memory: it waits until the rows have left the branch that computes them once.
+        wider = lambda values: values is not None and values.dtype.itemsize > dtype.itemsize
+        return Rows(together[0], *(values.astype(dtype) if wider(values) else values for values in together[1:]))
 
     def measured(self, rows: Rows, dtype: Any) -> tuple[Any, Any, Any]:
-        """E, an upper bound on the square of |g|/2^E, and whether g is sure to be finite: each (groups, examples)."""
+        """Return E, an upper bound on the square of |g|/2^E, and whether g is surely finite, as (groups, examples)."""
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
-        """The sum over the examples to keep of their gradients on |g|/2^E by their weights, (groups, examples)."""
+        """Return the sum, over the examples to keep, of weight times g/2^E; the weights are (groups, examples)."""
 
         def one(rows: Rows, weights: Any) -> Any:
             rows = jax.vmap(lambda one: _normalised(_wide(one, dtype))[0])(rows)
@@ -110,7 +111,7 @@ class Site:
         return sums.reshape([size for size, _ in steps]).transpose(order).reshape(self.shape)
 
     def _each_group(self, function: Callable[..., Any], rows: Rows, *more: Any) -> Any:
-        """A function of the rows of all examples in one group, for each group, one after the other."""
+        """Apply a function to the rows of all examples in one group, for one group after the other."""
 
         def one(group: Any) -> Any:
             pick = lambda axis: lambda a: jax.lax.dynamic_index_in_dim(a, group, axis, keepdims=False)
@@ -121,14 +122,14 @@ class Site:
         return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[:, 0], rows), *(a[0] for a in more)))
 
     def _norm_squared(self, rows: Rows, top: Any, most: Any) -> tuple[Any, Any, Any]:
-        """E; of a normalised gradient an upper bound on the square of |g|/2^E, and whether g is sure to be finite."""
+        """Return E; of a normalised g an upper bound on the square of |g|/2^E; and whether g is surely finite."""
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
         added = BLOCK * 2 * block_levels(max(math.prod(self.shape) // self.groups, self.rows**2)) + 16
         if x is None:
-            lengths = jnp.sqrt(row_squares(right))
-            # equal rows of the table add before they are squared
+            lengths = jnp.sqrt(jax.vmap(sum_squares)(right))
+            # the gradients of equal rows of the table add before they are squared
             first = jnp.argmax(number[:, None] == number[None, :], axis=1)
             square = sum_squares(jax.ops.segment_sum(right, first, self.rows))
             slack = added * square
@@ -148,13 +149,13 @@ class Site:
         additions = self.rows * (2 if x is None else 1) + 8
         length = jnp.sqrt(square + 2 * unit * slack) + 2 * additions * unit * jnp.sum(lengths)
         square = length**2
-        # no entry of g/2^E exceeds its norm or m; a NaN or an infinity anywhere is in the square
+        # No entry of g/2^E exceeds its norm or m.  A NaN or an infinity in any entry reaches the square.
         largest = scaled(right.dtype.type(jnp.finfo(self.narrow).max), -top)
         return top, square, jnp.isfinite(square) & ((most <= largest) | (length <= largest))
 
 
 def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
-    """How a parameter's gradient is formed; or why its norm cannot be had without it."""
+    """Return the form of a parameter's gradient, or the reason why its norm cannot be found without the gradient."""
     if uses.others:
         return f"its use by {', '.join(sorted(set(uses.others)))} is no product, convolution or look-up of rows"
     forms = [_form(use) for use in uses.known]
@@ -175,7 +176,7 @@ def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
 
 
 def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
-    """The steps through a parameter that are the groups, rows and columns of its gradient from one use."""
+    """Return the steps through a parameter that are the groups, rows and columns of its gradient from one use."""
     view, product = use.view, use.product
     along = lambda axes: [step for axis in axes for step in view.axes[axis]]
     cut = [step for _, steps in view.loops for step in steps or ()]
@@ -183,7 +184,7 @@ def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...
 
 
 def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
-    """(groups, rows, ...) of x and dy: loops over slices are groups, and other loops rows."""
+    """Return x and dy as (groups, rows, ...): loops over slices become groups, and other loops rows."""
     loops = use.view.loops
     matrix = use.product.matrix
     for _ in loops:
@@ -192,13 +193,13 @@ def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
     cut = [i for i, (_, steps) in enumerate(loops) if steps is not None]
     order = [*cut, depth, *(i for i in range(depth) if i not in cut), depth + 1]
     groups = _size(_form(use)[0])
-    return tuple(  # type: ignore[return-value]  # two of them
+    return tuple(  # type: ignore[return-value]  # two arrays
         a.transpose(*order, *range(depth + 2, a.ndim)).reshape(groups, -1, *a.shape[depth + 2 :]) for a in matrix(x, dy)
     )
 
 
 def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
-    """(rows', E, m): a gradient is 2^E sum_t x'_t dy'_t^T, and no entry exceeds m = sum_t max|x'_t| max|dy'_t|."""
+    """Return (rows', E, m): the gradient is 2^E sum_t x'_t dy'_t^T, and m = sum_t max|x'_t| max|dy'_t|."""
     number, beside, x, dy = rows
     peak_of = lambda a: jnp.max(jnp.abs(a), axis=1)
     tops, parts = [], []
@@ -207,7 +208,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
         tops.append(jnp.max(exponent(peak)))
     if x is not None:
         peak_x, peak_dy = peak_of(x), peak_of(dy)
-        # 2^-127 would be subnormal
+        # the inverse, 2^-127, would be subnormal
         along_x = jnp.minimum(exponent(peak_x), jnp.finfo(x.dtype).maxexp - 2)
         tops.append(jnp.max(along_x + exponent(peak_dy)))
     top = jnp.max(jnp.stack(tops))
@@ -222,7 +223,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
 
 
 def _gram(number: Any, x: Any) -> Any:
-    """The products x_t . x_t' of all rows: products of unit vectors first, if there are any."""
+    """Return the products x_t . x_t' of all rows; the rows with unit vectors, if any, come first."""
     gram = jnp.matmul(x, x.T, precision=HIGHEST)
     if number is None:
         return gram
@@ -234,13 +235,8 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
     return Rows(rows.number, *(None if a is None else a.astype(dtype) for a in rows[1:]))
 
 
-def _at_most(values: Any, dtype: Any) -> Any:
-    """The values, converted to `dtype` if theirs is wider."""
-    return values.astype(dtype) if values is not None and values.dtype.itemsize > dtype.itemsize else values
-
-
 def _rows(use: Use) -> int:
-    """Products of a use that make one group's gradient: of each run of a loop whose runs see the same, and each row."""
+    """Count the products of a use for one group's gradient: rows times runs of the loops whose runs see the same."""
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product
     columns = _size([step for axis in (*product.groups, *product.right) for step in use.view.axes[axis]])
@@ -252,33 +248,33 @@ def _size(steps: Sequence[Step]) -> int:
 
 
 def exponent(values: Any) -> Any:
-    """e with 2^e <= |value| < 2^(e+1), int32; NOTHING for zeros and subnormal numbers, ``finfo.maxexp`` beyond them."""
+    """Return e with 2^e <= |value| < 2^(e+1), int32; zero and subnormals give NOTHING, inf and NaN ``finfo.maxexp``."""
     info = jnp.finfo(values.dtype)
     field = (_magnitude(values) >> info.nmant).astype(np.int32)
     return jnp.where(field > 0, field - (info.maxexp - 1), NOTHING)
 
 
 def normal(values: Any) -> Any:
-    """The values, with zeros in place of subnormal numbers."""
+    """Return the values with zeros in place of subnormal numbers."""
     info = jnp.finfo(values.dtype)
     return jnp.where(_magnitude(values) >= 1 << info.nmant, values, 0)
 
 
 def power(exponents: Any, dtype: Any) -> Any:
-    """2^e; zero where that is subnormal, and the largest power of two where it overflows."""
+    """Return 2^e: zero where 2^e is subnormal, and the largest power of two where it overflows."""
     info = jnp.finfo(dtype)
     field = jnp.clip(exponents, info.minexp - 1, info.maxexp - 1) + (info.maxexp - 1)
     return jax.lax.bitcast_convert_type(field.astype(_integer(dtype)) << info.nmant, dtype)
 
 
 def scaled(values: Any, exponents: Any) -> Any:
-    """values * 2^e, for e from twice the least to twice the largest exponent of the dtype; zero below."""
+    """Return values * 2^e, for e from twice the least to twice the largest exponent of the dtype; zero below that."""
     half = exponents >> 1
     return values * power(half, values.dtype) * power(exponents - half, values.dtype)
 
 
 def _magnitude(values: Any) -> Any:
-    """The bits of |value| as an integer: in the order of |value|, infinity and then NaN above all."""
+    """Return the bits of |value| as an integer, in the order of |value|; infinity and then NaN are the largest."""
     integer = _integer(values.dtype)
     return jax.lax.bitcast_convert_type(values, integer) & np.iinfo(integer).max
 
@@ -288,17 +284,12 @@ def _integer(dtype: Any) -> Any:
 
 
 def sum_squares(values: Any) -> Any:
-    """The sum of squares of all entries, block by block."""
+    """Sum the squares of all entries, block by block."""
     return blocked_sum(jnp.square(values))
 
 
-def row_squares(values: Any) -> Any:
-    """The sum of squares of each row."""
-    return jax.vmap(sum_squares)(values)
-
-
 def blocked_sum(values: Any) -> Any:
-    """A sum of non-negative terms with at most 63 additions for each level of blocks: relative error 63 u a level."""
+    """Sum non-negative terms, with at most 63 additions for each level of blocks: relative error 63 u a level."""
     flat = values.reshape(-1)
     while flat.size > BLOCK:
         flat = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK).sum(1)
@@ -306,11 +297,11 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Relative error by which a norm over leaves of these sizes may be too small, and a scaling too large."""
+    """Return the relative error by which a norm over leaves of these sizes may be low, and a scaling high."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 
 
 def block_levels(size: int) -> int:
-    """Levels of blocks in a sum of `size` terms."""
+    """Return the number of levels of blocks in a sum of `size` terms."""
     return max(1, math.ceil(math.log(max(size, 2), BLOCK) - 1e-9))

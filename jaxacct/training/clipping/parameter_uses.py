@@ -1,12 +1,13 @@
-"""How a loss uses each of its parameters, and the loss run so that it hands out what these uses meet.
+"""Uses of each parameter in a loss, and the loss run so that it also returns the operands of these uses.
 
-The trace of the loss of one example is followed from its parameters on, through casts, transpositions and reshapes,
-into loops and checkpoints.  A use is an operation whose gradient is known, or anything else, which is named.  The trace
-knows no layers, so no use is missed.  Uses behind `stop_gradient`, or in comparisons, are none.
+The trace of the loss of one example is followed from its parameters on: through casts, transpositions and reshapes,
+into loops and checkpoints.  A use is an operation whose gradient is known, or any other operation, by its name.  The
+trace knows no layers, so no use is missed.  Uses behind `stop_gradient`, or in comparisons, do not count.
 
-An operation y = op(x, w) may have as its gradient by w a sum of products of rows, sum_t x_t dy_t^T: x_t are rows of x
-(patches, for a convolution), dy_t those of the cotangent of y.  A product with batch axes is one such sum for each
-place along them.  A zero that is added to y is a tap: the gradient of the loss by it is the cotangent of y.
+An operation y = op(x, w) may have as its gradient by w a sum of products of rows, sum_t x_t dy_t^T.  The x_t are rows
+of x (patches, for a convolution); the dy_t are rows of the cotangent of y.  A product with batch axes is one such sum
+for each place along them.  A tap is a zero that is added to y: the gradient of the loss by the tap is the cotangent
+of y.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ Place = tuple[int, ...]
 Met = dict[tuple[Place, int], Any]
 """(operation's place, number of an operand) -> the operand's value, with one axis in front for each loop around it."""
 Step = tuple[int, int]
-"""(size, stride)."""
+"""(size, stride) of an axis, or of a part of an axis."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """How an operation's gradient by its operand w is formed.
+    """Gradient of an operation by its operand w, as products of rows.
 
     other : the number of the operand x.  output : shape and dtype of y.
-    groups, left, right : the axes of w; the gradient's place (g, k, m) is in the order of these.
+    groups, left, right : the axes of w; the gradient's place (g, k, m) follows their order.
     matrix : (x, dy) -> (groups, rows, K) and (groups, rows, M).
-    indexed : x_t are unit vectors, and given as the numbers of their entries, shape (groups, rows); a number outside of
-    0 to K - 1 is a vector of zeros.
+    indexed : whether the x_t are unit vectors.  Each is then the number of its entry, shape (groups, rows); a number
+    outside of 0 to K - 1 is a vector of zeros.
     """
 
     other: int
@@ -55,7 +56,7 @@ _MODES = tuple(getattr(jax.lax.GatherScatterMode, name) for name in ("FILL_OR_DR
 
 
 def _dense(eqn: Any, operand: int) -> Product | None:
-    """dot_general with the parameter on either side."""
+    """Return the product of a dot_general with the parameter on either side."""
     along, batch = eqn.params["dimension_numbers"]
     w_aval, x_aval, y = eqn.invars[operand].aval, eqn.invars[1 - operand].aval, eqn.outvars[0].aval
     along_w, along_x, batch_w, batch_x = along[operand], along[1 - operand], batch[operand], batch[1 - operand]
@@ -76,7 +77,7 @@ def _dense(eqn: Any, operand: int) -> Product | None:
 
 
 def _conv(eqn: Any, operand: int) -> Product | None:
-    """A convolution with the parameter as its kernel: a product with the patches of its input."""
+    """Return the product of a convolution with the parameter as its kernel: a product with the patches of its input."""
     p = eqn.params
     if operand != 1 or p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
         return None
@@ -116,7 +117,10 @@ def _conv(eqn: Any, operand: int) -> Product | None:
 
 
 def _embedding(eqn: Any, operand: int) -> Product | None:
-    """Rows of a table by number; a number out of range has no gradient, or the nearest row's in the mode "clip"."""
+    """Return the product of a look-up of rows.
+
+    A number out of range has no gradient; in the mode "clip" it has that of the nearest row.
+    """
     p, shape = eqn.params, eqn.invars[0].aval.shape
     spec, y = p["dimension_numbers"], eqn.outvars[0].aval
     whole_rows = (
@@ -140,7 +144,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
         inside = rows >= 0
         if shape[0] <= jnp.iinfo(rows.dtype).max:
             inside &= rows < shape[0]
-        # a row that does not exist was not read; it goes past the end, where additions are dropped
+        # A row that does not exist was not read: its number is past the end, where additions are dropped.
         rows = jnp.where(inside, jnp.where(inside, rows, 0).astype(jnp.int32), shape[0])
         return rows[None], jnp.where(inside[:, None], dy, 0)[None]
 
@@ -153,7 +157,7 @@ FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedd
 
 @dataclass(frozen=True)
 class Use:
-    """An operation that meets a parameter.  place : of the operation, and before it of the loops around it."""
+    """Operation that uses a parameter.  place : of the operation, after those of the loops around it."""
 
     place: tuple[int, ...]
     view: View
@@ -162,7 +166,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Written:
-    """A trace without calls; the loops and checkpoints in it that a parameter enters are such traces themselves."""
+    """Trace without calls.  inner : traces of the loops and checkpoints that a parameter enters, by their numbers."""
 
     closed: ClosedJaxpr
     inner: dict[int, Written] = field(default_factory=dict)
@@ -170,14 +174,14 @@ class Written:
 
 @dataclass
 class Uses:
-    """The uses of one parameter: operations with a known gradient, and the names of all others."""
+    """Uses of one parameter: operations with a known gradient, and the names of all other operations."""
 
     known: list[Use] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
 
 def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
-    """The trace of a loss, and the uses of each of its first ``leaves`` inputs; the loss is the first output."""
+    """Return the trace of a loss, and the uses of each of its first ``leaves`` inputs; the loss is the first output."""
     found = [Uses() for _ in range(leaves)]
     views = {var: (leaf, View.of(var.aval)) for leaf, var in enumerate(closed.jaxpr.invars[:leaves])}
     written = _follow(closed, views, closed.jaxpr.outvars[:1], (), found)
@@ -187,7 +191,7 @@ def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
 def _follow(
     closed: ClosedJaxpr, views: dict[Any, tuple[int, View]], outputs: Any, place: tuple[int, ...], found: list[Uses]
 ) -> Written:
-    """Add to ``found`` the uses in a trace; some inputs of the trace are views of parameters."""
+    """Add the uses in a trace to ``found``; ``views`` maps those inputs of the trace that are views of parameters."""
     live, inner = _live(closed.jaxpr, outputs), {}
     for number, eqn in enumerate(closed.jaxpr.eqns):
         if eqn.primitive.name == "stop_gradient" or not any(var in live for var in eqn.outvars):
@@ -223,7 +227,7 @@ def _follow(
 
 
 def _viewed(eqn: Any, view: View) -> View | None:
-    """The view after an operation; None if the result is not a view of the same entries with constant strides."""
+    """Return the view after an operation; None if the result is no view of the same entries with constant strides."""
     name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
     if name == "convert_element_type":
         if not jnp.issubdtype(params["new_dtype"], jnp.floating):
@@ -234,16 +238,17 @@ def _viewed(eqn: Any, view: View) -> View | None:
     if (name == "reshape" and params["dimensions"] is None) or name == "squeeze":
         return view.reshaped(shape)
     if name == "broadcast_in_dim" and math.prod(shape) == math.prod(eqn.invars[0].aval.shape):
-        return view.reshaped(shape)  # its axes keep their order
+        return view.reshaped(shape)  # only axes of length 1 are added, so the order of the others stays
     return None
 
 
 def largest(dtype: Any) -> float:
+    """Return the largest finite number of a dtype."""
     return float(jnp.finfo(dtype).max)
 
 
 def _inside(eqn: Any, operand: int, view: View) -> View | None:
-    """The view that the body of a loop or checkpoint gets; None if a loop may change it."""
+    """Return the view in the body of a loop or checkpoint; None if a loop may change the parameter."""
     if eqn.primitive.name != "scan":
         return view
     length, constants = eqn.params["length"], eqn.params["num_consts"]
@@ -255,14 +260,14 @@ def _inside(eqn: Any, operand: int, view: View) -> View | None:
 
 
 def _needed(eqn: Any, body: ClosedJaxpr, live: set[Any]) -> list[Any]:
-    """The outputs of a body that the loss can depend on."""
+    """Return the outputs of a body that the loss can depend on."""
     carried = eqn.params.get("num_carry", 0)
     pairs = enumerate(zip(body.jaxpr.outvars, eqn.outvars, strict=True))
     return [inside for i, (inside, outside) in pairs if i < carried or outside in live]
 
 
 def _live(jaxpr: Any, outputs: Any) -> set[Any]:
-    """The variables that the gradient of the outputs passes."""
+    """Return the variables through which the gradient of the outputs passes."""
     live = {var for var in outputs if not isinstance(var, Literal) and _smooth(var)}
     for eqn in reversed(jaxpr.eqns):
         if eqn.primitive.name != "stop_gradient" and any(var in live for var in eqn.outvars):
@@ -271,17 +276,17 @@ def _live(jaxpr: Any, outputs: Any) -> set[Any]:
 
 
 def _smooth(var: Any) -> bool:
-    """Whether there are gradients by values of this type."""
+    """Return whether values of this type have gradients."""
     return jnp.issubdtype(getattr(var.aval, "dtype", jnp.float32), jnp.inexact)
 
 
 @dataclass(frozen=True)
 class View:
-    """All entries of a parameter, or, inside loops over its slices, the entries of one slice.
+    """All entries of a parameter or, inside loops over its slices, the entries of one slice.
 
-    axes : of each axis, its steps.  narrow : the dtype with the smallest range among those that the view went through.
-    loops : around this view, outermost first: how often each runs, and the steps along which it cuts the parameter;
-    None where all of its runs see the same.
+    axes : the steps of each axis.  narrow : the dtype with the smallest range among those that the view went through.
+    loops : the loops around the view, outermost first.  Each is (number of runs, steps along which the loop cuts the
+    parameter); the steps are None if all runs see the same entries.
     """
 
     axes: tuple[tuple[Step, ...], ...]
@@ -290,13 +295,13 @@ class View:
 
     @classmethod
     def of(cls, aval: Any) -> View:
-        """An array as it lies, row by row."""
+        """Return the view of an array as it lies, row by row."""
         strides = [math.prod(aval.shape[i + 1 :]) for i in range(aval.ndim)]
         steps = zip(aval.shape, strides, strict=True)
         return cls(tuple((step,) if step[0] != 1 else () for step in steps), aval.dtype)
 
     def reshaped(self, sizes: Sequence[int]) -> View | None:
-        """The view with its entries, row by row, in other axes; None if an axis would have no constant strides."""
+        """Return the view with its entries, row by row, in other axes; None if the strides of an axis would vary."""
         rest = list(merged(step for axis in self.axes for step in axis))
         axes = []
         for size in sizes:
@@ -317,7 +322,7 @@ class View:
 
 
 def merged(steps: Any) -> tuple[Step, ...]:
-    """The fewest steps that visit the same places in the same order."""
+    """Return the fewest steps that visit the same places in the same order."""
     out: list[Step] = []
     for size, stride in steps:
         if out and out[-1][1] == size * stride:
@@ -328,7 +333,7 @@ def merged(steps: Any) -> tuple[Step, ...]:
 
 
 def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
-    """The taps of these operations."""
+    """Return the taps of these operations."""
     return {
         use.place: jnp.zeros(
             (*(length for length, _ in use.view.loops), *use.product.output.shape), use.product.output.dtype
@@ -338,7 +343,7 @@ def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
 
 
 def tapped(written: Written, uses: Sequence[Use]) -> Callable[..., tuple[Any, tuple[Met, list[Any]]]]:
-    """(taps, values) -> the first output of a trace; the operations' operands, and the other outputs."""
+    """Return a function (taps, values) -> first output of a trace, (the operations' operands, the other outputs)."""
     wanted = sorted({(use.place, use.product.other) for use in uses})
 
     def run(taps: Mapping[Place, Any], values: Sequence[Any]) -> tuple[Any, tuple[Met, list[Any]]]:
@@ -355,7 +360,7 @@ def _run(
     wanted: Sequence[tuple[Place, int]],
     place: Place,
 ) -> tuple[list[Any], Met]:
-    """The outputs of a trace that is at some place, and what its operations met; taps are those within it."""
+    """Run the part of a trace at a place; return its outputs and the operands of its operations that have taps."""
     met: Met = {}
 
     def operation(number: int, eqn: Any, operands: list[Any]) -> list[Any]:
@@ -377,7 +382,7 @@ def _run(
 
 
 def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """A loop whose body has taps of its own in each run."""
+    """Run a loop whose body has taps of its own in each run."""
     p = eqn.params
     constants, carried = p["num_consts"], p["num_carry"]
     first, start, along = operands[:constants], operands[constants:][:carried], operands[constants + carried :]

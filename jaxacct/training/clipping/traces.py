@@ -1,8 +1,9 @@
-"""A function written out as operations (a jaxpr), to be run unchanged, with some operations changed, or once.
+"""Traces: functions written out as operations (jaxprs), run unchanged, run with changed operations, or computed once.
 
-XLA merges a cheap operation into each operation that uses its result, so that it runs several times, and two of the
-copies may round differently.  On CPUs it does so across `jax.lax.optimization_barrier` as well (jaxlib 0.10.2 takes the
-barriers out before it merges).  It never merges an operation of a branch with one that uses the branch's result.
+XLA merges a cheap operation into each operation that uses its result.  The merged operation then runs several times,
+and two of its copies may round differently.  XLA for CPUs does so across `jax.lax.optimization_barrier` as well:
+jaxlib 0.10.2 removes the barriers before it merges.  XLA never merges an operation of a branch with an operation that
+uses the branch's result.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 BODIES = ("scan", "checkpoint", "remat", "remat2")
 """Operations whose body is followed if a parameter enters it: loops, and checkpoints, which are computed again."""
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
-"""Operations that are nothing but a call of this parameter."""
+"""Operations that only call a trace, each with the name of the parameter that holds the trace."""
 
 
 def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:
-    """The loss of one example, as operations on the flattened parameters and example, calls of jit written out."""
+    """Trace the loss of one example on the flattened parameters and example, with calls of jit written out."""
     closed = jax.make_jaxpr(loss_fn)(*jax.tree.map(_shape_of, (params, example)))
     return written_out(closed)
 
 
 def written_out(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The trace with calls of jit replaced by their operations."""
+    """Return the trace with calls of jit replaced by the called operations."""
     return jax.make_jaxpr(lambda *values: evaluate(closed, values))(*closed.in_avals)
 
 
 def evaluate(
     closed: ClosedJaxpr, values: Sequence[Any], operation: Callable[..., list[Any]] | None = None
 ) -> list[Any]:
-    """Run a trace, calls of jit written out; each operation is ``operation(place, equation, operands)``."""
+    """Run a trace with calls of jit written out; each operation runs as ``operation(place, equation, operands)``."""
     operation = operation or bind
     env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     env.update(zip(closed.jaxpr.invars, values, strict=True))
@@ -52,7 +53,7 @@ def evaluate(
 
 
 def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """An operation of a trace, unchanged."""
+    """Run one operation of a trace unchanged."""
     bound = eqn.primitive.get_bind_params(eqn.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)  # JAX before and after 0.10
     with eqn.ctx.manager:
@@ -61,12 +62,12 @@ def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _shape_of(value: Any) -> Any:
-    """The shape and dtype of an array or a number."""
+    """Return the shape and dtype of an array or a number."""
     return jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
 
 
 def computed_once(true: Any, function: Callable[[], Any]) -> Any:
-    """``function()``, a pytree of arrays, each computed once: the outcome of a branch on `unfolded_true`."""
+    """Compute each array of the pytree ``function()`` once: as the outcome of a branch on an `unfolded_true`."""
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     outputs = jax.lax.cond(
         true,
@@ -77,12 +78,12 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
 
 
 def as_data(true: Any, places: Sequence[int]) -> list[Any]:
-    """Whole numbers that the compiler does not know: cuts at them have equal code, which is compiled once."""
+    """Return whole numbers that the compiler does not know: slices at such places have equal code, compiled once."""
     return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
 def unfolded_true(values: Sequence[Any]) -> Any:
-    """True, computed from the first bits of the values' inputs, so that no compiler takes it for a constant."""
+    """Return True, computed from the first bits of the values, so that no compiler takes it for a constant."""
     numbers = [
         value for value in values if jnp.size(value) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
     ]
@@ -97,11 +98,11 @@ def _true(*bits: Any) -> Any:
 
 @_true.def_vmap
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
-    """One for all: a branch that differed between the members would become a choice between both outcomes."""
+    """Return one truth value for all members: a branch that differed between members would compute both outcomes."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
 
 
 def inner_traces(eqn: Any) -> list[Jaxpr | ClosedJaxpr]:
-    """The traces among the parameters of an operation."""
+    """Return the traces among the parameters of an operation."""
     is_trace = lambda value: isinstance(value, ClosedJaxpr | Jaxpr)
     return [*filter(is_trace, jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_trace))]

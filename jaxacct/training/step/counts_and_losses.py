@@ -98,10 +98,7 @@ class PrivateLoss:
 
 
 def gradient_noise(
-    noise_multiplier: float,
-    expected_batch_size: float,
-    adaptive: AdaptiveClip | None,
-    private_loss: PrivateLoss | None,
+    noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
     """The noise multiplier of the gradients that leaves room for the further releases; InputError if none does.
 

@@ -268,11 +268,7 @@ def release(
     updates, opt_state = updated(rule.optimizer, mean, opt_state, params, value)
     if rule.adaptive is not None:
         clip_norm = rule.adaptive.update(
-            clip_norm,
-            members - summed.clipped - summed.not_finite,
-            members,
-            now.count_draw,
-            now.expected_batch_size,
+            clip_norm, members - summed.clipped - summed.not_finite, members, now.count_draw, now.expected_batch_size
         )
     after = Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)
     return after, Observed(seen.loss, seen.aux, members, summed.clipped, summed.not_finite, value)
