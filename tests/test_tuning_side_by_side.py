@@ -13,7 +13,7 @@ from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.models import split_model
 from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
-from jaxacct.tuning.side_by_side_training import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
+from jaxacct.tuning.candidates import PASS_STREAM, STEP_STREAM, STEPS_PER_CALL, key_words, side_by_side
 
 ROOTS = [bytes([i]) * 32 for i in range(1, 6)]
 RATES = np.array([0.01, 0.1, 0.5, 1.0, 2.0], np.float32)

@@ -10,14 +10,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from jaxacct.audit.error_counts import (
-    CONDITIONAL,
-    LowerBound,
-    epsilon_of_mu,
-    error_of,
-    guess_counts,
-    plain,
-)
+from jaxacct.audit.error_counts import CONDITIONAL, LowerBound, epsilon_of_mu, error_of, guess_counts, plain
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import ArrayLike, Leaf, Numbers
 from jaxacct.core.validation import (

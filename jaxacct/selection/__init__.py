@@ -2,7 +2,9 @@
 
 from jaxacct.selection.adaptive import AdaptiveSelection
 from jaxacct.selection.closed_form_guarantees import (
+    candidates_profile,
     gaussian_selection,
+    line_noise_multiplier,
     noisy_max_epsilon,
     noisy_max_renyi,
     propose_test_release_guarantee,
@@ -10,7 +12,6 @@ from jaxacct.selection.closed_form_guarantees import (
     thresholds,
     two_point_selection,
 )
-from jaxacct.selection.differing_candidates import candidates_profile, line_noise_multiplier
 from jaxacct.selection.law_of_k import (
     Binomial,
     Categorical,
@@ -23,11 +24,16 @@ from jaxacct.selection.law_of_k import (
     TwoPoint,
 )
 from jaxacct.selection.mechanism import Selection, rounds, select
-from jaxacct.selection.monotone_score import monotone_score_delta, monotone_score_epsilon
-from jaxacct.selection.named_bounds import BOUNDS, bound_delta, bound_epsilon
+from jaxacct.selection.named_bounds import (
+    BOUNDS,
+    bound_delta,
+    bound_epsilon,
+    monotone_score_delta,
+    monotone_score_epsilon,
+)
 from jaxacct.selection.subset_privacy import expected_cost, subset_epsilon, subset_renyi
 from jaxacct.selection.top import TopSelection
-from jaxacct.selection.worst_order import Attack, attack, output_law
+from jaxacct.selection.worst_case import Attack, attack, output_law
 
 __all__ = [
     "BOUNDS",

@@ -1,4 +1,4 @@
-"""A selection among candidates that may depend on each other: `sum_k Pr[K=k] delta_k`, exact for the class."""
+"""Selection among candidates that may depend on each other: `sum_k Pr[K=k] delta_k`, exact for the class."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""Largest probability of the values of K that are not listed, over delta; it widens the bracket by at most this."""
+"""Largest probability of the unlisted values of K, as a share of delta; it widens the bracket by at most this share."""
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched; for a smaller one the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
-"""Error that each factor of a product of ratios, or each term of a sum, adds, in units of rounding."""
+"""Error of each factor of a product of ratios, and of each term of a sum, in units of rounding."""
 NODES_BY_LATTICE = 8
-"""Most values k at which the lattice engine replaces a contour engine that leaves the sum wide."""
+"""Most nodes that the lattice engine computes where the contour engine leaves the sum wide."""
 MOST_ROUNDS = 12
-"""Most rounds of new nodes for one eps, and of searches for one delta; each adds nodes where the sum is widest."""
+"""Most rounds of new nodes for one eps, and most searches for one delta."""
 LAST_EPS = 1e300
-"""Largest eps that is tried, short of overflow."""
+"""Largest tried eps, short of overflow."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
 class AdaptiveSelection(AnySelection):
-    """Run K candidates, each free to depend on the outputs of those before, and release any or all of them.
+    """Run of K candidates, each free to depend on the outputs before it, of which any or all are released.
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    in each direction by itself, where delta_k is the profile of ``mechanism`` composed k times; nothing is released at
+    in each direction by itself, where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released at
     k = 0.  Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as
-    ``mechanism`` dominates each.  K is independent of the data and need not be secret.  The sum is the exact supremum
-    of that class, so that `ja.epsilon` and `ja.delta` of it are brackets of kind "certified".  Composed with other
-    mechanisms it is the pair of the profile's upper ends on a grid, kind "bound".  With K fixed it is the k-fold
-    composition itself.
+    ``mechanism`` dominates each candidate.  K is independent of the data and need not be secret.  The sum is the exact
+    supremum of that class, so `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with
+    other mechanisms the selection counts as the pair of its profile's upper ends on a grid, kind "bound".  With K fixed
+    it is the k-fold composition itself.
 
     Parameters
     ----------
     mechanism : Mechanism
         One candidate.
     law : Law
-        The law of K.  They broadcast.  `select(..., candidates="adaptive")` makes these objects.
+        The law of K; it broadcasts with the mechanism.  `select(..., candidates="adaptive")` makes these objects.
 
     References
     ----------
@@ -87,7 +87,7 @@ class AdaptiveSelection(AnySelection):
 
     @property
     def fixed(self) -> bool:
-        """Whether K is always the same number."""
+        """Whether K is always one number."""
         return isinstance(self.law, PointMass)
 
     def _options(self) -> str:
@@ -112,7 +112,7 @@ class AdaptiveSelection(AnySelection):
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
-    """(lower, upper) of epsilon of one selection: the larger of its directions."""
+    """Return (lower, upper) of epsilon of one selection, the larger of its directions."""
     if delta < LEAST_DELTA:
         bounded = bool(bounded_loss(components(run, "add_or_remove_one", "remove")).all())
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
@@ -123,7 +123,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """(lower, upper) of delta; more k are listed until those left out have little probability against delta itself."""
+    """Return (lower, upper) of delta; more k are listed until the others have little probability against delta."""
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -135,7 +135,10 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-    """Upper ends of "epsilon" or "delta" for one base and law; several eps share the numbers k, so may be wider."""
+    """Return upper ends of "epsilon" or "delta" for one base and law.
+
+    Three or more eps share the nodes k, so that their upper ends may be wider than that of one eps.
+    """
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
     if values.size < 3:
@@ -145,13 +148,13 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
     for side in sides(run, relation):
         mixture = Mixture(run, listed, side.forward, rtol)
         for eps in np.quantile(values, [0.05, 0.25, 0.5]):
-            mixture.at(float(eps), rtol)  # places more nodes
+            mixture.at(float(eps), rtol)  # adds nodes, which all values share
         most = np.maximum(most, [found.high for found in mixture.sums(values)])
     return most
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """(lower, upper) of epsilon at a delta of (nearly) 0, for a base of bounded loss: the epsilon of the largest K."""
+    """Return (lower, upper) of epsilon at a delta of (nearly) 0 for a base of bounded loss: that of the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -163,7 +166,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(eps, upper ends of delta, upper ends of delta in the reverse direction) of one selection."""
+    """Return (eps, upper ends of delta, upper ends of delta in the reverse direction) of one selection."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
@@ -175,13 +178,13 @@ def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarra
     grid = np.linspace(0.0, 1.0, COMPOSED_POINTS) * last
     for mixture in each.values():
         for eps in grid[[8, 40, 80]]:
-            mixture.at(float(eps), 1e-3)  # places more nodes
+            mixture.at(float(eps), 1e-3)  # adds nodes, which all values share
     upper = {name: np.array([found.high for found in mixture.sums(grid)]) for name, mixture in each.items()}
     return grid, upper[both[0].forward], upper[both[-1].forward]
 
 
 class Sum(NamedTuple):
-    """A bracket of the sum, and a value within it."""
+    """Bracket of a mixture's sum, and a value within the bracket."""
 
     low: float
     middle: float
@@ -189,7 +192,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """The sum for one base, list of weights and direction: delta_k at some k, the nodes, more where much is open."""
+    """Sum of a base's k-fold profiles by one direction and list of weights; delta_k is known at some k, the nodes."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -199,34 +202,34 @@ class Mixture:
         self.most, self.hard = 3000, np.zeros(0, np.intp)
         size = weights.k.size
         beyond = np.cumsum(weights.high[::-1])[::-1]
-        # first those k beyond which K lies with these probabilities, from the bulk into the tail
+        # the first nodes are the k beyond which K lies with these probabilities, from the bulk into the tail
         first = np.array([0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8])
         spread = np.searchsorted(-beyond, -beyond[0] * first) if size else []
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """(2, eps, nodes): lower and upper ends of delta_k(eps); an end that is NaN is replaced by 0 or 1."""
+        """Return ends (2, eps, nodes) of delta_k(eps); an end that is NaN becomes 0 or 1."""
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            with backend.job(nodes.size, apart=True):  # of one selection
+            with backend.job(nodes.size, apart=True):  # one selection, whatever the caller's batch
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
-                self.most = 96  # there each takes some 20 ms
+                self.most = 96  # the lattice engine takes some 20 ms for each node
             ends[:, :, some] = found.lower, found.upper
         low, high = ends
         return np.stack([np.where(low >= 0.0, np.minimum(low, 1.0), 0.0), np.where(high <= 1.0, high, 1.0)])
 
     def sums(self, eps: np.ndarray) -> list[Sum]:
-        """The sum at several eps >= 0, by the present nodes."""
+        """Return the sum at several eps >= 0, by the present nodes."""
         ends = self.deltas(self.nodes, eps)
         return [self._summed(*_monotone(*ends[:, place])) for place in range(eps.size)]
 
     def at(self, eps: float, width: float) -> Sum:
-        """The sum at one eps, with enough new nodes to make it relatively as narrow as `width`."""
+        """Return the sum at one eps, with enough new nodes to make it relatively as narrow as `width`."""
         known: dict[int, np.ndarray] = {}
         for _ in range(MOST_ROUNDS):
             low, high = self._known(known, eps)
@@ -244,7 +247,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Ends at the nodes, each narrowed by the ends at the other nodes; missing ones are computed."""
+        """Return ends at the nodes, each narrowed by the ends at other nodes; nodes not `known` yet are computed."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -252,7 +255,7 @@ class Mixture:
         return _monotone(each[:, 0], each[:, 1])
 
     def epsilon(self, target: float) -> tuple[float, float]:
-        """(low, high) ends of the least eps >= 0 at which the sum is at most `target` > 0."""
+        """Return (low, high) ends of the least eps >= 0 at which the sum is at most `target` > 0."""
         least, _ = self.at_infinity()
         if least > target:
             return math.inf, math.inf
@@ -264,7 +267,7 @@ class Mixture:
         for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
             search.narrow(0.1)
             before = self.nodes.size
-            # places nodes, also where the sum may fall in a step, so that what was seen of the middle may have moved
+            # this adds nodes, which may move the middle of a bracket that the search has seen
             self.at(search.left[0], width)
             self.at(search.root()[0], width)
             search.around()
@@ -275,7 +278,7 @@ class Mixture:
         return search.low, search.high
 
     def _guess(self, target: float) -> float:
-        """Where the search begins: the epsilon of the mean of the listed numbers."""
+        """Return where the search begins: the epsilon of the mean of the listed k."""
         k, mass = self.weights.k, self.weights.high
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
         level = min(target, 1.0 - ROUNDOFF)
@@ -283,7 +286,7 @@ class Mixture:
         return found if 1e-12 < found < LAST_EPS else 1.0
 
     def at_infinity(self) -> tuple[float, float]:
-        """Ends of `sum_k p_k (1 - (1 - q)^k)`, q the mass at infinity of one run."""
+        """Return the ends of `sum_k p_k (1 - (1 - q)^k)`, q the mass at infinity of one run."""
         mass = float(infinite_mass(self.run, self.relation))
         k, low, high, below, above_low, above = self.weights
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -295,7 +298,7 @@ class Mixture:
         return least * (1.0 - 1e-9), most * (1.0 + 1e-9)
 
     def _summed(self, low: np.ndarray, high: np.ndarray) -> Sum:
-        """The sum from the ends at the nodes."""
+        """Return the sum from the ends of delta_k at the nodes."""
         weights, nodes = self.weights, self.nodes
         before = np.concatenate([[0.0], low])
         slack = 4.0 * ROUNDOFF * (weights.k.size + 64.0)
@@ -307,7 +310,7 @@ class Mixture:
         return Sum(bottom, min(max(float(middle), bottom), top), top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
-        """The sums of the weights strictly between neighbouring nodes, and before the first."""
+        """Return the sums of the weights strictly between neighbouring nodes, and before the first node."""
         if not self.nodes.size:
             return np.zeros(0)
         before = np.concatenate([[-1], self.nodes[:-1]])
@@ -315,7 +318,7 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Add nodes between those that leave most open; False where no more is open than is allowed."""
+        """Add nodes between those that leave most of the sum open; return False if at most `allowed` is open."""
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
@@ -336,14 +339,14 @@ class Mixture:
 
 
 def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of brackets of a sequence that does not decrease, each narrowed by the other brackets."""
+    """Return the ends of brackets of a sequence that does not decrease, each narrowed by the other brackets."""
     return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
 
 
 class _Search:
     """Search for the least eps at which a sum is at most a target.
 
-    At `low` and `high` the sum's ends were compared with the target; all else is a guess.
+    The ends `low` and `high` are eps at which an end of the sum was compared with the target.  All else is a guess.
     """
 
     def __init__(self, mixture: Mixture, target: float) -> None:
@@ -351,7 +354,7 @@ class _Search:
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)  # (eps, middle) before and beyond the root
 
     def fan(self, eps: np.ndarray) -> list[Sum]:
-        """The sum at several eps; moves the ends of the search accordingly."""
+        """Return the sum at several eps, and move the ends of the search accordingly."""
         found = self.mixture.sums(eps)
         for x, one in zip(eps.tolist(), found, strict=True):
             if one.low > self.target:
@@ -365,34 +368,34 @@ class _Search:
         return found
 
     def bracketed(self, guess: float) -> bool:
-        """Whether values on both sides of the target were found."""
+        """Look for eps on either side of the target, and return whether both were found."""
         while math.isinf(self.right[0]) and guess <= LAST_EPS:
             self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
             guess *= 4096.0
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """(where the chord of the logarithm meets the target, minus its slope)."""
+        """Return (eps at which the chord of the logarithm meets the target, minus the slope of the chord)."""
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
         return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
 
     def narrow(self, error: float) -> None:
-        """Search until the two sides are that close to each other, relatively in eps or in the sum."""
+        """Search until the two sides are within `error` of each other, relatively in eps or in the sum."""
         for _ in range(8):
             below, above = self.left[0], self.right[0]
             close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)
             if close or not below < above:
                 return
             x, _ = self.root()
-            # several about the root of the chord: of one k they share a composition
+            # several eps about the root of the chord cost little more than one: they share the compositions
             steps = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
             fan = np.append(x + (above - below) * steps, 0.5 * (below + above))
             self.fan(np.unique(np.clip(fan, below, above)))
 
     def around(self) -> None:
-        """Find both sides once more, with the nodes that were added since."""
+        """Find both sides of the target again, with the nodes that were added since."""
         x, slope = self.root()
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
         reach = max(0.01 * x, 0.1 / max(slope, 1e-2), 1e-12)
@@ -402,7 +405,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the root: try eps just beside it at which the sum's ends can be compared."""
+        """Move `low` and `high` towards the root, by trying eps just beside it where the sum's ends can be compared."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()
@@ -415,9 +418,9 @@ class _Search:
 
 
 class Weights(NamedTuple):
-    """`low <= Pr[K = k] <= high` for the listed k >= 1, ascending, and bounds for all other k.
+    """Probabilities `low <= Pr[K = k] <= high` of the listed k >= 1, ascending, and bounds for all other k.
 
-    ``below`` bounds Pr[1 <= K < k[0]]; ``above_low <= Pr[K > k[-1]] <= above``.
+    ``below`` bounds Pr[1 <= K < k[0]], and ``above_low <= Pr[K > k[-1]] <= above``.
     """
 
     k: np.ndarray
@@ -429,7 +432,9 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """Certified probabilities of one law of K, less than `tail` left out on either side if 2^21 numbers are enough.
+    """List certified probabilities of one law of K.
+
+    On either side less than `tail` is left out, if 2^21 numbers are enough.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
@@ -438,7 +443,7 @@ def weights(law: Law, tail: float) -> Weights:
     """
     if isinstance(law, Categorical):
         each = np.asarray(law.probabilities)
-        error = 4e-13  # they sum to 1 up to 1e-13
+        error = 4e-13  # the sum of the probabilities is 1 up to 1e-13
         return _listed(np.arange(each.size) * 1.0, each * (1.0 - error), each * (1.0 + error), 0.0, 0.0)
     if isinstance(law, PointMass) or (isinstance(law, Binomial) and float(law.probability_of_run) == 1.0):
         return Weights(np.array([largest_k(law)]), np.ones(1), np.ones(1), 0.0, 0.0, 0.0)
@@ -448,7 +453,7 @@ def weights(law: Law, tail: float) -> Weights:
             "such as Categorical"
         )
     first, mode, last, ratios, gap = _progression(law)
-    if not mode < 2.0**52:  # neighbouring whole numbers are hardly told apart there
+    if not mode < 2.0**52:  # float64 hardly tells neighbouring whole numbers apart there
         return Weights(np.zeros(0), np.zeros(0), np.zeros(0), 1.0, 0.0, 1.0)
     half = 64.0
     while True:
@@ -470,7 +475,7 @@ def weights(law: Law, tail: float) -> Weights:
 
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
-    """The list without K = 0, which costs nothing, and without numbers of probability 0."""
+    """Return the list without K = 0, which costs nothing, and without numbers of probability 0."""
     slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
     kept = (k >= 1.0) & (high > 0.0)
@@ -479,9 +484,10 @@ def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, abov
 
 
 def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
-    """(smallest k, mode, largest k, `Pr[K = k + 1]/Pr[K = k]` to a few units, a lower end of 1 minus any ratio).
+    """Return (smallest k, mode, largest k, ratio, lower end of 1 - ratio) of a law of K.
 
-    The ratio does not increase in k, but for a negative binomial with eta < 1.
+    The ratio `Pr[K = k + 1]/Pr[K = k]`, a function of k, errs by a few units of rounding.  It does not increase in k,
+    except for a negative binomial law with eta < 1.
     """
     if isinstance(law, Poisson):
         return 0.0, float(np.floor(law.mean)), np.inf, lambda k: law.mean / (k + 1.0), 0.0
@@ -495,7 +501,7 @@ def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], 
 
 
 def _series(ratio: np.ndarray, gap: float) -> float:
-    """`r + r^2 + ...`, r at most 1 - gap where gap > 0, else at most `ratio`."""
+    """Bound `r + r^2 + ...`, where r is at most 1 - gap if gap > 0, otherwise at most `ratio`."""
     slack = 1.0 + ROUNDINGS_PER_TERM * ROUNDOFF
     if gap > 0.0:
         return 1.0 / gap * slack

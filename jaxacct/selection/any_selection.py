@@ -1,4 +1,4 @@
-"""The base of all selections: a mechanism that is run K times, its questions, and the pair by which it composes."""
+"""Base class of all selections: a mechanism that is run K times, its answers, and the pair by which it composes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ from jaxacct.selection.base_profile import bounded_loss, infinite_mass, sides, u
 from jaxacct.selection.law_of_k import Law, require_law
 
 OK_WIDTH = 2e-4
-"""Relative width up to which a bracket has the status "ok" however small rtol is: the bracket of a selection is hardly
-ever narrower than that, and asking for less is no failure."""
+"""Relative width up to which a bracket has status "ok" for any rtol; a selection's is hardly ever narrower."""
 COMPOSED_POINTS = 160
-"""Values of eps at which the profile is taken when a selection is composed with other mechanisms."""
+"""Number of eps at which the profile is taken when a selection is composed with other mechanisms."""
 LAST_DELTA = 1e-13
-"""The points lie evenly up to the eps at which delta has fallen to this."""
+"""Delta at the last of these eps, which lie evenly from 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class AnySelection(Mechanism):
-    """A selection: `mechanism` is run K times, K from `law`."""
+    """Selection: `mechanism` is run K times, K from `law`."""
 
     mechanism: Mechanism
     law: Law
     constraints: ClassVar = {}
     candidates: ClassVar[str] = "iid"
-    """The assumption about the candidates."""
+    """Assumption about the candidates."""
 
     def __post_init__(self) -> None:
         require_mechanism("run", self.mechanism)
@@ -63,7 +62,7 @@ class AnySelection(Mechanism):
         return [(sample_pair(_kept_pair(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
 
     def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """The answer of the selection by itself: "epsilon" at delta >= 0, or "delta" at eps >= 0."""
+        """Answer "epsilon" at delta >= 0, or "delta" at eps >= 0, of the selection by itself."""
         run, relation = under(self.mechanism, relation)
         values = np.asarray(values, np.float64)
         given = "delta" if quantity == "epsilon" else "epsilon"
@@ -77,29 +76,29 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _options(self) -> str:
-        """The arguments that a user would type after the base and the law."""
+        """Return the arguments that a user would type after the base and the law."""
 
     @abstractmethod
     def _as_composition(self) -> Mechanism | None:
-        """The composition of runs that the selection is, where it is no more than that."""
+        """Return the composition of runs that the selection is; None if it is more than a composition."""
 
     @abstractmethod
     def _pair(self) -> FinitePair:
-        """The pair that dominates the selection, under add_or_remove_one."""
+        """Return the pair that dominates the selection under add_or_remove_one."""
 
     @abstractmethod
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """The answer for a base and a relation as `under` returns them; values of the common shape."""
+        """Answer for a base and a relation as `under` returns them, at values of the common shape."""
 
 
 @functools.lru_cache(maxsize=8)
 def _kept_pair(chosen: AnySelection) -> FinitePair:
-    """Kept, since each direction of each question asks for the same one."""
+    """Return the selection's pair from a cache: each direction of each question asks for one pair."""
     return chosen._pair()
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """The ends as Bounds; if the pair of the base only dominates it, there is no lower end."""
+    """Return the ends as Bounds, without a lower end if the base's pair only dominates the base."""
     if kind != "certified":
         low = np.zeros_like(low)
     with np.errstate(invalid="ignore"):
@@ -114,10 +113,9 @@ def pair_of(
     ask: Callable[[str, np.ndarray, str], np.ndarray],
     last: Callable[[str], tuple[np.ndarray, np.ndarray]],
 ) -> FinitePair:
-    """The pair of upper ends of a profile, forward at eps >= 0 and the reverse direction.
+    """Return the pair of upper ends of a selection's profile, forward and in the reverse direction, at eps >= 0.
 
-    Where the losses are bounded the points end at the largest loss, where the profile is the mass at infinity and no
-    more.
+    Where the losses are bounded the last point is the largest loss, at which the profile is the mass at infinity.
 
     ask : (quantity, values, relation of one direction) -> upper ends
     last : relation of one direction -> (largest loss, mass at infinity)
@@ -126,7 +124,7 @@ def pair_of(
     both = sides(run, "add_or_remove_one")
     names = [both[0].forward, both[-1].forward]
     level = np.minimum(LAST_DELTA + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
-    # if losses are unbounded, the last of these deltas counts as mass at infinity
+    # if losses are unbounded, the least of these deltas that was found counts as mass at infinity
     far = 10.0 ** -np.array([16.0, 20.0, 30.0, 60.0, 120.0, 250.0]).reshape(-1, *(1,) * len(shape))
     beyond = np.maximum(far, np.minimum(level - LAST_DELTA, 0.5))
     unique = dict.fromkeys(names)
@@ -149,7 +147,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """The pair of points in any order; of points too near to each other the last is kept, except at eps = 0."""
+    """Return the pair of points in any order; of points closer than LEAST_GAP the last is kept, except at eps = 0."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

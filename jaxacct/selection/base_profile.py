@@ -1,8 +1,8 @@
-"""Properties of a selection's base: its directions, ends of its profile, and its trade-off curve as polygons.
+"""Properties of a selection's base: its directions, the ends of its profile, and its trade-off curve as polygons.
 
-The concave curve `T(u) = min_r (delta(log r) + r u)` (largest P-mass of a set of Q-mass u) is convex conjugate to the
-profile, so every upper end of delta is a line above it.  Between two slopes the profile lies above the extensions of
-its neighbouring chords, which makes lines that stay below it: an outer and an inner polygon.
+The concave curve `T(u) = min_r (delta(log r) + r u)`, the largest P-mass of a set of Q-mass u, is convex conjugate to
+the profile.  So every upper end of delta is a line above T, and all lines together an outer polygon.  Between two
+slopes the profile lies above the extensions of the neighbouring chords, which gives an inner polygon below T.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.law_of_k import Law
 
 LEAST_DELTA = 1e-300
-"""Smallest delta for which engines are asked: below it float64 soon loses relative accuracy."""
+"""Smallest delta for which engines are asked: a smaller float64 loses relative accuracy."""
 LOSS_ERROR = 2.0**-50
-"""Relative error allowed for a loss and for the difference of a loss and eps: eight units."""
+"""Relative error allowed for a loss, and for the difference of a loss and eps: eight units of rounding."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
-"""For each quantity the upper end that says nothing, which is the largest value that it can have."""
+"""Upper end of each quantity that says nothing: the largest value that the quantity can have."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
-"""The relation that has one direction alone, by the name of the direction."""
+"""Relation that has one direction alone, by the name of the direction."""
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
-"""Values of eps per direction, by the engine that answers: the more a value costs, the fewer are taken."""
+"""Number of eps per direction, by the engine that answers: the more a value costs, the fewer are taken."""
 LAST_DELTA = 1e-18
 """The profile is taken down to this delta above its mass at infinity."""
 PROFILE_RTOL = 0.01
-"""rtol of the profile: the contour engine goes a hundred times further down, which moves eps by 1e-5 or so."""
+"""The rtol of the profile.  The contour engine reaches a hundredth of it, which moves eps by some 1e-5."""
 CONTOURS = 16
 """Contours of a direction, each for a block of neighbouring eps."""
 CONTOUR_WIDTH = 1e-4
@@ -47,15 +47,15 @@ CONTOUR_WIDTH = 1e-4
 VALUE_ERROR = 1e-12
 """Relative allowance for the arithmetic on a value of the profile."""
 LINE_EPS = 650.0
-"""Largest eps of a line: its exp is far from overflow.  Above, mass of larger losses counts as mass at infinity."""
+"""Largest eps of a line: its exp is far from overflow.  Above T, mass of larger losses counts as mass at infinity."""
 ASKED_EPS = 600.0
-"""Largest eps that the engines are asked for."""
+"""Largest eps for which the engines are asked."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """A run under a relation of its own, whose two directions there answer for removing and for adding a record."""
+    """Run under a relation of its own, whose two directions answer for removing and for adding a record."""
 
     mechanism: Any
     relation: str = field(metadata={"static": True})
@@ -68,7 +68,8 @@ class _Under(Mechanism):
         return self.mechanism.symmetric()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        # its pair is that of several pairs of data sets, each the worst for some eps, and a selection takes all of them
+        # a sample without replacement has a pair for several pairs of data sets, each the worst at some eps, while a
+        # selection uses the whole curve
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
@@ -76,31 +77,31 @@ class _Under(Mechanism):
 
 
 def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
-    """(run, relation), with a relation whose directions have names: the caller knows add_one and remove_one alone."""
+    """Return (run, relation) such that the relation is add_one, remove_one or both."""
     if not add_and_remove(run, relation):
         return _Under(run, relation), "add_or_remove_one"
     return run, "add_or_remove_one" if relation == "zero_out" else relation
 
 
 class Sides(NamedTuple):
-    """The relations that answer for one direction of a base, and for its reverse."""
+    """Relations that answer for one direction of a base and for its reverse."""
 
     forward: str
     reverse: str
 
     @property
     def direction(self) -> str:
-        """The name of this direction."""
+        """Name of this direction."""
         return "add" if self.forward == "add_one" else "remove"
 
     @property
     def opposite(self) -> str:
-        """The name of the reverse direction."""
+        """Name of the reverse direction."""
         return "remove" if self.forward == "add_one" else "add"
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """The directions that are bounded separately: one if both are alike.  All code of a selection calls this."""
+    """Return the directions that are bounded separately, a single one if both are alike."""
     if relation in _RELATION_OF.values():
         other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
@@ -110,7 +111,7 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
 
 
 def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of delta(eps), any real eps: a single finite law of any size is summed, others ask engines."""
+    """Return (lower, upper) of delta at any real eps: a single finite law is summed, other bases ask the engines."""
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_delta_by_sum(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
         return low, high
@@ -119,12 +120,12 @@ def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarra
 
 
 def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
-    """The upper ends of `delta_ends`."""
+    """Return the upper ends of `delta_ends`."""
     return delta_ends(run, at, relation)[1]
 
 
 def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) ends of epsilon(delta): (0, 0) for delta >= 1; the upper end is inf for delta < 1e-300."""
+    """Return (lower, upper) of epsilon(delta): (0, 0) for delta >= 1, and an upper end of inf for delta < 1e-300."""
     at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_crossing(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
@@ -136,16 +137,13 @@ def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.
 
 
 def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of epsilon(delta) by the engines alone, which is faster; 0 for delta >= 1, inf for delta < 1e-300."""
-    high, target = (
-        epsilon(run, np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), relation=relation).upper,
-        np.asarray(target),
-    )
+    """Return upper ends of epsilon(delta) by the engines alone, which is faster than `epsilon_ends`."""
+    high = epsilon(run, np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), relation=relation).upper
     return np.where(target >= 1.0, 0.0, np.where(target >= LEAST_DELTA, high, np.inf))
 
 
 def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
-    """The losses of one configuration in each direction of a relation, if each is a single finite law."""
+    """Return the losses of one configuration in each direction of a relation, if all are single finite laws."""
     if batch_shape(run):
         return []
     each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
@@ -153,12 +151,12 @@ def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
 
 
 def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
-    """One end of the eps at which the sum falls to delta: the upper one for side 1; inf below the mass at infinity."""
+    """Return one end of the eps at which the sum falls to delta, for side 1 the upper, or inf if it never does."""
     top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
     low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
     beyond = _delta_by_sum(parts, high, side) > target
     at_zero = _delta_by_sum(parts, low, side) <= target
-    for _ in range(100):  # more than there are bits in a float64
+    for _ in range(100):  # a float64 has fewer bits
         middle = low + 0.5 * (high - low)
         within = _delta_by_sum(parts, middle, side) <= target
         low, high = np.where(within, low, middle), np.where(within, middle, high)
@@ -166,7 +164,7 @@ def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
 
 
 def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:
-    """`sum_i p_i (1 - e^{eps - l_i})_+` and the mass at infinity, rounded up for side 1 and down for side -1."""
+    """Return `sum_i p_i (1 - e^{eps - l_i})_+` and the mass at infinity, rounded up for side 1, down for side -1."""
     eps = np.asarray(at)[..., None]
     below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
     with np.errstate(over="ignore"):
@@ -175,12 +173,12 @@ def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarr
 
 
 def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
-    """`sum_of_atoms` for the losses of one configuration, a single finite law."""
+    """Return `sum_of_atoms` for the losses of one configuration, a single finite law."""
     return sum_of_atoms(parts.finite_loss[0, 0], parts.finite_mass[0, 0], parts.delta_infinity[0], at, side)
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """The intersection of two brackets, (2, *shape); (0, most) if they contradict each other or are not numbers."""
+    """Intersect two brackets, (2, *shape); (0, most) where they contradict each other or are not numbers."""
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
@@ -189,9 +187,9 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, int, Mechanism, Law]]:
-    """For each pair of a base and a law: its places in a flattened array of a shape, the row of the base, and both.
+    """Yield for each pair of a base and a law: its places in an array of `shape`, the base's row, base and law.
 
-    asked : of the shape; places where it is False are left out, and pairs without a place.
+    asked : array of `shape`; places where it is False are left out, as are pairs without a place.
     """
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
@@ -206,24 +204,24 @@ def each_pair(
 
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """The index into an array of shape `own`, from an index into a shape to which `own` broadcasts."""
+    """Return the index into an array of shape `own`, from an index into a shape to which `own` broadcasts."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
-    """The larger mass at infinity of the directions of a relation, of the batch's shape."""
+    """Return the larger mass at infinity of the directions of a relation, of the batch's shape."""
     each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in _named(relation)]
     return np.max(each, axis=0).reshape(batch_shape(run))
 
 
 def bounded_loss(parts: Components) -> np.ndarray:
-    """(B,) whether the finite losses are bounded."""
+    """Return whether the finite losses of each configuration are bounded, (B,)."""
     return ~((parts.mu > 0.0) | np.any(parts.gauss_n > 0.0, axis=1))
 
 
 def gaussian_mu(run: Mechanism) -> np.ndarray | None:
-    """mu of every configuration, (B,), if all are Gaussians without sampling, composed; otherwise None."""
+    """Return mu of every configuration, (B,), if all are compositions of unsampled Gaussians; otherwise None."""
     parts = components(run, "add_or_remove_one", "remove")
     if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
         return None
@@ -231,12 +229,12 @@ def gaussian_mu(run: Mechanism) -> np.ndarray | None:
 
 
 def _named(relation: str) -> list[str]:
-    """The directions of a relation."""
+    """Return the names of the directions of a relation."""
     return [direction for direction, one in _RELATION_OF.items() if relation in (one, "add_or_remove_one")]
 
 
 def finite_once(parts: Components) -> bool:
-    """Whether the parts are a single finite law: a sum of atoms, with a knot of the curve for each."""
+    """Return whether the parts are a single finite law: a sum of atoms, with a knot of the curve for each."""
     others = (parts.mu > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 
@@ -249,25 +247,26 @@ class Curve(NamedTuple):
 
 
 def curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
-    """For each configuration the curves of its directions; `coarse` asks engines for half as many points."""
+    """Return for each configuration the curves of its directions; `coarse` asks engines for half as many points."""
     shape = batch_shape(run)
     return [_curves_of_one(element(run, index) if shape else run, coarse) for index in np.ndindex(shape)]
 
 
 def _curves_of_one(run: Mechanism, coarse: bool) -> dict[str, Curve]:
+    """Return the curves of the directions of one configuration."""
     parts = [components(run, "add_or_remove_one", direction) for direction in DIRECTIONS]
     exact = all(map(finite_once, parts))
     ratio, low, high = _by_sum(parts) if exact else _by_engine(run, parts, coarse)
     inside = [_by_atoms(part) for part in parts] if exact else [None, None]
     remove = _curve(*_joined(ratio, low, high), inside[0])
-    # the directions may be alike at some parameters only, such as a sampling probability of 1
+    # at some parameters, such as a sampling probability of 1, the directions are alike
     alike = run.symmetric() or (not exact and np.array_equal(low[0], low[1]) and np.array_equal(high[0], high[1]))
     add = remove if alike else _curve(*_joined(ratio, low[::-1], high[::-1]), inside[1])
     return dict(zip(DIRECTIONS, (remove, add), strict=True))
 
 
 def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(eps, lower, upper) with ends of shape (2, K): delta for remove and add at eps >= 0."""
+    """Return (eps, lower, upper), ends of shape (2, K): delta for remove and add at eps >= 0, by the engines."""
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     infinite = max(float(part.delta_infinity[0]) for part in parts)
@@ -279,17 +278,16 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
         # half of the mass has losses beyond the engines' range: the bounds from the base alone answer instead
         at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
         return at, np.zeros((2, 3)), np.ones((2, 3))
-    with backend.job(1, apart=True):  # one base's profile
+    with backend.job(1, apart=True):  # one base, whatever the caller's batch
         found = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
         engine = str(found.engine)
         count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
-        early = round(count * max(first / at_most, 0.5))  # as far as both directions go; beyond that there is one
+        # beyond `first` only one direction has losses
+        early = round(count * max(first / at_most, 0.5))
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
-        # values that the contour engine cannot resolve stay wide: the lattice engine would compute them one by one
-        chosen = (
-            "contour" if engine == "contour" and all(contour.reach(part).answers.all() for part in parts) else "auto"
-        )
-        shared = chosen == "contour" and infinite == 0.0 and str(found.kind) == "certified"
+        # the contour engine leaves some values wide; "auto" would compute each of those by the lattice engine
+        by_contour = engine == "contour" and all(contour.reach(part).answers.all() for part in parts)
+        shared = by_contour and infinite == 0.0 and str(found.kind) == "certified"
         for part, (name, last) in zip(parts, lasts.items(), strict=False):
             within = at[at <= last]
             low, high = np.zeros(within.size), np.ones(within.size)
@@ -297,12 +295,14 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
             if shared:
                 low, high = _on_few_contours(part, within)
                 wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
-                nothing = low[wide] == 0.0  # then a contour for each eps hardly ever says more
+                # where nothing is known from below, a contour for each eps hardly ever says more: ask every eighth
+                nothing = low[wide] == 0.0
                 wide = np.append(wide[~nothing], wide[nothing][::8])
             if wide.size:
+                chosen = "contour" if by_contour else "auto"
                 rest = delta(run, within[wide], relation=name, engine=chosen, rtol=PROFILE_RTOL)
                 low[wide], high[wide] = rest.lower, rest.upper
-            high = np.minimum.accumulate(high)  # delta falls
+            high = np.minimum.accumulate(high)  # delta does not increase in eps
             behind = at.size - within.size
             known[name] = np.append(low, np.zeros(behind)), np.append(high, np.full(behind, high[-1]))
     ends = [np.stack([known[name][i] for name in names]) for i in (0, 1)]
@@ -310,7 +310,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
 
 
 def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of delta at rising eps, from CONTOURS contours for all of them; 0 and 1 if nothing is known."""
+    """Return ends of delta at ascending eps by CONTOURS shared contours; 0 and 1 where nothing is known."""
     blocks = -(-eps.size // CONTOURS)
     padded = np.append(eps, np.full(-eps.size % blocks, eps[-1])).reshape(-1, blocks)
     rows = part.take(np.zeros(len(padded), int))
@@ -321,30 +321,30 @@ def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _last(run: Mechanism, level: float, relation: str) -> float:
-    """An eps at which delta has fallen to a level."""
+    """Return an eps at which delta has fallen to a level."""
     with backend.job(1, apart=True):
         found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper)
     return min(max(found, 1e-6), ASKED_EPS)
 
 
 def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(eps, lower, upper) of the profile of a finite law, at its atoms."""
+    """Return (eps, lower, upper) of the profile of a finite law, at its atoms."""
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
-    # beyond the last atom there is nothing but mass at infinity
+    # beyond the last atom the profile is the mass at infinity
     at = np.append(at, at[-1] + 50.0) if at[-1] < LINE_EPS - 50.0 else np.append(at[at < LINE_EPS], LINE_EPS)
     low, high = (np.stack([_delta_by_sum(part, at, side) for part in parts]) for side in (-1.0, 1.0))
     return at, low, high
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """(u, T) at the knots below the curve of a finite law: masses in order of the loss, scaled towards T = 0, u = 1."""
+    """Return (u, T) at the knots below the curve of a finite law: its masses in order of the loss, scaled down."""
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
     with np.errstate(over="ignore"):
-        # where float64 loses the mass, a larger one is still below the curve
+        # where a mass underflows, a larger one is still below the curve
         u = np.cumsum(np.maximum(mass * np.exp(-loss), 1e-290))
     u = np.minimum(u * (1.0 + VALUE_ERROR), 1.0)
     t = (np.cumsum(mass) + part.delta_infinity[0]) * (1.0 - VALUE_ERROR)
@@ -354,14 +354,15 @@ def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ratio ascending, lower, upper) over both signs of eps: delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
+    """Return (ratio ascending, lower, upper) over both signs of eps: delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
     shrink = np.exp(-eps)
     reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
     keep = eps > 0.0
     ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
     lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
     upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
-    # e^eps is rounded: delta is convex, so over that it moves by less than the chord before it says, and than e^eps
+    # e^eps is rounded.  Over the rounding delta, which is convex, moves by at most the slope of the chord before it,
+    # and by at most the rounding itself
     steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
     moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
     upper[1:] += moved
@@ -370,6 +371,7 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
 
 
 def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:
+    """Return the polygons of one direction with CELLS cells each, from brackets of delta or from knots `inside`."""
     slopes, u, t = outer(ratio, high)
     below_u, below_t = inner(ratio, low, high) if inside is None else inside
     cell, place_u, place_t = _cut(u, t)
@@ -379,22 +381,24 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(slopes, u, T) of a concave polygon above the curve, from upper ends of delta at ratios e^eps, ascending."""
-    keep = np.unique(np.linspace(0, ratio.size - 1, CELLS - 1).round().astype(int))  # any of the lines will do
+    """Return (slopes, u, T) of a concave polygon above the curve, from upper ends of delta at ascending ratios."""
+    # any subset of the lines bounds the curve
+    keep = np.unique(np.linspace(0, ratio.size - 1, CELLS - 1).round().astype(int))
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
     return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * ROUNDOFF)
 
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios."""
-    # a bracket that is nearly open would pull the polygon down on either side; the chords of its neighbours say more
+    """Return (u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios."""
+    # a bracket that is nearly open would lower the polygon on either side; the chords beside it say more
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
-    # delta(r) >= 1 - r stands in for a chord on the left; beyond the last ratio delta is at least 0 and falls
+    # delta(r) >= 1 - r takes the place of a chord on the left; beyond the last ratio delta is at least 0 and falls
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
-    fall = np.concatenate([[-1.0], (low[1:] - high[:-1]) / np.diff(r)])  # steepest slope with which delta goes on
-    rise = np.minimum(np.concatenate([(high[1:] - low[:-1]) / np.diff(r), [0.0]]), 0.0)  # flattest before it
+    # steepest slope of delta after r, and its flattest slope before r
+    fall = np.concatenate([[-1.0], (low[1:] - high[:-1]) / np.diff(r)])
+    rise = np.minimum(np.concatenate([(high[1:] - low[:-1]) / np.diff(r), [0.0]]), 0.0)
     a, b = slice(None, -1), slice(1, None)
     # the extension from the left of r_k, low_k + fall_k (r - r_k), meets the one from the right of r_{k+1}
     steep = rise[b] - fall[a]
@@ -403,7 +407,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
     with np.errstate(over="ignore"):
         end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
-    if not end >= 1.0:  # values are known only for slopes below one: no bound lies below T(u) >= u
+    if not end >= 1.0:  # for slopes below 1 nothing is better than T(u) >= u
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
     slopes = np.concatenate([r, meet, [min(end, 1e290)]])
     values = np.concatenate([low, at, [0.0]])
@@ -413,7 +417,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
 
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slopes and knots in [0, 1] of min_k (d_k + r_k u) for descending slopes r; the last slope is 0."""
+    """Return slopes, and knots in [0, 1], of min_k (d_k + r_k u) for descending slopes r; the last slope is 0."""
     keep: list[int] = []
     slopes, heights = r.tolist(), d.tolist()
     for k, (slope, height) in enumerate(zip(slopes, heights, strict=True)):
@@ -422,7 +426,7 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
                 continue
             keep.pop()
         while keep and height <= heights[keep[-1]]:
-            keep.pop()  # lower and flatter: the one before never counts
+            keep.pop()  # a line that is lower and flatter than the one before replaces it
         while len(keep) > 1:
             a, b = keep[-2], keep[-1]
             if (height - heights[a]) * (slopes[a] - slopes[b]) > (heights[b] - heights[a]) * (slopes[a] - slope):
@@ -439,8 +443,8 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
 
 
 def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Indices of the upper concave hull of points whose x does not decrease, in some 160 passes for 15,000 points."""
-    kept = np.lexsort((y, x))  # of points with one x the last is the highest
+    """Return indices of the upper concave hull of points with x not decreasing; some 160 passes for 15,000 points."""
+    kept = np.lexsort((y, x))  # of points with equal x the last is the highest
     kept = kept[np.append(x[kept[1:]] != x[kept[:-1]], True)] if kept.size else kept
     quiet, parity = 0, 0
     while quiet < 2 and kept.size > 2:
@@ -454,11 +458,11 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(cell, u, T) of exactly CELLS cells, cut from fewer; from more (inside only) by leaving out knots."""
+    """Return (cell, u, T) of exactly CELLS cells: fewer cells are cut, and of more (inside only) knots are left out."""
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]
-    # finer where the odds that T stands for change fast, at both ends
+    # cells are finer where the odds of T change fast, at both ends
     spread = np.abs(np.diff(np.log(t + 1e-7))) + np.abs(np.diff(np.log1p(1e-4 - t))) + 1e-9
     spare = CELLS - (u.size - 1)
     pieces = 1 + np.floor(spare * spread / spread.sum()).astype(int)

@@ -1,12 +1,16 @@
-"""Theorems that turn (eps, delta) guarantees of the candidates into one of the selection, in closed form.
+"""Guarantees of a selection in closed form, report noisy max, and one guarantee for candidates that differ in privacy.
 
-For the truncated negative binomial law of K, all of kind "bound"; looser than `selection.bound_epsilon`, but they need
-only one or two points of the candidates' profiles.  And report noisy max with Gaussian noise, composed adaptively and
-by Rényi divergences.
+The theorems for the truncated negative binomial law of K are of kind "bound".  They are looser than
+`selection.bound_epsilon`, but need only one or two points of the candidates' profiles.
+
+A selection needs one guarantee that holds for every candidate.  Candidates may differ in noise, sampling rate and
+length of training.  Then either each candidate gets the noise that meets a common target, or the index of the candidate
+is drawn by known weights and released, and the profiles are mixed [Koskela, Kulkarni 2023, section 4, appendix D].
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,23 +22,32 @@ from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
     POSITIVE,
+    PROBABILITY,
+    RELATIONS,
     Constraint,
     InputError,
+    broadcast_shape,
     check,
     check_flag,
+    choice,
 )
-from jaxacct.mechanisms import Gaussian, repeat
+from jaxacct.mechanisms import Gaussian, Mechanism, PrivacyProfile, batch_shape, dp_sgd, repeat
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 from jaxacct.representations.profile_conversions import Guarantee, gdp_from_profile
-from jaxacct.selection.base_profile import upper_delta, upper_epsilon
+from jaxacct.representations.renyi_divergences import renyi_divergence
+from jaxacct.selection.base_profile import under, upper_delta, upper_epsilon
 from jaxacct.selection.law_of_k import TruncatedNegativeBinomial
 from jaxacct.selection.named_bounds import least_growth
 
+LINE_ORDERS = np.arange(2.0, 65.0)
+"""Default orders at which the line bounds Rényi divergences: whole orders up to 64."""
 ROUNDED_UP = 1.0 + 1e-13
-"""A factor larger than the rounding of any of these formulas, by which their values are rounded up."""
+"""Factor larger than the rounding of any formula of this file, by which values are rounded up."""
 
 
 class Thresholds(NamedTuple):
-    """Two points that every candidate's profile has to meet: delta(epsilon_1) <= delta_1 and likewise for 2."""
+    """Two points for every candidate's profile: delta(epsilon_1) <= delta_1 and delta(epsilon_2) <= delta_2."""
 
     epsilon_1: np.ndarray
     delta_1: np.ndarray
@@ -49,15 +62,15 @@ def two_point_selection(
     epsilon_2: ArrayLike | None = None,
     delta_2: ArrayLike | None = None,
 ) -> Guarantee:
-    """`(eps_2 + (eta+1) log(e^{eps_1} + (1-gamma)/gamma delta_1), m delta_2)` for candidates with both guarantees.
+    """Bound a selection whose candidates all meet two points, (eps_1, delta_1) and (eps_2, delta_2).
 
-    One point alone serves as both.  Pure eps-DP (delta 0) becomes (eta+2) eps: for geometric K the 3 eps of Liu and
-    Talwar.
+    The selection is `(eps_2 + (eta+1) log(e^{eps_1} + (1-gamma)/gamma delta_1), m delta_2)`-DP, m = E[K].  One point
+    may serve as both.  Pure eps-DP (delta 0) becomes (eta+2) eps: for geometric K the 3 eps of Liu and Talwar.
 
     Parameters
     ----------
     k : TruncatedNegativeBinomial
-        The law of K, m its mean; all arguments broadcast.
+        The law of K; all arguments broadcast.
     epsilon_1, epsilon_2 : array_like >= 0
     delta_1, delta_2 : array_like in [0, 1)
         Two guarantees of every candidate, each for both directions of the relation; without a second the first twice.
@@ -86,20 +99,19 @@ def two_point_selection(
         odds = np.where(missed > 0.0, (1.0 - np.asarray(k.gamma)) / np.asarray(k.gamma), 0.0)
     grown = first + np.log1p(odds * missed * np.exp(-first))
     epsilon = (second + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP
-    epsilon, delta = np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * ROUNDED_UP, 1.0))
-    return Guarantee(epsilon, delta)
+    return Guarantee(*np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * ROUNDED_UP, 1.0)))
 
 
 def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: ArrayLike, cut: ArrayLike) -> Guarantee:
-    """Liu and Talwar's form for geometric K: `(3 eps + 3 s, s T + cut)`, `s = sqrt(2 delta)`, `T = log(1/cut)/gamma`.
+    """Bound a selection with geometric K by the form of Liu and Talwar: `(3 eps + 3 s, s T + cut)`-DP.
 
-    It is here for comparison.  `two_point_selection` is never larger in either number, which is also why this form
-    holds for K without a limit at T.
+    Here `s = sqrt(2 delta)` and `T = log(1/cut)/gamma`.  The form serves comparisons: `two_point_selection` is never
+    larger in either number.  For that reason the form also holds for K without a limit at T.
 
     Parameters
     ----------
     k : TruncatedNegativeBinomial
-        Geometric; all arguments broadcast.
+        A geometric law; all arguments broadcast.
     epsilon : array_like >= 0
     delta : array_like in [0, 1)
         The guarantee of every candidate.
@@ -124,16 +136,15 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: Arr
     eps, missed = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     cut, root = np.asarray(check("cut", cut, DELTA)), np.sqrt(2.0 * missed)
     total = np.minimum((root * -np.log(cut) / np.asarray(k.gamma) + cut) * ROUNDED_UP, 1.0)
-    found, total = np.broadcast_arrays(3.0 * (eps + root) * ROUNDED_UP, total)
-    return Guarantee(found, total)
+    return Guarantee(*np.broadcast_arrays(3.0 * (eps + root) * ROUNDED_UP, total))
 
 
 def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, target_delta: float) -> Thresholds:
-    """Two points for candidates that differ in noise, rate or length, from the Gaussian that is (epsilon, delta)-DP.
+    """Choose two points for candidates that differ in noise, rate or length, by an (epsilon, delta)-DP Gaussian.
 
-    Let delta_G be its profile.  eps_1 minimises `e^{eps_1} + (1-gamma)/gamma delta_G(eps_1)`, delta_1 = delta_G(eps_1),
-    and eps_2 is where delta_G is delta_2 = target_delta/m.  Adjust every candidate to meet both points.  Then
-    `two_point_selection` holds at target_delta; whether the candidates meet them is for the certified engines to say.
+    Let delta_G be the profile of that Gaussian.  eps_1 minimises `e^{eps_1} + (1-gamma)/gamma delta_G(eps_1)`, and
+    delta_1 = delta_G(eps_1).  At eps_2 the profile delta_G is delta_2 = target_delta/m.  If every candidate meets both
+    points, `two_point_selection` holds at target_delta.  The certified engines decide whether a candidate meets them.
 
     Parameters
     ----------
@@ -169,7 +180,7 @@ def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, targe
 
 
 def gaussian_selection(k: TruncatedNegativeBinomial, mu: ArrayLike, delta: ArrayLike) -> Guarantee:
-    """The closed form for mu-Gaussian-DP candidates, which shows the growth like sqrt(log m).
+    """Bound a selection of mu-Gaussian-DP candidates in closed form, which shows the growth like sqrt(log m).
 
     `eps = mu^2/2 + mu sqrt(2 log(m/delta)) + (eta+1) log(e^E + 1 - gamma)`, `E = mu^2/2 + mu sqrt(2 log(1/gamma))`.
 
@@ -198,18 +209,17 @@ def gaussian_selection(k: TruncatedNegativeBinomial, mu: ArrayLike, delta: Array
     far = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.maximum(np.log(k.mean) - np.log(delta), 0.0))
     one = 0.5 * mu**2 + mu * np.sqrt(2.0 * -np.log(k.gamma))
     grown = one + np.log1p((1.0 - np.asarray(k.gamma)) * np.exp(-one))
-    epsilon, delta = np.broadcast_arrays((far + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP, delta)
-    return Guarantee(epsilon, delta)
+    return Guarantee(*np.broadcast_arrays((far + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP, delta))
 
 
 def propose_test_release_guarantee(
     epsilon: ArrayLike, delta: ArrayLike, test_epsilon: ArrayLike, test_delta: ArrayLike, failure: ArrayLike
 ) -> Guarantee:
-    """Generalised propose-test-release: `(eps + eps_test, delta + delta_test + failure)`-DP.
+    """Return the guarantee of generalised propose-test-release: `(eps + eps_test, delta + delta_test + failure)`-DP.
 
-    The proposal is run with a data-dependent (eps, delta) that an (eps_test, delta_test)-DP test finds to hold, and the
-    test is wrong with probability at most ``failure``.  It has no Rényi guarantee; to tune it, pass this point to
-    `two_point_selection`.
+    The proposal has a data-dependent (eps, delta), and an (eps_test, delta_test)-DP test finds that this holds.  The
+    test is wrong with probability at most ``failure``.  The whole has no Rényi guarantee.  To tune it, pass this point
+    to `two_point_selection`.
 
     Parameters
     ----------
@@ -232,27 +242,28 @@ def propose_test_release_guarantee(
     each = check("epsilon", epsilon, NON_NEGATIVE), check("test_epsilon", test_epsilon, NON_NEGATIVE)
     names = {"delta": delta, "test_delta": test_delta, "failure": failure}
     losses = [np.asarray(check(name, value, DELTA_OR_ZERO)) for name, value in names.items()]
-    eps, total = np.broadcast_arrays(np.add(*each), np.minimum(losses[0] + losses[1] + losses[2], 1.0))
-    return Guarantee(eps, total)
+    return Guarantee(*np.broadcast_arrays(np.add(*each), np.minimum(losses[0] + losses[1] + losses[2], 1.0)))
 
 
 def noisy_max_epsilon(
     noise_multiplier: ArrayLike, candidates: ArrayLike, steps: ArrayLike, delta: ArrayLike, *, monotone: bool = False
 ) -> Guarantee:
-    """k-fold adaptive report noisy max with Gaussian noise: `m^k delta_k(eps) <= delta`, delta_k k Gaussians composed.
+    """Bound k-fold adaptive report noisy max with Gaussian noise: `m^k delta_k(eps) <= delta`.
 
-    Each step reports which of m ``candidates`` has the largest noisy score.  For few steps composing
-    `ja.GaussianNoisyMax` is never looser by more than its discretisation, and usually much tighter.
+    Here delta_k is the profile of k composed Gaussians.  Each step reports which of m ``candidates`` has the largest
+    noisy score.  For few steps composing `ja.GaussianNoisyMax` is never looser by more than its discretisation, and
+    usually much tighter.
 
     Parameters
     ----------
     noise_multiplier : array_like > 0
-        Standard deviation of the noise, in units of what a score moves under the relation.
+        Standard deviation of the noise, over the most by which a record moves a score.
     candidates, steps : array_like of whole numbers >= 1
+        m and k.
     delta : array_like in (0, 1)
         All broadcast.
     monotone : bool
-        Whether all scores rise or all fall with a record: then the sensitivity is 1, otherwise 2.
+        Whether a record moves all scores in one direction: the sensitivity is then 1, otherwise 2.
 
     Returns
     -------
@@ -269,19 +280,18 @@ def noisy_max_epsilon(
     sigma, m, k, target = _noisy(noise_multiplier, candidates, steps, delta, monotone)
     left = np.exp(np.log(target) - k * np.log(m)) / ROUNDED_UP
     epsilon = upper_epsilon(repeat(Gaussian(sigma / (1.0 if monotone else 2.0)), k), left, "add_or_remove_one")
-    epsilon, target = np.broadcast_arrays(epsilon, target)
-    return Guarantee(epsilon, target)
+    return Guarantee(*np.broadcast_arrays(epsilon, target))
 
 
 def noisy_max_renyi(
     noise_multiplier: ArrayLike, candidates: ArrayLike, order: ArrayLike, *, monotone: bool = False
 ) -> np.ndarray:
-    """Rényi divergence of report noisy max with Gaussian noise, a bound: `a D^2/(2 sigma^2) + log(m)/(a-1)`.
+    """Bound the Rényi divergence of report noisy max with Gaussian noise: `a D^2/(2 sigma^2) + log(m)/(a-1)`.
 
     Parameters
     ----------
     noise_multiplier, candidates, monotone
-        As for `noisy_max_epsilon`; D is 2, or 1 for monotone scores.
+        sigma, m, and as for `noisy_max_epsilon`; D is 2, or 1 for monotone scores.
     order : array_like > 1
         The order a; all broadcast.
 
@@ -302,16 +312,123 @@ def noisy_max_renyi(
 
 
 def _noisy(sigma: Any, candidates: Any, steps: Any, delta: Any, monotone: bool) -> tuple[np.ndarray, ...]:
+    """Return the checked arguments of report noisy max: noise multiplier, candidates, steps and delta."""
     check_flag("monotone", monotone, "say whether all scores move alike")
-    values = (
-        check("noise_multiplier", sigma, POSITIVE),
-        check("candidates", candidates, COUNT),
-        check("steps", steps, COUNT),
-        check("delta", delta, DELTA),
-    )
-    return tuple(np.asarray(x) for x in values)
+    rules = (("noise_multiplier", POSITIVE), ("candidates", COUNT), ("steps", COUNT), ("delta", DELTA))
+    given = (sigma, candidates, steps, delta)
+    return tuple(np.asarray(check(name, x, rule)) for (name, rule), x in zip(rules, given, strict=True))
 
 
 def _require(k: object) -> None:
+    """Raise InputError for anything but a truncated negative binomial law."""
     if not isinstance(k, TruncatedNegativeBinomial):
         raise InputError(f"k = {k!r:.60} must be a truncated negative binomial law; use selection.bound_epsilon")
+
+
+def candidates_profile(
+    candidates: Sequence[Mechanism],
+    epsilon: ArrayLike,
+    weights: ArrayLike | None = None,
+    relation: str = "add_or_remove_one",
+) -> PrivacyProfile:
+    """Return one guarantee for candidates drawn at random, as a mechanism through points at `epsilon`.
+
+    Without weights the guarantee is the pointwise maximum of the candidates' profiles.  It holds for every rule of
+    drawing that does not depend on the data.  With weights it is `sum_j w_j delta_j(eps)`, in each direction by itself.
+    It then also covers the release of the index.
+
+    Parameters
+    ----------
+    candidates : sequence of Mechanism
+        One configuration each.
+    epsilon : array_like, shape (G,)
+        Values >= 0, ascending by 1e-9 or more.
+    weights : array_like, optional
+        The probability with which each candidate is drawn; they sum to 1.
+    relation : {"add_or_remove_one", "replace_one", "zero_out"}
+
+    Returns
+    -------
+    PrivacyProfile
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), Lemma 1 (for Rényi divergences); README.md of this folder, "Candidates that differ in
+    their privacy".
+
+    >>> import jaxacct as ja
+    >>> two = [ja.Gaussian(2.0), ja.Gaussian(4.0)]
+    >>> worst, mixed = candidates_profile(two, [0.0, 1.0]), candidates_profile(two, [0.0, 1.0], [0.5, 0.5])
+    >>> bool(worst.delta[1] >= 1.9 * mixed.delta[1])
+    True
+    """
+    if not candidates:
+        raise InputError("candidates is empty; give at least one mechanism")
+    for index, one in enumerate(candidates):
+        require_mechanism(f"candidates[{index}]", one)
+        if batch_shape(one):
+            raise InputError(
+                f"candidates[{index}] is a batch of shape {batch_shape(one)}; give its elements one by one"
+            )
+    grid = np.atleast_1d(check("epsilon", epsilon, NON_NEGATIVE))
+    choice("relation", relation, RELATIONS)
+    if relation in ("add_one", "remove_one"):
+        raise InputError(f"relation = {relation!r} has one direction; use 'add_or_remove_one' or 'replace_one'")
+    runs = [under(one, relation)[0] for one in candidates]
+    each = np.array([[upper_delta(run, grid, name) for name in ("remove_one", "add_one")] for run in runs])
+    if weights is None:
+        return PrivacyProfile(grid, *np.max(each, axis=0))
+    share = np.atleast_1d(check("weights", weights, PROBABILITY))
+    if share.shape != (len(candidates),) or abs(float(np.sum(share)) - 1.0) > 1e-12:
+        raise InputError(f"weights must be {len(candidates)} numbers that sum to 1; give the probabilities of drawing")
+    return PrivacyProfile(grid, *np.minimum(np.tensordot(share, each, axes=1) * (1.0 + 1e-12), 1.0))
+
+
+def line_noise_multiplier(
+    slope: ArrayLike, sampling_probability: ArrayLike, steps: ArrayLike, orders: ArrayLike = LINE_ORDERS
+) -> np.ndarray:
+    """Find the least noise for which DP-SGD has Rényi divergences of at most `slope * order` at all orders.
+
+    Random search then needs one Rényi guarantee, the line: candidates may be drawn from any distribution of (sampling
+    probability, steps), each with its own noise.
+
+    Parameters
+    ----------
+    slope : array_like > 0
+    sampling_probability : array_like in (0, 1]
+    steps : array_like of whole numbers
+        All three broadcast.
+    orders : array_like > 1, shape (O,)
+        The orders that will be used later.
+
+    Returns
+    -------
+    numpy.ndarray
+        Noise multipliers, each the end of a bisection up to 1e6 that meets the line; NaN where none does.
+
+    References
+    ----------
+    Koskela and Kulkarni (2023), appendix D.
+
+    >>> float(line_noise_multiplier(0.5, 1.0, 4).round(6))
+    2.0
+    """
+    c = np.asarray(check("slope", slope, POSITIVE))
+    q = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
+    orders = np.atleast_1d(check("orders", orders, POSITIVE))
+    if np.any(orders <= 1.0):
+        raise InputError(f"orders = {float(np.min(orders))!r} must be > 1; use orders above 1")
+    shape = broadcast_shape({"slope": c.shape, "sampling_probability": q.shape, "steps": np.shape(steps)})
+    along = orders.reshape(-1, *(1,) * len(shape))
+
+    def meets(log_sigma: np.ndarray) -> np.ndarray:
+        found = renyi_divergence(dp_sgd(np.exp(log_sigma), q, steps), along).upper
+        return np.all(found <= c * along, axis=0)
+
+    low, high = (np.full(shape, np.log(end)) for end in NOISE_RANGE)
+    enough, all_enough = meets(high), meets(low)
+    for _ in range(32):
+        middle = 0.5 * (low + high)
+        good = meets(middle)
+        low, high = np.where(good, low, middle), np.where(good, middle, high)
+    return np.where(enough, np.exp(np.where(all_enough, np.log(NOISE_RANGE[0]), high)), np.nan)[()]

@@ -1,46 +1,69 @@
 """Upper bounds of a selection's leak, by name: `selection.bound_epsilon` and `selection.bound_delta`.
 
 The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`, m = E[K].  The
-shift depends on eps_1 >= 0, which is free, and on delta(eps_1).  The Rényi bounds are those of Papernot and Steinke
-2022; that for Poisson laws keeps K = 0, without which the published one is false for means below 1.  Each takes its
-auxiliary guarantee from the direction in which the theorem is true (README.md of this folder, "Which direction").
+shift depends on a free eps_1 >= 0 and on delta(eps_1).  The Rényi bounds are those of Papernot and Steinke (2022).  The
+one for Poisson laws keeps K = 0: the published one, without it, is false for means below 1.  Each bound takes its
+auxiliary guarantee from the direction in which its theorem is true (README.md of this folder, "Which direction").
+
+The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**: for
+a base of (1, 1e-5)-DP and geometric K of mean 10 it says 1.144, and the score |x - 1.67| leaks 1.531.  Its answers are
+of kind "conditional: monotone score" (README.md of this folder, "The condition of `monotone_score`").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import DELTA, NON_NEGATIVE, InputError, broadcast_shape, check, choice, refuse_tracers
+from jaxacct.core.validation import (
+    DELTA,
+    NON_NEGATIVE,
+    POSITIVE,
+    InputError,
+    broadcast_shape,
+    check,
+    choice,
+    refuse_tracers,
+)
 from jaxacct.engines import backend
+from jaxacct.kernels import order_statistics
+from jaxacct.kernels.order_statistics import REACHES
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
 from jaxacct.representations.renyi_divergences import renyi_divergence
-from jaxacct.selection import envelope, monotone_score
+from jaxacct.selection import envelope
 from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, gaussian_mu, sides, under, upper_delta, upper_epsilon
 from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, require_law
 
+MONOTONE_KIND = "conditional: monotone score"
+"""Kind of the answers that hold for scores monotone in the likelihood ratio, and not for other scores."""
+MONOTONE_ORDERS = 1.0 + np.geomspace(0.05, 60.0, 40)
+"""Rényi orders of `monotone_score_epsilon`, from 1.05 to 61, evenly spaced in log(order - 1)."""
+CHUNK = 256
+"""Rows computed at once: their arrays stay in the processor's cache."""
+PANELS = (32, 64, 256)
+"""Numbers of panels in the sums for Rényi divergences; a row takes the first number whose panels are narrow enough."""
 PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
-"""Laws of K for which a bound by the profile is published."""
+"""Laws of K with a published bound by the privacy profile."""
 RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
-"""Laws of K for which a Rényi bound is."""
+"""Laws of K with a published Rényi bound."""
 RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
-"""Orders that are tried, 40 for each power of ten of `order - 1`.  Any order gives a true bound."""
+"""Orders that the Rényi bound tries, 40 for each power of ten of `order - 1`.  Any order gives a true bound."""
 ROUNDED_UP = 1.0 + 1e-12
-"""A factor larger than the rounding of any formula of the published bounds, by which their values are rounded up."""
+"""Factor larger than the rounding of any formula of the published bounds, by which their values are rounded up."""
 
 
 def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends by the published profile bounds: `eps_base(delta/m) + shift`, or `m delta_base(eps - shift)`.
+    """Return upper ends by the published bounds: `eps_base(delta/m) + shift` or `m delta_base(eps - shift)`.
 
-    TruncatedNegativeBinomial [Koskela, Redberg, Wang 2024, Theorem 5.2], Binomial [Theorem 5.7] and Poisson
-    [Corollary 5.8]; InputError for other laws.  inf or 1 where no theorem applies.
+    The laws are TruncatedNegativeBinomial [Koskela, Redberg, Wang 2024, Theorem 5.2], Binomial [Theorem 5.7] and
+    Poisson [Corollary 5.8]; others raise InputError.  The answer is inf or 1 where no theorem applies.
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     value = np.zeros(shape)
@@ -58,11 +81,11 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 
 
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
-    """The least eps that a theorem adds in one direction: (*batch of base and law,), inf where it does not apply.
+    """Return the least shift of eps by a theorem in one direction, of the batch's shape; inf where none applies.
 
     Truncated negative binomial, from the reverse direction: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`.
-    Binomial, from the same direction, where `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)` (without that it is false):
-    `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`.
+    Binomial, from the same direction: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`, if
+    `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)`; without this condition the theorem is false.
     Poisson, from either direction: `m (e^{eps_1} - 1 + delta(eps_1))`.
     """
     if isinstance(law, TruncatedNegativeBinomial):
@@ -70,23 +93,23 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
     if isinstance(law, Binomial):
         return _binomial(run, law, side.forward)
     if isinstance(law, Poisson):
-        # e^{eps_1} + delta(eps_1) does not decrease: the best eps_1 is 0, where both directions are the same
+        # e^{eps_1} + delta(eps_1) does not decrease: the best eps_1 is 0, where both directions have one delta
         return np.asarray(law.mean) * upper_delta(run, np.zeros(()), side.forward) * ROUNDED_UP
     names = ", ".join(kind.__name__ for kind in PROFILE_LAWS)
     raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
 
 
 def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(eps_1, log of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`), convex in e^{eps_1}."""
+    """Return (eps_1, log of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`), a sum convex in e^{eps_1}."""
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
-    # there is no gain beyond the eps at which delta of the base has fallen to 1e-12
+    # an eps_1 at which delta of the base is below 1e-12 gains nothing
     high = upper_epsilon(run, np.asarray(1e-12), relation)
     high = np.broadcast_to(np.where(np.isfinite(high), high, 50.0), np.broadcast_shapes(batch_shape(run), law.shape))
     return _least(high, lambda at: at + np.log1p(odds * np.exp(-at) * upper_delta(run, at, relation)))
 
 
 def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
-    """The objective does not decrease in eps_1 either: the least eps_1 that meets the condition is the best."""
+    """Return the shift of the binomial theorem.  It does not decrease in eps_1: the least allowed eps_1 is best."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
 
@@ -95,13 +118,15 @@ def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
         meets = np.expm1(at) * (1.0 - p) >= p * base * ROUNDED_UP
         return np.where(meets, np.log1p(p * (np.expm1(at) + base)), np.inf)
 
-    _, best = _least(np.log1p(p / np.maximum(1.0 - p, 1e-300)), value)  # at that end it holds for delta = 1
+    _, best = _least(
+        np.log1p(p / np.maximum(1.0 - p, 1e-300)), value
+    )  # at this end the condition holds even for delta = 1
     alone = np.where(p == 1.0, np.inf, best)
     return np.where(n == 1.0, 0.0, np.maximum(n - 1.0, 1.0) * alone) * ROUNDED_UP
 
 
 def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(place, value) of the least of a function with one valley between 0 and `high`: grids around the best point."""
+    """Return (place, value) of the least value of a function with one valley in [0, high], on ever finer grids."""
     low, place, best = np.zeros(high.shape), np.zeros(high.shape), np.full(high.shape, np.inf)
     for count in (49, 17, 17, 17, 17):  # any place gives a true bound
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * high.ndim)
@@ -114,24 +139,26 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends through the best order of the selection's Rényi curve, the larger of both directions."""
+    """Return upper ends by the best order of the selection's Rényi curve, the larger of both directions."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
     for side in sides(run, relation):
         values = curve(run, law, RENYI_ORDERS, side)
-        values = np.expand_dims(values, tuple(range(1, 2 + len(shape) - values.ndim)))  # the batch has fewer axes
+        values = np.expand_dims(
+            values, tuple(range(1, 2 + len(shape) - values.ndim))
+        )  # the batch of base and law has fewer axes than `shape`
         values = np.broadcast_to(values, (RENYI_ORDERS.size, *shape))
         value = np.maximum(value, np.asarray(convert(RENYI_ORDERS, values, np.broadcast_to(given, shape)).upper))
     return value
 
 
 def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarray:
-    """Upper bounds of the selection's Rényi divergences in one direction, (O, *batch); orders (O,) > 1.
+    """Return upper bounds (O, *batch) of the selection's Rényi divergences in one direction, at orders (O,) above 1.
 
-    Truncated negative binomial, with R the divergences of the base:
-    `R(a) + (1+eta) min_b ((1 - 1/b) R_rev(b) + log(1/gamma)/b) + log(m)/(a-1)`.
-    Poisson, with e^{eps_1} = 1 + 1/(a-1): `log(e^-m + m e^{(a-1)(R(a) + m delta_rev(eps_1))})/(a-1)`.
+    With R the divergences of the base, truncated negative binomial K has the bound
+    `R(a) + (1+eta) min_b ((1 - 1/b) R_reverse(b) + log(1/gamma)/b) + log(m)/(a-1)`.  Poisson K has the bound
+    `log(e^-m + m e^{(a-1)(R(a) + m delta_reverse(eps_1))})/(a-1)`, where `e^{eps_1} = 1 + 1/(a-1)`.
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     along = orders.reshape(-1, *(1,) * len(shape))
@@ -144,7 +171,7 @@ def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarr
         at, mu = np.log1p(1.0 / (along - 1.0)), gaussian_mu(run)
         if mu is None:
             missed = upper_delta(run, at, side.reverse)
-        else:  # by the formula itself, without asking for engines
+        else:  # the closed form is faster than asking the engines
             missed = envelope.Gaussians(mu.reshape(batch_shape(run)) * (1.0 + 8.0 * ROUNDOFF)).upper(at)
         grown = np.log(law.mean) + (along - 1.0) * (base + law.mean * missed)
         value = np.logaddexp(-np.asarray(law.mean), grown) / (along - 1.0)
@@ -154,27 +181,10 @@ def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarr
     return np.maximum(value, 0.0) * ROUNDED_UP
 
 
-class Bound(NamedTuple):
-    """A bound: its function of (quantity, base, law of K, values, relation), its kind, and its laws."""
-
-    upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]
-    kind: str = "bound"
-    laws: tuple[type[Law], ...] = (Law,)
-
-
-BOUNDS = {
-    "envelope": Bound(envelope.upper),
-    "privacy_profile": Bound(by_profile, laws=PROFILE_LAWS),
-    "renyi": Bound(by_renyi, laws=RENYI_LAWS),
-    "monotone_score": Bound(monotone_score.upper, kind=monotone_score.KIND),
-}
-"""The bounds by the names that `bound_epsilon`, `bound_delta` and `select` take."""
-
-
 def bound_epsilon(
     run: Mechanism, k: Law, delta: ArrayLike, *, bound: str = "auto", relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """eps for which "run K times, release the best" is (eps, delta)-DP, by a bound on the leak of any score.
+    """Bound the eps for which "run K times, release the best" is (eps, delta)-DP whatever the score.
 
     Parameters
     ----------
@@ -185,9 +195,9 @@ def bound_epsilon(
     delta : array_like in (0, 1)
     bound : {"auto", "envelope", "privacy_profile", "renyi", "monotone_score"}
         "envelope" is for every law of K, and near the exact worst case for random K.  "privacy_profile" and "renyi" are
-        published theorems for some laws; others are refused.  "monotone_score" is Algorithm 3 of Xiang, Wang and Wang,
-        which is only true for scores that are monotone in the likelihood ratio.  "auto" is the smallest of the first
-        three that applies, named in `engine`.
+        published theorems for some laws; they refuse other laws.  "monotone_score" is Algorithm 3 of Xiang, Wang and
+        Wang, which is true only for scores that are monotone in the likelihood ratio.  "auto" is the smallest of the
+        applicable bounds, "monotone_score" excluded; `engine` names it.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
@@ -198,8 +208,8 @@ def bound_epsilon(
 
     References
     ----------
-    The envelope: README.md of this folder, "The envelope".  Koskela, Redberg and Wang (2024), Theorems 5.2 and 5.7,
-    Corollary 5.8.  Papernot and Steinke (2022).  Xiang, Wang and Wang (2024), Algorithm 3.
+    README.md of this folder, "The envelope".  Koskela, Redberg and Wang (2024), Theorems 5.2 and 5.7, Corollary 5.8.
+    Papernot and Steinke (2022).  Xiang, Wang and Wang (2024), Algorithm 3.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -213,7 +223,7 @@ def bound_epsilon(
 def bound_delta(
     run: Mechanism, k: Law, epsilon: ArrayLike, *, bound: str = "auto", relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """delta at eps >= 0 of "run K times, release the best", by a bound on the leak of any score.
+    """Bound the delta at eps >= 0 of "run K times, release the best" whatever the score.
 
     Parameters
     ----------
@@ -244,7 +254,7 @@ def bound_delta(
 
 
 def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str) -> Bounds:
-    """Upper ends and which bound gave them; "auto" takes the smallest of those that hold whatever the score."""
+    """Return the upper ends by one bound, or with "auto" by the smallest bound that holds whatever the score."""
     require_mechanism("run", run)
     refuse_tracers(f"selection.bound_{quantity}", "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)
@@ -265,3 +275,146 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
     kind, open_ = "bound" if bound == "auto" else BOUNDS[bound].kind, np.where(np.isinf(best), "width", "ok")
     status = np.where(best == 0.0, "zero", open_) if quantity == "epsilon" else "ok"
     return Bounds(np.zeros(shape), best, best, kind, status, engine)
+
+
+def monotone_score_epsilon(mu: ArrayLike, k: Law, delta: ArrayLike, *, form: str = "hockey_stick") -> Bounds:
+    """Compute eps of a selection of mu-Gaussian-DP candidates **if** its score is monotone in the likelihood ratio.
+
+    The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions.  The error is
+    about 1e-9, or about 1e-4 through Rényi divergences.  The answer is no guarantee for other scores.
+
+    Parameters
+    ----------
+    mu : array_like > 0
+        For a Gaussian base sqrt(steps)/noise_multiplier.  With a mu from a central limit theorem the answer is also
+        asymptotic.
+    k : Law
+        The law of K; mu, k and delta broadcast.
+    delta : array_like in (0, 1)
+    form : {"hockey_stick", "renyi"}
+        "hockey_stick" computes the divergence itself; "renyi" goes through Rényi divergences, which is looser.
+
+    Returns
+    -------
+    Bounds
+        kind "conditional: monotone score", lower 0.
+
+    References
+    ----------
+    Xiang, Wang and Wang (2024), Algorithm 3; README.md of this folder, "The condition of `monotone_score`" and
+    "Computing `monotone_score`".
+
+    >>> from jaxacct import selection
+    >>> b = selection.monotone_score_epsilon(0.2681, selection.Geometric(0.1), 1e-5)
+    >>> round(float(b.upper), 3), b.kind
+    (1.144, 'conditional: monotone score')
+    """
+    found = _answer("epsilon", mu, k, np.asarray(check("delta", delta, DELTA)), form)
+    return Bounds(np.zeros(found.shape), found, found, MONOTONE_KIND, np.where(np.isinf(found), "width", "ok"), form)
+
+
+def monotone_score_delta(mu: ArrayLike, k: Law, epsilon: ArrayLike, *, form: str = "hockey_stick") -> Bounds:
+    """Compute delta at eps >= 0 of a selection **if** its score is monotone in the likelihood ratio.
+
+    Parameters
+    ----------
+    mu, k, form
+        As for `monotone_score_epsilon`.
+    epsilon : array_like >= 0
+
+    Returns
+    -------
+    Bounds
+        kind "conditional: monotone score", lower 0.
+
+    References
+    ----------
+    As for `monotone_score_epsilon`.
+
+    >>> from jaxacct import selection
+    >>> round(float(selection.monotone_score_delta(0.2681, selection.Geometric(0.1), 1.14372).upper), 6)
+    1e-05
+    """
+    found = np.minimum(_answer("delta", mu, k, np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), form), 1.0)
+    return Bounds(np.zeros(found.shape), found, found, MONOTONE_KIND, engine=form)
+
+
+def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
+    """Return upper ends by `monotone_score_epsilon` or `monotone_score_delta`, for a base of unsampled Gaussians."""
+    if (mu := gaussian_mu(run)) is None:
+        raise InputError(
+            "bound = 'monotone_score' needs a base of unsampled Gaussians; use bound='worst_case', or "
+            "selection.monotone_score_epsilon with a mu of your own"
+        )
+    ask = monotone_score_epsilon if quantity == "epsilon" else monotone_score_delta
+    return np.asarray(ask(mu.reshape(batch_shape(run)), law, given).upper)
+
+
+def _answer(quantity: str, mu: Any, k: Law, given: np.ndarray, form: str) -> np.ndarray:
+    """Return epsilon at delta, or delta at epsilon, of a selection with a monotone score."""
+    require_law("k", k)
+    mu = np.asarray(check("mu", mu, POSITIVE))
+    name = "delta" if quantity == "epsilon" else "epsilon"
+    shape = broadcast_shape({"mu": mu.shape, "k": k.shape, name: given.shape})
+    if choice("form", form, ("hockey_stick", "renyi")) == "hockey_stick":
+        return _by_intervals(quantity, mu, k, given, shape)
+    convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
+    values = _by_orders(mu, k, shape)
+    return np.asarray(convert(MONOTONE_ORDERS, values, np.broadcast_to(given, shape)).upper)
+
+
+def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return eps at delta, or delta at eps, by `order_statistics`, in chunks of rows with equal REACHES."""
+    laws = law.flattened(shape)
+    mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
+    mean = np.broadcast_to(law.mean, shape).reshape(-1)
+    if quantity == "epsilon":
+        # beyond the nodes, where the winners' log-ratio l is taken to be monotone, may lie 1e-9 of delta
+        far = np.sqrt(2.0 * np.maximum(np.log(mean / 1e-9) - np.log(given), 0.0))
+    else:
+        far = np.maximum(
+            given / mu + 0.5 * mu + 2.0, REACHES[1]
+        )  # somewhat beyond the place where the base's loss is eps
+    reach = np.asarray(np.searchsorted(REACHES[:-1], far))
+    solve = order_statistics.crossing if quantity == "epsilon" else order_statistics.divergence
+    found = np.empty(mu.size)
+    for index in _chunks(reach, CHUNK):
+        line = order_statistics.line(laws.taken(index), mu[index], REACHES[reach[index[0]]])
+        found[index] = solve(line, given[index])
+    return found.reshape(shape)
+
+
+def _by_orders(mu: np.ndarray, law: Law, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the Rényi divergences (O, *shape) of the winners at MONOTONE_ORDERS."""
+    laws, mu = law.flattened(shape), np.broadcast_to(mu, shape).reshape(-1)
+    values = np.empty((MONOTONE_ORDERS.size, mu.size))
+    ends, count = order_statistics.panels(laws, mu, MONOTONE_ORDERS[-1])
+    size = np.asarray(np.searchsorted(PANELS[:-1], count))
+    for index in _chunks(size, CHUNK):
+        rows = order_statistics.nodes(laws.taken(index), mu[index], ends[index], PANELS[size[index[0]]])
+        values[:, index] = [order_statistics.renyi(rows, np.full(index.size, order)) for order in MONOTONE_ORDERS]
+    return values.reshape(MONOTONE_ORDERS.shape + shape)
+
+
+def _chunks(kind: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yield the places of at most `size` rows at a time, all of one kind."""
+    for each in np.unique(kind):
+        places: np.ndarray = np.flatnonzero(kind == each)
+        yield from (places[begin : begin + size] for begin in range(0, places.size, size))
+
+
+class Bound(NamedTuple):
+    """Bound on the leak of a selection: its function of (quantity, base, law of K, values, relation), kind and laws."""
+
+    upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]
+    kind: str = "bound"
+    laws: tuple[type[Law], ...] = (Law,)
+
+
+BOUNDS = {
+    "envelope": Bound(envelope.upper),
+    "privacy_profile": Bound(by_profile, laws=PROFILE_LAWS),
+    "renyi": Bound(by_renyi, laws=RENYI_LAWS),
+    "monotone_score": Bound(by_monotone_score, kind=MONOTONE_KIND),
+}
+"""Bounds by the names that `bound_epsilon`, `bound_delta` and `select` take."""

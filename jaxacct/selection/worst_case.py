@@ -1,8 +1,9 @@
-"""The leak of the worst score, up to a bracket: epsilon and delta of "run K times, release the best"."""
+"""Worst score of a selection: brackets of its epsilon and delta, the score as an order of outcomes, released laws."""
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,49 +11,49 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.core.validation import broadcast_shape
+from jaxacct.core.types import ArrayLike
+from jaxacct.core.validation import DELTA, PROBABILITY, InputError, broadcast_shape, check, choice
 from jaxacct.engines import backend, programs
 from jaxacct.engines.devices import double_precision
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.arrays import namespace
-from jaxacct.kernels.worst_score import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Resolution
+from jaxacct.kernels.worst_score import FINE, FINEST, GLANCE, MIDDLE, QUICK, STEADY, Inner, Resolution
 from jaxacct.mechanisms import Mechanism, batch_shape
-from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, sides
-from jaxacct.selection.law_of_k import Law
+from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, sides, under
+from jaxacct.selection.law_of_k import Law, evaluated, require_law
 
 LARGEST_EPS = 600.0
-"""Largest eps that is searched, short of the overflow of exp; beyond it delta is at most its value here."""
+"""Largest searched eps, far from the overflow of exp.  For a larger eps the delta at this eps is an upper end."""
 PER_CALL = 16
-"""Configurations in one call of a compiled program; calls run on all cores, as single configurations do on NumPy."""
+"""Configurations in one call of a compiled program.  The calls are shared among all cores."""
 WIDTH = 1e-4
-"""Absolute width of eps, and relative width of delta, above which a configuration is solved at a finer resolution."""
+"""Absolute width of eps, and relative width of delta, above which a finer resolution is used."""
 BASE_WIDTH = 1e-3
-"""Widths that a base's own bracket may explain, relative to eps (to 1 where that is less), or to delta."""
+"""Width that the base's own bracket may explain: a share of eps (of 1 where eps is less), or of delta."""
 
 
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
-    """The curves of a base, computed once; `coarse` ones need half as many points of its profile."""
-    with backend.job(1, apart=True):  # one base's profile
+    """Return the curves of each configuration of a base; with `coarse` from half as many points of its profile."""
+    with backend.job(1, apart=True):  # the question is about one base, whatever the size of the caller's batch
         return _kept_curves(run, coarse, backend.on_numpy(1))
 
 
 @functools.lru_cache(maxsize=8)
 def _kept_curves(run: Mechanism, coarse: bool, numpy: bool) -> list[dict[str, Curve]]:
-    """The curves of a base, cached: a curve takes seconds for DP-SGD, and every question about the base uses it."""
+    """Return `curves(run, coarse)` from a cache: curves of DP-SGD take seconds.  The backend belongs to the key."""
     return curves(run, coarse)
 
 
-def bracket(
-    quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; all arguments broadcast.
+def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0) -> np.ndarray:
+    """Bracket "epsilon" at deltas in (0, 1), or "delta" at eps >= 0; return (2, *shape).  All arguments broadcast.
 
-    width : a bracket of eps that is wider than WIDTH, and wider than the share `width` of eps, is computed again with
-        more rows and columns; likewise a bracket of delta that is wider than either share of it.  With inf nothing is
-        computed again, and points of a profile of delta are within some 1e-3.
+    A bracket of eps is computed again, with more rows and columns, if it is wider than WIDTH and than the share `width`
+    of eps.  A bracket of delta is computed again if it is wider than either share of delta.  With `width` inf nothing
+    is computed again, and deltas are within some 1e-3 of the truth.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
-    # curves through half as many points will do
+    # curves through half as many points are narrow enough for such a width
     known = known_curves(run, 1e-3 <= width < np.inf)
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
@@ -62,13 +63,13 @@ def bracket(
     before: list[str] = []
     for direction in (side.direction for side in sides(run, relation)):
         stacked = jax.tree.map(lambda *x: np.stack(x), *(each[direction] for each in known)) if size else None
-        # a symmetric base among others has one curve for both directions: its second direction needs no answer
+        # a symmetric base in a batch has one curve for both directions: its second direction is skipped
         open_ = [all(each[direction] is not each[name] for name in before) for each in known]
         due = np.flatnonzero(np.asarray(open_, bool)[base])
         before.append(direction)
         if quantity == "epsilon" and ends.any():
-            # where a glance shows that this direction leaks at most delta at the upper end of the other direction,
-            # the other direction's bracket is the answer for both
+            # if a coarse look shows that this direction leaks at most delta at the upper end of the other direction,
+            # the bracket of the other direction is the answer for both
             at_end = np.minimum(ends[1, due], LARGEST_EPS)
             leak = _run("delta", GLANCE, stacked, base[due], laws.taken(due), at_end, plain)[1]
             due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]
@@ -77,13 +78,13 @@ def bracket(
             ends[:, due] = _solved(quantity, stacked, rows, width, plain, ends[:, due])
     if quantity == "delta":
         ends[0] = np.where(flat > LARGEST_EPS, 0.0, ends[0])
-    return ends[0].reshape(shape), ends[1].reshape(shape)
+    return ends.reshape(2, *shape)
 
 
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """(2, B) ends of the larger of one direction and the other; a wide bracket is computed again more finely."""
+    """Return ends (2, B): the larger of this and the `other` direction's; wide brackets are computed more finely."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
@@ -100,15 +101,15 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # little is gained if the width is mostly that of the base's own bracket, provided that it is small
+            # a finer resolution gains little if most of the width, and a small one, is that of the base's own bracket
             due[wide] = ~((after > 0.8 * before) & (after <= BASE_WIDTH * scale))
     return np.maximum(np.stack([low, high]), other)
 
 
 def _run(
     quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, plain: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of each configuration, on NumPy if plain."""
+) -> np.ndarray:
+    """Return ends (2, B) of each configuration, computed by NumPy if `plain`, otherwise by a compiled program."""
     size, chunk = values.size, 1 if plain or values.size == 1 else PER_CALL
     if not plain:
         run = _compiled(quantity, effort)
@@ -116,45 +117,203 @@ def _run(
             curve = jax.device_put(stacked)
 
     def one(start: int) -> np.ndarray:
-        with double_precision(), np.errstate(all="ignore"):  # the law of a user may call JAX
+        with double_precision(), np.errstate(all="ignore"):  # a user's law may call JAX
             if plain:
                 curve_of_one = _taken(stacked, base[start])
                 return np.stack(_of_one(quantity, effort, curve_of_one, laws.taken(start), values[start]))[:, None]
             index = np.minimum(np.arange(start, start + chunk), size - 1)
             return np.stack(run(curve, base[index], laws.taken(index), values[index]))
 
-    starts = range(0, size, chunk)
-    if len(starts) > 1 and not plain:  # NumPy's calls are so short that threads would only wait for each other
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            pieces = list(pool.map(one, starts))
-    else:
-        pieces = [one(start) for start in starts]
-    found = np.concatenate(pieces, axis=1)[:, :size] if pieces else np.zeros((2, 0))
-    return found[0].copy(), found[1].copy()
+    # NumPy's calls are so short that several threads would only wait for each other
+    with ThreadPoolExecutor(1 if plain else os.cpu_count() or 1) as pool:
+        pieces = list(pool.map(one, range(0, size, chunk)))
+    return np.concatenate([*pieces, np.zeros((2, 0))], axis=1)[:, :size]
 
 
 def _taken(tree: Any, index: Any) -> Any:
-    """The elements at `index` of every array of a pytree."""
+    """Return the elements at `index` of every array of a pytree."""
     return jax.tree.map(lambda x: x[index], tree)
 
 
 @functools.cache
 def _compiled(quantity: str, effort: Resolution) -> backend.Compiled:
-    # a quarter faster on CPUs that have such wide vectors, and without effect on others
+    # vectors of 512 bits are a quarter faster on CPUs that have them, and the option is without effect on others
     options = programs.known(xla_cpu_prefer_vector_width=512)
     return backend.Compiled(functools.partial(_program, quantity, effort), options, f"{__name__} {quantity} {effort}")
 
 
 def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
-    """(lower, upper) of each configuration, one after the other, so that each stays in the cache."""
+    """Return (lower, upper) of each configuration, one after the other: each stays in the processor's cache."""
     return jax.lax.map(
         lambda item: _of_one(quantity, effort, _taken(stacked, item[0]), *item[1:]), (base, laws, values)
     )
 
 
 def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: Any) -> tuple[Any, Any]:
-    """(lower, upper) of one configuration."""
+    """Return (lower, upper) of one configuration."""
     xp = namespace(value)
     if quantity == "epsilon":
         return worst_score.epsilon(law, curve.above, curve.below, xp.log(value), xp.asarray(LARGEST_EPS), effort)
     return worst_score.delta(law, curve.above, curve.below, xp.exp(value), effort)
+
+
+class Attack(float):
+    """Epsilon that an order of scores reaches, together with the order: a lower bound on every honest answer.
+
+    Outcomes of the base are ranked by likelihood ratio: the rank u of an outcome is the Q-mass of the outcomes with a
+    larger ratio.  An active outcome of rank u scores above the ranks in (u, served], and below all others.
+
+    Parameters
+    ----------
+    epsilon : float
+    direction : {"remove", "add"}
+    rank : numpy.ndarray, shape (R + 1,)
+        Ends of the active intervals of ranks, ascending from 0.
+    served : numpy.ndarray, shape (R,)
+        For each interval the largest rank above which it scores; it does not increase.
+
+    References
+    ----------
+    README.md of this folder, "The worst score".
+
+    >>> found = Attack(0.6, "remove", np.array([0.0, 0.1]), np.array([0.3]))
+    >>> found.epsilon, found.score([0.0, 0.05, 0.2, 0.5]).round(2).tolist()
+    (0.6, [1.0, 0.25, 0.1, 0.5])
+    """
+
+    direction: str
+    rank: np.ndarray
+    served: np.ndarray
+
+    def __new__(cls, epsilon: float, direction: str, rank: np.ndarray, served: np.ndarray) -> Attack:
+        self = super().__new__(cls, epsilon)
+        self.direction, self.rank, self.served = direction, rank, served
+        return self
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon as a plain float."""
+        return float(self)
+
+    def score(self, rank: ArrayLike) -> np.ndarray:
+        """Return scores in [0, 1] of outcomes of rank u in [0, 1]; of two candidates the larger score wins.
+
+        Outcomes with dQ = 0 have rank 0 and the largest score.
+        """
+        u = np.asarray(rank, np.float64)
+        active = u < self.rank[-1]
+        # the score is a time: an active outcome comes when the inactive ranks up to its `served` have come
+        row = np.clip(np.searchsorted(self.rank, u, side="right") - 1, 0, self.served.size - 1)
+        below = self.served[row] - u
+        # an inactive outcome of rank w comes after the active outcomes whose `served` is at least w
+        rows = np.searchsorted(-self.served, -u, side="right")
+        before = self.rank[-1] - self.rank[np.minimum(rows, self.served.size)]
+        first = self.served[-1]
+        inactive = np.where(u <= first, first - u, u - self.rank[-1] + before)
+        return np.where(u == 0.0, 1.0, np.where(active, below, inactive))
+
+
+def attack(
+    run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remove_one", candidates: str = "iid"
+) -> Attack:
+    """Return the worst score at `delta` with the epsilon that it reaches: a lower bound on every honest answer.
+
+    The order is that of a base whose trade-off curve is just below the curve of `run`.  Every base with at least the
+    curve of `run` reaches this epsilon.
+
+    Parameters
+    ----------
+    run : Mechanism
+        One configuration of the base.
+    k : Law
+        One law of K.
+    delta : float in (0, 1)
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
+    candidates : {"iid"}
+        "adaptive" is refused: adaptive candidates reach the lower end of `ja.epsilon`.
+
+    Returns
+    -------
+    Attack
+
+    References
+    ----------
+    README.md of this folder, "The worst score".
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import selection
+    >>> found = selection.attack(ja.Gaussian(3.73), selection.Geometric(0.1), delta=1e-5)
+    >>> round(found, 3)
+    1.54
+    """
+    if choice("candidates", candidates, ("iid", "adaptive")) != "iid":
+        raise InputError(
+            "candidates = 'adaptive' has no worst order of scores: candidates that carry their history reach the lower "
+            "end of ja.epsilon(select(..., candidates='adaptive'), delta); use that"
+        )
+    require_mechanism("run", run)
+    require_law("k", k)
+    target = float(np.asarray(check("delta", delta, DELTA)))
+    if shape := broadcast_shape({"the mechanism": batch_shape(run), "k": k.shape}):
+        raise InputError(f"an attack is on one selection, not on a batch of shape {shape}; take an element")
+    each: list[Attack] = []
+    run, relation = under(run, relation)
+    find = _order if backend.on_numpy(1) else jax.jit(_order)
+    curves = known_curves(run)[0]
+    for side in sides(run, relation):
+        below = curves[side.direction].below
+        reached = float(bracket("epsilon", run, k, target, side.forward, math.inf)[0])
+        with double_precision(), np.errstate(all="ignore"):
+            order, (gain, cost) = find(k, below, np.exp(min(reached, LARGEST_EPS)))
+        gain, cost = float(gain), float(cost)
+        count = int(np.sum(np.asarray(order.active)))
+        epsilon = max(math.log((gain - target) / cost), 0.0) if gain > target and cost > 0.0 else 0.0
+        each.append(
+            Attack(epsilon, side.direction, np.asarray(order.row_q)[: count + 1], np.asarray(order.served_q)[:count])
+        )
+    return max(each)
+
+
+def _order(law: Law, below: Inner, ratio: Any) -> Any:
+    """Return the best order of scores at E = `ratio`, and its (gain, cost)."""
+    order = worst_score.best_order(law, below, ratio, FINE)
+    return order, worst_score.attained(law, below, order)
+
+
+def output_law(probabilities: ArrayLike, k: Law) -> np.ndarray:
+    """Compute the probability with which "run K times, release the best" releases each outcome of a finite base.
+
+    With phi the generating function of K, and F the distribution function of the base along the order of the scores:
+    `Pr[y] = sum_k Pr[K = k] (F(<= y)^k - F(< y)^k) = phi(F(<= y)) - phi(F(< y))`.  No two outcomes have one score.
+    The absolute error is at most 1e-14.
+
+    Parameters
+    ----------
+    probabilities : array_like, shape (..., n)
+        Probabilities of the base's outcomes, in ascending order of their scores; they sum to 1 (to 1e-13).
+    k : Law
+        One law of K.
+
+    Returns
+    -------
+    numpy.ndarray, shape (..., n + 1)
+        First the probability that K = 0 and nothing is released, then that of each outcome.
+
+    References
+    ----------
+    Xiang, Wang and Wang (2024), Theorem 2.
+
+    >>> from jaxacct import selection
+    >>> output_law([0.5, 0.5], selection.PointMass(2)).tolist()
+    [0.0, 0.25, 0.75]
+    """
+    each = np.atleast_1d(check("probabilities", probabilities, PROBABILITY))
+    bad = np.abs(np.sum(each, axis=-1) - 1.0) > 1e-13
+    if np.any(bad):
+        raise InputError("probabilities must sum to 1 along the last axis; divide them by their sum")
+    if not isinstance(k, Law) or k.shape:
+        raise InputError(f"k = {k!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
+    above = np.cumsum(each[..., ::-1], axis=-1)[..., ::-1]  # 1 - F(< y)
+    y = np.concatenate([np.ones((*each.shape[:-1], 1)), above[..., 1:], np.zeros((*each.shape[:-1], 1))], axis=-1)
+    value = evaluated(k, np.clip(y, 0.0, 1.0))[0]
+    return np.concatenate([value[..., :1], np.maximum(np.diff(value, axis=-1), 0.0)], axis=-1)

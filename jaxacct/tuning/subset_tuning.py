@@ -22,10 +22,9 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment
 from jaxacct.training.sampling import sampler
-from jaxacct.tuning.candidates import Secret, selected, several
+from jaxacct.tuning.candidates import Secret, key_words, selected, several, side_by_side
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
-from jaxacct.tuning.side_by_side_training import key_words, side_by_side
 from jaxacct.tuning.tuning_run import note_whole
 
 EXTRAPOLATIONS = ("sgd", "adam")

@@ -24,11 +24,20 @@ from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.step.counts_and_losses import PrivateLoss
-from jaxacct.tuning.candidates import Adaptive, Group, Secret, Winner, rank, require_pad, selected, several
+from jaxacct.tuning.candidates import (
+    Adaptive,
+    Group,
+    Secret,
+    Winner,
+    rank,
+    require_pad,
+    selected,
+    several,
+    side_by_side,
+)
 from jaxacct.tuning.plans import MatchedPlan, SearchPlan
 from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, units, whole
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
-from jaxacct.tuning.side_by_side_training import side_by_side
 
 
 @dataclass(frozen=True, eq=False)
@@ -453,11 +462,7 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 
 
 def note_whole(
-    ledger: Ledger | str | os.PathLike[str] | None,
-    plan: Plan,
-    mechanism: Mechanism,
-    note: str,
-    target: float | None,
+    ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
     """Note a whole tuning, in an open ledger or at a path; it is on the disk when this returns.
 
