@@ -23,15 +23,7 @@ from jaxacct.mechanisms.combinators import Composed
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described
 from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import Rows
-from jaxacct.report.wording import (
-    CHOICE_NOTE,
-    FILTER_NOTE,
-    GENERAL,
-    TRAINING,
-    USERS,
-    about,
-    mechanisms_in,
-)
+from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, GENERAL, TRAINING, USERS, about, mechanisms_in
 from jaxacct.selection import AdaptiveSelection, Selection, select
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps.grid import INPUTS, LAWS

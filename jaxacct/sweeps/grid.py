@@ -1,9 +1,9 @@
-"""A grid of DP-SGD configurations: fields in, one validated row per configuration out.
+"""A grid of DP-SGD configurations: named fields in, one validated row per configuration out.
 
-Of noise_multiplier, sampling_probability, steps, epsilon and delta exactly one is left out: it is solved for.
-Instead of epsilon and delta a risk may be the target, such as target_advantage, or target_tpr with at_fpr.
-`sampling` names how batches are drawn (Poisson where it is left out).
-With `repetitions`, a law of K by name, epsilon is that of running the configuration K times and releasing the best.
+Exactly one of noise_multiplier, sampling_probability, steps, epsilon and delta is left out: the sweep solves for it.
+A risk, such as target_advantage, or target_tpr with at_fpr, may be the target instead of epsilon and delta.
+`sampling` names the batch rule (Poisson by default).  With `repetitions`, the name of a law of K, epsilon is the
+epsilon of running the configuration K times and releasing the best output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.calibration.dp_sgd_search import RISK_RULES, TARGETS, given_target
+from jaxacct.calibration.dp_sgd_search import RISK_RULES, given_target
 from jaxacct.core.types import Index, Leaf
 from jaxacct.core.validation import (
     COUNT,
@@ -42,7 +42,7 @@ LAWS: dict[str, tuple[str, ...]] = {
     "binomial": ("trials", "probability_of_run"),
     "point_mass": ("count",),
 }
-"""The laws of K that may be named, and the numbers of each."""
+"""The names of the laws of K, and the numbers that each law needs."""
 
 LAW_NUMBERS: dict[str, Constraint] = {
     "eta": Constraint("use an eta above -1, such as 1, 0 or -0.5", -1, lower_open=True),
@@ -52,7 +52,7 @@ LAW_NUMBERS: dict[str, Constraint] = {
     "probability_of_run": Constraint("use a probability above 0 and at most 1", 0, 1, lower_open=True),
     "count": COUNT,
 }
-"""The numbers of all laws, with the values that they may take."""
+"""The numbers of all laws of K, with their allowed values."""
 
 FIELDS: dict[str, Constraint] = {
     **NUMBERS,
@@ -63,31 +63,24 @@ FIELDS: dict[str, Constraint] = {
     **RISK_RULES,
     **LAW_NUMBERS,
 }
-"""Every number of a configuration with the values it may take."""
+"""Every number of a configuration, with its allowed values."""
 
-INPUTS = (
-    "sampling",
-    *(field for field in FIELDS if field not in LAW_NUMBERS),
-    "repetitions",
-    *LAW_NUMBERS,
-)
+INPUTS = ("sampling", *(field for field in FIELDS if field not in LAW_NUMBERS), "repetitions", *LAW_NUMBERS)
 """Every input of a configuration, in the order of the result's columns."""
 
 QUANTITIES = ("noise_multiplier", "sampling_probability", "steps", "epsilon", "delta")
-"""Quantities for which a configuration may be solved."""
+"""Quantities that a sweep can solve for."""
 
-MODES = ("product", "zip")
-"""How arrays become rows: every combination, or side by side."""
 COUNTS = ("batch_size", *(name for name, rule in FIELDS.items() if rule.integral))
 """Fields whose ranges are rounded to whole numbers."""
 WORDS_OF_INPUT = ("sampling", "repetitions")
 """Inputs that are text."""
 ANSWER = ("lower", "estimate", "upper")
-"""Columns of the bracket of an answer."""
+"""Columns that hold the bracket of an answer."""
 WORDS = ("kind", "status", "engine")
-"""Columns of text that belong to the bracket."""
+"""Columns of text that describe the bracket."""
 LARGEST_GRID = 10_000_000
-"""Most configurations in one grid, about a gigabyte of columns; a larger product is refused before it is built."""
+"""Most configurations of a grid (a gigabyte of columns); a larger product is refused before it is built."""
 
 _RANGE_KEYS = ("start", "stop", "num", "scale")
 """Keys of a range; the first three are required."""
@@ -95,22 +88,22 @@ _RANGE_KEYS = ("start", "stop", "num", "scale")
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Configurations, one per row: a name, the quantity solved for, and inputs.
+    """Configurations of a sweep, one per row: a name, the quantity to solve for, and the inputs.
 
-    `jaxacct.sweeps.read_grid` makes one from a file, `jaxacct.sweeps.grid.expand` from a dict.
+    `jaxacct.sweeps.read_grid` makes a grid from a file, `jaxacct.sweeps.grid.expand` makes one from a dict.
 
     Parameters
     ----------
     name : array of str, shape (rows,)
-        Empty where there is none.
+        Empty for a row without a name.
     quantity : array of str, shape (rows,)
-        What each row is solved for.
+        The quantity that the sweep solves for in each row.
     inputs : dict of arrays, each of shape (rows,)
-        float64 with NaN where absent; `sampling` and `repetitions` are text that is empty there.
+        float64 with NaN for an absent number; `sampling` and `repetitions` are text, empty where absent.
     beside : dict of arrays, each of shape (rows,)
-        Other columns, which are kept beside the answers.
+        Other columns of the user, which are kept beside the answers.
     index : pandas.Index, optional
-        Of the DataFrame that the grid was.
+        Index of the DataFrame from which the grid was made.
 
     >>> import jaxacct.sweeps.grid
     >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": 10, "delta": 1e-5}
@@ -129,7 +122,7 @@ class Grid:
         return self.quantity.size
 
     def take(self, rows: Index) -> Grid:
-        """The rows of a NumPy index."""
+        """Return the rows at a NumPy index."""
         inputs = {field: column[rows] for field, column in self.inputs.items()}
         beside = {name: column[rows] for name, column in self.beside.items()}
         index = None if self.index is None else self.index[rows]
@@ -137,24 +130,24 @@ class Grid:
 
 
 def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = "") -> Grid:
-    """The configurations of named fields: their product (the last field varies fastest), or zipped.
+    """Return the configurations of named fields: their product (the last field varies fastest), or the fields zipped.
 
-    A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}`, both ends
-    included; a range of a count is rounded to whole numbers.  A run is described as for `jaxacct.dp_sgd`: `batch_size`
-    with `dataset_size`, or `slots`, gives the sampling probability, and `epochs` the steps.  `target_epsilon` and
-    `epsilon` are one field, and so are `target_delta` and `delta`.  A risk, such as `target_advantage`, may stand in
-    place of both.  `sampling` is the name of a batch rule, or an array of them (`jaxacct.dp_sgd`).
-    `repetitions` is the name of a law of K, or an array of them, and needs the numbers of that law (`LAWS`).
+    A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}` with both ends
+    included; a range of a count is rounded to whole numbers.  The fields describe a run as for `jaxacct.dp_sgd`:
+    `batch_size` with `dataset_size`, or `slots`, gives the sampling probability, and `epochs` gives the steps.
+    `target_epsilon` and `epsilon` are one field, and so are `target_delta` and `delta`.  A risk, such as
+    `target_advantage`, may stand in place of both.  `sampling` is the name of a batch rule, or an array of names.
+    `repetitions` is the name of a law of K, or an array of names, and needs the numbers of that law (`LAWS`).
 
-    Raises InputError, one line, for unknown or missing fields, values outside their limits (with the index),
-    and zipped fields that do not broadcast.
+    Raises InputError for unknown or missing fields, for values outside their limits (with the index), and for zipped
+    fields that do not broadcast.
 
     >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": [10, 20]}
     >>> g = expand(fields | {"delta": 1e-5})
     >>> len(g), str(g.quantity[0]), g.inputs["steps"].tolist()
     (4, 'epsilon', [10.0, 20.0, 10.0, 20.0])
     """
-    choice("mode", mode, MODES)
+    choice("mode", mode, ("product", "zip"))
     if quantity is not None:
         choice("quantity", quantity, QUANTITIES)
     for field in fields:
@@ -162,7 +155,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
             raise InputError(f"unknown field {field!r}{suggest(field, INPUTS)}")
     axes = {field: _axis(field, value) for field, value in fields.items()}
     solved = _quantity(axes, quantity)
-    if solved != "delta" and "epsilon" in axes:  # a target, under its short name
+    if solved != "delta" and "epsilon" in axes:  # epsilon is a target here, so it must be positive
         check("epsilon", axes["epsilon"], POSITIVE)
     _require_law(axes, solved)
     _require_rule(axes)
@@ -175,31 +168,29 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
     columns = {field: np.array(axis).ravel() for field, axis in zip(axes, meshed, strict=True)}
-    columns = _rename(_derived(columns, solved), solved)
+    prefix = "" if solved in ("epsilon", "delta") else "target_"  # the columns have the names of the solving function
+    words = {f"{p}{word}": f"{prefix}{word}" for word in ("epsilon", "delta") for p in ("", "target_")}
+    columns = {words.get(field, field): column for field, column in _derived(columns, solved).items()}
     rows = next(iter(columns.values())).size
     inputs = {field: columns[field] for field in INPUTS if field in columns}
     return Grid(np.full(rows, name, dtype=object), np.full(rows, solved, dtype=object), inputs)
 
 
 def concatenate(grids: Sequence[Grid]) -> Grid:
-    """The rows of several grids one after the other; an input that one of them lacks is NaN there."""
-    fields = [field for field in INPUTS if any(field in grid.inputs for grid in grids)]
-    inputs = {
-        field: np.concatenate([grid.inputs.get(field, _absent(field, len(grid))) for grid in grids]) for field in fields
-    }
+    """Return the rows of several grids, one grid after the other, with NaN or empty text for absent inputs."""
+    inputs = {}
+    for field in (field for field in INPUTS if any(field in grid.inputs for grid in grids)):
+        absent, kind = ("", object) if field in WORDS_OF_INPUT else (np.nan, np.float64)
+        inputs[field] = np.concatenate([g.inputs.get(field, np.full(len(g), absent, kind)) for g in grids])
     name, quantity = (np.concatenate([getattr(g, word) for g in grids]) for word in ("name", "quantity"))
     return Grid(name, quantity, inputs)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown word: the near match, or everything that is known."""
+    """Return the end of an error message about an unknown word: the nearest known word, or all known words."""
     words = list(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(words)}"
-
-
-def _absent(field: str, size: int) -> np.ndarray:
-    return np.full(size, "", object) if field in WORDS_OF_INPUT else np.full(size, np.nan)
 
 
 def _axis(field: str, value: Any) -> np.ndarray:
@@ -237,13 +228,9 @@ def _range(field: str, value: Mapping[str, Any]) -> np.ndarray:
 
 
 def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
-    """The quantity that the fields leave open; a grid that leaves none open, or several, is refused."""
-    for first, second in (
-        ("epsilon", "target_epsilon"),
-        ("delta", "target_delta"),
-        *itertools.combinations(RATES, 2),
-        LENGTHS,
-    ):
+    """Return the quantity that the fields leave open; refuse a grid that leaves open none or several."""
+    targets = (("epsilon", "target_epsilon"), ("delta", "target_delta"))
+    for first, second in (*targets, *itertools.combinations(RATES, 2), LENGTHS):
         if first in axes and second in axes:
             raise InputError(f"{first} and {second} say the same thing twice; leave one of them out")
     lone_size = "dataset_size" in axes and ("sampling" in axes or not set(RATES) & set(axes))
@@ -253,9 +240,8 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
     present = {field.removeprefix("target_") for field in axes}
     present |= {names[0] for names in (RATES, LENGTHS) if set(names) & set(axes)}
     if any(name in axes for name in RISK_RULES):
-        risk = {name: axes.get(name) for name in (*TARGETS, *(n for n in RISK_RULES if n not in TARGETS))}
         first, second = (axes.get(f"target_{word}", axes.get(word)) for word in ("epsilon", "delta"))
-        if given_target(first, second, risk) is not None:
+        if given_target(first, second, {name: axes.get(name) for name in RISK_RULES}) is not None:
             present |= {"epsilon", "delta"}
     missing = [quantity for quantity in QUANTITIES if quantity not in present]
     if stated is not None:
@@ -273,7 +259,7 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
 
 
 def _require_law(given: Mapping[str, Any], solved: str) -> None:
-    """Refuse numbers of a law without its name, a name without its numbers, and what cannot be solved for."""
+    """Refuse numbers of a law of K without its name, a name without its numbers, and any quantity but epsilon."""
     numbers = [field for field in LAW_NUMBERS if field in given]
     if "repetitions" not in given:
         if numbers:
@@ -289,7 +275,7 @@ def _require_law(given: Mapping[str, Any], solved: str) -> None:
 
 
 def _require_rule(given: Mapping[str, Any]) -> None:
-    """Refuse numbers of a batch rule without the rule, and a rule without its numbers."""
+    """Refuse a cap without its batch rule, and a batch rule without its numbers."""
     rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
     if "cap" in given and "truncated_poisson" not in rules:
         raise InputError("cap needs sampling = 'truncated_poisson'; leave it out, or name that batch rule")
@@ -300,7 +286,7 @@ def _require_rule(given: Mapping[str, Any]) -> None:
 
 
 def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """The columns, completed by the sampling probability and the steps where these follow from other columns."""
+    """Return the columns, with the sampling probability and the steps where other columns determine them."""
     if not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns
     size = next(iter(columns.values())).size
@@ -309,18 +295,11 @@ def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarra
     for rule in dict.fromkeys(rules.tolist()):
         rows = np.flatnonzero(rules == rule)
         names = [name for name in NUMBERS if name in columns and (name != "cap" or "cap" in rule_of(rule).needs)]
-        run_ = described({name: columns[name][rows] for name in names}, rule, unknown=solved)
+        run = described({name: columns[name][rows] for name in names}, rule, unknown=solved)
         for name, column in found.items():
-            column[rows] = run_.get(name, np.nan)
+            column[rows] = run.get(name, np.nan)
     return columns | {name: column for name, column in found.items() if not np.isnan(column).all()}
 
 
 def _and(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]} are" if len(words) > 1 else f"{words[0]} is"
-
-
-def _rename(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Rename targets as in the calibration functions, and questions as in `epsilon` and `delta`."""
-    prefix = "" if solved in ("epsilon", "delta") else "target_"
-    words = {f"{p}{word}": f"{prefix}{word}" for word in ("epsilon", "delta") for p in ("", "target_")}
-    return {words.get(field, field): column for field, column in columns.items()}

@@ -1,11 +1,11 @@
-"""The files of a sweep: its journal, and the parts of its slices, which are merged into one table.
+"""The files of a sweep: its journal, and the parts of its slices, which `merge` joins into one table.
 
-Solved rows are appended block by block to the journal, a file that survives a kill at any moment.  The journal of a
-slice becomes its part when it is complete.
+A sweep appends solved rows to its journal block by block.  A kill at any moment loses only the block being solved.  The
+journal of a complete slice becomes the part file of the slice.
 
-A file is a sequence of records, each a mark, the length of its content, a checksum, and the content.  The first one
-says what the sweep is (`Header`), the others hold rows of its table.  A record counts once it is whole; what a kill
-has left behind it is dropped.  Every record is on the disk before the next block is begun.
+A file is a sequence of records.  A record is a mark, the length of its content, a checksum, and the content.  The first
+record describes the sweep (`Header`); each other record holds rows of the table.  A reader drops a last record that a
+kill has cut off.  Every record is on the disk before the next block is begun.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from jaxacct.sweeps.solve import Settings
 from jaxacct.sweeps.table import TEXT, Table, blank, check_result, fill, out_path, refuse_existing, write
 
 MARK = b"jxa1"
-"""Begins every record; the digit is the version of the format."""
+"""First bytes of every record; the digit is the version of the format."""
 _RECORD_HEAD = struct.Struct("<4sQI")
 """Mark, bytes of the content, CRC-32 of the content."""
 _FRONT_SIZE = struct.Struct("<I")
-"""Bytes of the JSON text that a record of rows begins with."""
+"""Bytes of the JSON text with which a record of rows begins."""
 POLL_SECONDS = 0.2
-"""Pause between two checks for other processes' files: short for any sweep, and no load on a shared file system."""
+"""Pause between two looks for the files of other processes: no load on a shared file system."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Everything that the rows of a sweep depend on, and the slice of it that a file holds."""
+    """Settings that the rows of a sweep depend on, and the slice of the sweep that a file holds."""
 
     jaxacct: str
     jax: str
@@ -63,7 +63,7 @@ class Header:
     shard: tuple[int, int]
 
     def differs(self, other: Header, but: tuple[str, ...] = ()) -> str:
-        """The first field in which two sweeps differ, in words; empty where they are the same."""
+        """Name the first field in which two sweeps differ, except the fields `but`; empty text if none differs."""
         for name, mine in asdict(self).items():
             theirs = getattr(other, name)
             if name in but or mine == theirs:
@@ -75,23 +75,21 @@ class Header:
 
 
 def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, shard: tuple[int, int]) -> Header:
-    """The header of a sweep as it would run here and now."""
+    """Return the header of a sweep that would run now, on this platform."""
     digest = hashlib.sha256()
     for words in (grid.name, grid.quantity):
         digest.update("\x1f".join(words).encode() + b"\x1e")
     for name, column in grid.inputs.items():
-        text = name in TEXT
-        content = "\x1f".join(column).encode() if text else np.ascontiguousarray(column, "<f8").tobytes()
+        content = "\x1f".join(column).encode() if name in TEXT else np.ascontiguousarray(column, "<f8").tobytes()
         digest.update(name.encode() + content)
     versions = (jaxacct.__version__, jax.__version__, platform())
-    same = chosen._asdict()
-    return Header(*versions, digest.hexdigest(), len(grid), columns, **same, block=block, shard=shard)
+    return Header(*versions, digest.hexdigest(), len(grid), columns, **chosen._asdict(), block=block, shard=shard)
 
 
 class Journal:
-    """A journal open for appending, held against other processes: it is also the lock of its sweep.
+    """A journal that is open for appending and locked against other processes; the lock is that of its sweep, too.
 
-    `hold` opens it, and creates it where there is none; then `begin` starts it anew or `catch_up` goes on with it.
+    `hold` opens or creates the file; then `begin` starts the journal anew, or `catch_up` continues it.
     """
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
@@ -100,7 +98,7 @@ class Journal:
 
     @classmethod
     def hold(cls, path: Path) -> Journal:
-        """The journal of this name; InputError where another process has it (on systems that have such locks)."""
+        """Open and lock the journal at a path; raise InputError if another process has locked it."""
         while True:
             try:
                 file = cast(io.FileIO, path.open("a+b", buffering=0))
@@ -113,15 +111,15 @@ class Journal:
             except BaseException:
                 file.close()
                 raise
-            file.close()  # the run that had it has just finished and removed it
+            file.close()  # the run that held this journal has just removed it
 
     @property
     def fresh(self) -> bool:
-        """Whether there is nothing in it, as in one that has just been created."""
+        """Whether the journal is empty, as a newly created one is."""
         return os.fstat(self._file.fileno()).st_size == 0
 
     def begin(self, head: Header) -> None:
-        """Discard the journal's content and write the header of a sweep; a file that is no journal is left alone."""
+        """Empty the journal and write the header of a sweep; refuse a file that is no journal."""
         with self.path.open("rb") as file:
             if not MARK.startswith(file.read(len(MARK))):
                 raise InputError(
@@ -132,7 +130,7 @@ class Journal:
         files.sync_folder(self.path)
 
     def catch_up(self, head: Header, keep: Callable[[np.ndarray, Table], None]) -> None:
-        """Hand every whole record to `keep` and cut off what follows them; refused if of another sweep."""
+        """Pass the rows of every whole record to `keep`, and cut off the rest; refuse the journal of another sweep."""
         with self.path.open("rb") as file:
             records = _records(file)
             first = next(records, None)
@@ -152,23 +150,16 @@ class Journal:
         self._cut(end)
 
     def append(self, rows: np.ndarray, piece: Table) -> None:
-        """Add solved rows; they are on the disk when this returns."""
+        """Append solved rows; the rows are on the disk when this method returns."""
         self._write(_encode(rows, piece))
 
     def discard(self) -> None:
-        """Remove it."""
+        """Remove the journal's file."""
         self._let_go_to_rename()
         self.path.unlink(missing_ok=True)
 
-    def become(self, path: Path) -> None:
-        """Give it another name, which it takes at once."""
-        self._move(self.path, path)
-
-    def take_over(self, path: Path) -> None:
-        """Put a file in its place; it is to be held anew."""
-        self._move(path, self.path)
-
-    def _move(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename the journal's file, or rename another file to the journal's name, in one step."""
         self._let_go_to_rename()
         try:
             os.replace(source, target)
@@ -177,7 +168,7 @@ class Journal:
             raise files.unwritable(target, error) from None
 
     def _let_go_to_rename(self) -> None:
-        if os.name != "posix":  # elsewhere open files cannot be renamed
+        if os.name != "posix":  # other systems cannot rename an open file
             self.close()
 
     def close(self) -> None:
@@ -192,7 +183,7 @@ class Journal:
             os.fsync(self._file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._cut(self._end)  # whole records only, and the room that half a one has taken is given back
+                self._cut(self._end)  # a record cut in half would take room on the disk
             raise files.unwritable(self.path, error) from None
         self._end += size
 
@@ -205,7 +196,7 @@ class Journal:
 
 
 def _lock(file: io.FileIO, path: Path) -> None:
-    """Hold a journal until it is closed, where the system and the file system have such locks."""
+    """Lock a journal until its file is closed, where the system and the file system have locks."""
     try:
         files.lock(file)
     except BlockingIOError:
@@ -217,7 +208,7 @@ def _lock(file: io.FileIO, path: Path) -> None:
 
 
 def _is_at(file: io.FileIO, path: Path) -> bool:
-    """Whether the open file still has its name."""
+    """Return whether the open file still has the name `path`."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -225,7 +216,7 @@ def _is_at(file: io.FileIO, path: Path) -> bool:
 
 
 def kept_block(paths: Iterable[Path]) -> int | None:
-    """The block of the first of these journals and parts that says one."""
+    """Return the block size in the first journal or part that has a readable header; None if there is none."""
     for path in paths:
         if path.is_file():
             with contextlib.suppress(InputError):
@@ -234,19 +225,12 @@ def kept_block(paths: Iterable[Path]) -> int | None:
 
 
 def peek(path: Path) -> Header:
-    """The header of a journal or part, which names its sweep."""
+    """Return the header of a journal or part."""
     return next(_read(path))
 
 
-def read(path: Path) -> Iterator[tuple[np.ndarray, Table]]:
-    """The rows in the whole records of a journal or part."""
-    records = _read(path)
-    next(records)
-    return records
-
-
 def _read(path: Path) -> Iterator[Any]:
-    """The header, then the rows of every record."""
+    """Yield the header of a journal or part, then the rows of every whole record."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -261,7 +245,7 @@ def _read(path: Path) -> Iterator[Any]:
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
-    """The contents of the whole records, as far as they go."""
+    """Yield the contents of the whole records, up to the first record that is cut off or damaged."""
     while True:
         frame = file.read(_RECORD_HEAD.size)
         if len(frame) < _RECORD_HEAD.size:
@@ -284,7 +268,7 @@ def _header(content: bytes, path: Path) -> Header:
 
 
 def _encode(rows: np.ndarray, piece: Table) -> bytes:
-    """Row numbers, then each column: floats as they are, text as numbers of words listed in front."""
+    """Encode row numbers and columns; a column of text becomes indices into a list of its words."""
     words, arrays = {}, [rows.astype("<i8")]
     for name, column in piece.columns.items():
         if name in TEXT:
@@ -316,7 +300,7 @@ def _decode(content: bytes) -> tuple[np.ndarray, Table]:
 
 
 def slice_of(shard: str | None) -> tuple[int, int]:
-    """(i, n) from "i/n", (1, 1) from None.
+    """Return (i, n) of a slice "i/n", and (1, 1) of None.
 
     >>> slice_of("2/8")
     (2, 8)
@@ -330,17 +314,17 @@ def slice_of(shard: str | None) -> tuple[int, int]:
 
 
 def journal_path(out: Path, shard: tuple[int, int]) -> Path:
-    """The file that keeps the rows of a slice until all are done."""
+    """Return the path of the journal that keeps the rows of an unfinished slice."""
     return out.with_name(f"{_slice_name(out, shard)}.journal")
 
 
 def part_path(out: Path, shard: tuple[int, int]) -> Path:
-    """The part file of a slice, which its journal becomes when it is complete; the result itself for 1/1."""
+    """Return the path of a complete slice's part file; for the slice 1/1 the path of the result."""
     return out if shard == (1, 1) else out.with_name(f"{_slice_name(out, shard)}.part")
 
 
 def traces(out: Path, shard: tuple[int, int]) -> Iterator[Path]:
-    """Files in which a run of this sweep may have left its settings: journal and part of this slice, then of others."""
+    """Yield the files that may hold this sweep's settings: journal and part of this slice, then of the other slices."""
     number, count = shard
     for i in (number, *(i for i in range(1, count + 1) if i != number)):
         yield journal_path(out, (i, count))
@@ -355,16 +339,16 @@ def _slice_name(out: Path, shard: tuple[int, int]) -> str:
 def merge(
     parts: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None, *, overwrite: bool = False
 ) -> Table:
-    """The table of a sweep from the part files of all its slices, in the order of the grid.
+    """Merge the part files of all slices of a sweep into its table, in the order of the grid.
 
-    It is the same to the last byte as that of one process.
+    The table is the same to the last byte as that of one process.
 
     Parameters
     ----------
     parts : list of paths
         The part files that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n.
     out : path ending in .csv or .parquet, optional
-        The file that receives the table.
+        The file to write the table to.
     overwrite : bool
         Replace an earlier result.
 
@@ -375,7 +359,7 @@ def merge(
     Raises
     ------
     InputError
-        A part that is missing, unfinished, given twice, or of another sweep; a result that is there already.
+        If a part is missing, unfinished, given twice, or of another sweep, or if the result exists already.
 
     >>> import tempfile
     >>> from jaxacct.sweeps import merge, sweep
@@ -398,22 +382,22 @@ def merge(
     owner: dict[int, Path] = {}
     reference: Header | None = None
     for path in map(Path, parts):
-        head = peek(path)
+        records = _read(path)
+        head = next(records)
         if reference is None:
             reference, first = head, path
             table = blank(head.columns, head.rows)
             done = np.zeros(head.rows, bool)
-        difference = reference.differs(head, but=("shard",))
-        if difference or head.shard[1] != reference.shard[1]:
-            words = difference or f"slice {_slice(head.shard)} instead of one of {reference.shard[1]}"
+        difference, (number, total) = reference.differs(head, but=("shard",)), head.shard
+        if difference or total != reference.shard[1]:
+            words = difference or f"slice {number}/{total} instead of one of {reference.shard[1]}"
             raise InputError(f"{path}: belongs to another sweep than {first}, with {words}; give parts of one sweep")
-        number = head.shard[0]
         if number in owner:
-            raise InputError(f"{path} and {owner[number]} overlap: both hold slice {_slice(head.shard)}; leave one out")
+            raise InputError(f"{path} and {owner[number]} overlap: both hold slice {number}/{total}; leave one out")
         owner[number] = path
-        for rows, piece in read(path):
+        for rows, piece in records:
             if done[rows].any():
-                raise InputError(f"{path}: holds rows of another slice; solve slice {_slice(head.shard)} again")
+                raise InputError(f"{path}: holds rows of another slice; solve slice {number}/{total} again")
             fill(table, rows, piece)
             done[rows] = True
     assert reference is not None
@@ -425,6 +409,7 @@ def merge(
 
 
 def _missing(head: Header, owner: dict[int, Path], rows: int) -> str:
+    """Return the error message that names the slices whose rows are missing."""
     total = head.shard[1]
     absent = [f"{number}/{total}" for number in range(1, total + 1) if number not in owner]
     if absent:
@@ -434,31 +419,23 @@ def _missing(head: Header, owner: dict[int, Path], rows: int) -> str:
     return f"{rows:,} of {head.rows:,} rows are missing: {unfinished} is not finished; continue it with --resume"
 
 
-def _slice(shard: tuple[int, int]) -> str:
-    return f"{shard[0]}/{shard[1]}"
-
-
 def wait_and_merge(out: Path, head: Header) -> Table:
-    """Wait for every part, merge them into a table and remove them; for the first of several processes.
+    """Wait for all parts, merge the parts into a table, and remove them; the first of several processes calls this.
 
-    The processes share the file system of `out`; that they are alive is for `jax.distributed` to watch.
+    The processes share the file system of `out`.  `jax.distributed` checks that all processes are alive.
     """
     count = head.shard[1]
     paths = [part_path(out, (number, count)) for number in range(1, count + 1)]
-    while not all(_ready(path, head) for path in paths):
+    # a part of an earlier sweep may exist until the process of its slice replaces it
+    while not all(path.exists() and not head.differs(peek(path), but=("shard",)) for path in paths):
         time.sleep(POLL_SECONDS)
-    table = merge(paths, out, overwrite=True)  # the run was not begun if it may not replace it
+    table = merge(paths, out, overwrite=True)  # a sweep that may not replace `out` was refused at its start
     for path in paths:
         path.unlink()
     return table
 
 
-def _ready(path: Path, head: Header) -> bool:
-    """Whether the part is there and is not a part of an earlier sweep, which its process will replace."""
-    return path.exists() and not head.differs(peek(path), but=("shard",))
-
-
 def wait_for_merge(out: Path, shard: tuple[int, int]) -> None:
-    """Wait until the first process has merged, and so removed, this one's part; for the other processes."""
+    """Wait until the first process has merged and removed this slice's part; the other processes call this."""
     while part_path(out, shard).exists():
         time.sleep(POLL_SECONDS)

@@ -1,7 +1,7 @@
-"""Grids from files, DataFrames and records.
+"""Grids from files, DataFrames and lists of dicts.
 
 A TOML file has blocks of lists and ranges.  A CSV, a DataFrame and a list of dicts have one configuration per row, and
-may have columns of the user's own beside the inputs.
+may have columns of the user beside the inputs.
 """
 
 from __future__ import annotations
@@ -33,24 +33,22 @@ from jaxacct.sweeps.grid import (
 )
 
 _SETTINGS = ("name", "quantity", "zip")
-"""Keys of a block that are no inputs."""
+"""Keys of a TOML block that are no inputs."""
 COLUMNS = ("name", "quantity", *INPUTS)
-"""Columns with a meaning; all others are kept beside the answers."""
+"""Columns with a meaning; all other columns are kept beside the answers."""
 SETTLED_BY = {
     **SOURCES,
     "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"]),
     **{f"{prefix}{name}": (name, f"target_{name}") for name in ("epsilon", "delta") for prefix in ("", "target_")},
 }
-"""Inputs that are not needed beside another one, so that no column is taken for them."""
-LIKENESS = 0.8
-"""Least likeness of a column's name to a missing input's name with which it counts as a misspelling."""
+"""For each input, the other inputs that a grid does not need beside it."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:
-    r"""Read and validate a grid file; whatever is wrong with it is refused in one line, with the place.
+    r"""Read a grid file and check it; an error is one line that names the place.
 
-    A TOML grid is a list of blocks; every block is the product of its lists and ranges (the last one written
-    varies fastest), or with `zip = true` its lists side by side::
+    A TOML grid is a list of blocks.  A block is the product of its lists and ranges (the last one written varies
+    fastest), or with `zip = true` its lists side by side::
 
         [defaults]                      # optional, shared by all blocks; a block may override
         target_delta = [1e-5, 1e-6]
@@ -62,13 +60,12 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
         epochs = [10, 20]               # steps = ceil(epochs * dataset_size / batch_size)
         target_epsilon = {start = 0.25, stop = 16, num = 7, scale = "log"}
 
-    Of noise_multiplier, sampling_probability, steps, epsilon (or target_epsilon) and delta (or target_delta)
-    a block leaves out exactly one, which is solved for; `quantity = "..."` may state it.  With
-    `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.grid.LAWS`)
-    epsilon is that of running the configuration K times and releasing the best.  A file without
-    `[[block]]` is one block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty
-    cell is a value left out.  Other columns are kept beside the answers; one that looks like an input that is not there
-    is refused.
+    A block leaves out exactly one of noise_multiplier, sampling_probability, steps, epsilon (or target_epsilon) and
+    delta (or target_delta): the sweep solves for it, and `quantity = "..."` may state it.  With
+    `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.grid.LAWS`) epsilon is
+    the epsilon of running the configuration K times and releasing the best output.  A file without `[[block]]` is one
+    block.  A CSV has the same names as columns, among them `name` and `quantity`; an empty cell is a value left out.
+    Other columns are kept beside the answers.  A column whose name looks like an absent input is refused.
 
     Parameters
     ----------
@@ -106,7 +103,7 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
 def _read_toml(text: str) -> Grid:
     try:
         document = tomllib.loads(text)
-    except ValueError as error:  # also a whole number of more digits than Python converts
+    except ValueError as error:  # a whole number with too many digits is a ValueError, too
         raise InputError(f"not valid TOML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise InputError("not valid TOML: its arrays or tables are nested too deeply") from None
@@ -162,7 +159,7 @@ def _lines(text: str) -> list[tuple[int, list[str]]]:
 
 
 def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
-    """One line: numbers for the inputs, text for the rest, None for empty inputs."""
+    """Return the cells of one CSV line: numbers for inputs, text for other columns, None for empty cells."""
     if len(cells) != len(header):
         raise InputError(f"line {number}: {len(cells)} cells under a header of {len(header)}")
     record: list[Any] = []
@@ -176,23 +173,18 @@ def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
     return record
 
 
-def is_records(grid: Any) -> bool:
-    """Whether a grid is a DataFrame or a list of dicts."""
-    return _is_frame(grid) or isinstance(grid, list | tuple)
-
-
 def as_grid(grid: Any, quantity: str | None = None) -> Grid:
-    """The grid of a DataFrame or a list of dicts, one configuration each, in their order.
+    """Return the grid of a DataFrame or a list of dicts, one configuration per row.
 
-    None and NaN in an input are values left out.  Columns that are no inputs are kept beside the answers, and so is
-    the index of a DataFrame.  A column that looks like an input that is not there is refused.
+    None and NaN in an input are values left out.  Columns that are no inputs are kept beside the answers, and so is the
+    index of a DataFrame.  A column whose name looks like an absent input is refused.
 
     >>> run = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
     >>> grid = as_grid([run | {"site": "A"}, run | {"site": "B"}])
     >>> grid.beside["site"].tolist(), str(grid.quantity[0])
     (['A', 'B'], 'epsilon')
     """
-    if _is_frame(grid):
+    if is_frame(grid):
         names = [str(name) for name in grid.columns]
         columns = {name: grid.iloc[:, place] for place, name in enumerate(names)}
         cells = {name: _with_none(column) if name in COLUMNS else column for name, column in columns.items()}
@@ -220,9 +212,9 @@ def grid_of_records(
     quantity: str | None = None,
     index: Any = None,
 ) -> Grid:
-    """The grid from columns of cells, with None for an input that is left out; errors name the place of the row.
+    """Return the grid of columns of cells, in which None is a value left out; an error names the place of its row.
 
-    names : in order, to find one that is there twice.  quantity : of rows that state none.
+    names : the columns in order, so that a repeated name is found.  quantity : the quantity of rows that state none.
     """
     for number, name in enumerate(names):
         if name in names[:number]:
@@ -255,7 +247,7 @@ def grid_of_records(
 
 
 def _refuse_misspelt(names: Sequence[str]) -> None:
-    """Refuse a column whose name looks like that of a missing input, or is the name of a column of the answer."""
+    """Refuse a column with the name of an answer's column, or with nearly the name of an absent input."""
     given = {name for one in names for name in (one, *SETTLED_BY.get(one, ()))}
     given |= set() if "repetitions" in given else set(LAW_NUMBERS)
     absent = [name for name in COLUMNS if name not in given]
@@ -264,7 +256,7 @@ def _refuse_misspelt(names: Sequence[str]) -> None:
             continue
         if name in (*ANSWER, *WORDS, "relation"):
             raise InputError(f"column {name!r} has the name of a column of the answer; rename it, or leave it out")
-        right = meant(name, absent, LIKENESS)
+        right = meant(name, absent, cutoff=0.8)  # a lower cutoff would refuse the user's own columns
         if right:
             raise InputError(f"unknown column {name!r}; did you mean {right!r}? rename it, whichever it is")
     if not any(name in INPUTS for name in names):
@@ -272,7 +264,7 @@ def _refuse_misspelt(names: Sequence[str]) -> None:
 
 
 def _group(records: list[dict[str, Any]], places: list[str]) -> Grid:
-    """Rows that fill in the same columns, as one grid; an error names the row."""
+    """Return the grid of rows that have the same inputs; an error names the row."""
     fields = [field for field in records[0] if field in INPUTS]
     quantity = records[0].get("quantity")
     try:
@@ -288,7 +280,7 @@ def _group(records: list[dict[str, Any]], places: list[str]) -> Grid:
 
 
 def _with_none(cells: Any) -> list[Any]:
-    """The cells of an input, None for those that are left out: NaN, pandas' NA and NaT, and empty text."""
+    """Return the cells of an input, with None for NaN, pandas' NA and NaT, and empty text."""
     nan = lambda cell: isinstance(cell, float | np.floating) and math.isnan(cell)
     empty = lambda cell: isinstance(cell, str) and not cell.strip()
     missing = ("NAType", "NaTType")
@@ -296,7 +288,7 @@ def _with_none(cells: Any) -> list[Any]:
 
 
 def _kept(cells: Any) -> np.ndarray:
-    """A column of the user's own: numbers as numbers, anything else unchanged."""
+    """Return a column of the user as an array: numbers as numbers, anything else unchanged."""
     if hasattr(cells, "to_numpy"):
         return np.asarray(cells.to_numpy())
     kinds = {type(cell) for cell in cells}
@@ -311,6 +303,6 @@ def _kept(cells: Any) -> np.ndarray:
     return column
 
 
-def _is_frame(grid: Any) -> bool:
-    """Whether something is a pandas.DataFrame; pandas is not imported to find out."""
+def is_frame(grid: Any) -> bool:
+    """Return whether an object is a pandas.DataFrame, without importing pandas."""
     return all(hasattr(grid, name) for name in ("iloc", "columns", "index"))

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from jaxacct.engines.backend import fixed
 from jaxacct.engines.devices import local
 from jaxacct.sweeps.grid import QUANTITIES, Grid, expand
 from jaxacct.sweeps.journal import (
+    Header,
     Journal,
     header,
     journal_path,
@@ -34,7 +35,7 @@ from jaxacct.sweeps.journal import (
     wait_and_merge,
     wait_for_merge,
 )
-from jaxacct.sweeps.read import as_grid, is_records, read_grid
+from jaxacct.sweeps.read import as_grid, is_frame, read_grid
 from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.sweeps.table import (
     REPLACE,
@@ -50,22 +51,23 @@ from jaxacct.sweeps.table import (
 )
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Rows solved between two writes: a sixteenth of the grid, within these limits.
+"""Limits of the rows between two writes; the default is a sixteenth of the grid.
 
-Fewer would not fill the compiled programs, more would be lost when a process is killed."""
+Fewer rows would not fill the compiled programs; with more rows a kill would lose more work.
+"""
 SAMPLE_ROWS = 256
-"""Configurations of each quantity that a dry run solves to measure the rate, in a second or so."""
+"""Configurations of each quantity that a dry run solves to measure the rate, in about a second."""
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep: how many rows were done, and the journal that holds them.
+    """Ctrl-C during a sweep, with the number of finished rows and the journal that holds the rows.
 
     Parameters
     ----------
     done, total : int
-        Rows done, and rows of this slice.
+        Finished rows, and all rows of this slice.
     journal : Path or None
-        None for a sweep without `out`, of which nothing is kept.
+        None for a sweep without `out`, which keeps no rows.
 
     >>> print(SweepInterrupted(512, 1024, None))
     interrupted after 512 of 1,024 rows
@@ -97,56 +99,56 @@ def sweep(
 ) -> Table:
     """Solve every DP-SGD configuration of a grid: epsilon, delta, or a calibrated parameter.
 
-    All local devices share the work.  With `out`, solved blocks go to a journal beside it (its name with .journal
-    added), which survives whatever ends the process; the result appears when it is complete.  A row on which the
-    engines raise has the status "failed" and the bracket that always holds; the others are not touched, and a warning
-    says what was raised.
+    All local devices share the work.  With `out`, solved blocks go to a journal beside the result (its name ends in
+    .journal), which survives any end of the process; the result appears when the table is complete.  A row on which the
+    engines raise has the status "failed" and a trivial bracket, which always holds.  A warning names the error, and the
+    other rows are solved as usual.
 
     Parameters
     ----------
     grid : dict of numbers, arrays and ranges; DataFrame; list of dicts; or the path of a .toml or .csv grid
-        Its fields are noise_multiplier, sampling_probability, steps, epsilon and delta (for calibrations also
-        called target_epsilon and target_delta); the one left out is solved for.  dataset_size, batch_size and
-        epochs may stand for sampling_probability and steps.  See `jaxacct.sweeps.read_grid` for files.
-        Of a DataFrame or a list of dicts every row is one configuration; columns that are no inputs are kept beside the
-        answers, in order, and `to_pandas` of the result has the index of the DataFrame.
+        Fields are noise_multiplier, sampling_probability, steps, epsilon and delta (for calibrations also called
+        target_epsilon and target_delta); the sweep solves for the field that is left out.  dataset_size, batch_size and
+        epochs may replace sampling_probability and steps.  See `jaxacct.sweeps.read_grid` for files.  In a DataFrame or
+        a list of dicts every row is one configuration.  Columns that are no inputs are kept beside the answers, and
+        `to_pandas` of the result has the index of the DataFrame.
     mode : {"product", "zip"}
         For a dict: every combination (the last field varies fastest), or the arrays broadcast together.
     quantity : str, optional
-        Except for files: what is solved for, as a check on what the fields leave out.
+        The quantity to solve for, as a check on the field that is left out; not for files.
     out : path ending in .csv or .parquet, optional
-        The result, which must not be there already (see overwrite).
+        The file of the result, which must not exist yet (see overwrite).
     relation, engine, rtol, backend
         As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier` (calibrations choose the engine).
     progress : bool, optional
-        A progress bar on standard error; by default only on a terminal.
+        Show a progress bar on standard error; by default only on a terminal.
     block : int, optional
         Rows solved between two writes; by default a sixteenth of the grid, at least 512 and at most 4096.
     resume : bool
-        Go on from the journal of an interrupted run, where there is one, in its blocks.
+        Continue from the journal of an interrupted run, if there is one, with its block size.
     overwrite : bool
-        Discard such a journal, and replace an earlier result when this one is complete.
+        Discard such a journal, and replace an earlier result when the new result is complete.
     shard : "i/n", optional
         Solve the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
     distributed : bool
-        After `jax.distributed.initialize()`: every process solves its slice, the first one merges them.  `out`
-        must be on a file system that all of them share.
+        After `jax.distributed.initialize()`: every process solves its slice, and the first process merges the slices.
+        `out` must be on a file system that all processes share.
 
     Returns
     -------
     Table
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
         upper, kind, status, engine.  A solved noise multiplier, sampling probability or steps has its own column, and
-        the bracket is of the epsilon it gives.  Rows are in the order of the grid (of this slice, except where all are
-        merged).
+        the bracket is that of the epsilon at the solved value.  Rows are in the order of the grid, or of this slice if
+        the slices are not merged.
 
     Raises
     ------
     InputError
-        One line for invalid values, an unreadable file, a result that is there already, or a journal that is in the
-        way, of another sweep or in use, before anything is solved; also for a disk that is full, with what is kept.
+        Before any work, if a value is invalid, a file is unreadable, the result exists already, or a journal is in use
+        or of another sweep; later, if the disk is full.  The message says which rows are kept.
     SweepInterrupted
-        Ctrl-C; a KeyboardInterrupt that says how many rows are done and where they are.
+        After Ctrl-C; a KeyboardInterrupt with the number of finished rows and their journal.
 
     >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -174,101 +176,24 @@ def sweep(
         for name, given in {"resume": resume, "overwrite": overwrite, "shard": shard is not None}.items():
             if given:
                 raise InputError(f"{name} needs out; name the result, such as out='result.csv'")
-        return work.whole(_Slice(work).solve(progress))
+        return work.whole(_Run(work).solve(progress))
     check_result(path)
     if isinstance(grid, str | os.PathLike) and path.exists() and path.samefile(grid):
         raise InputError(f"{path}: the result would overwrite the grid; give another name")
-    run = _Run(work, path, resume, overwrite)
+    run, head = _Run(work), header(work.grid, work.columns, work.settings, work.block, work.shard)
     if work.shard[1] == 1:
-        return work.whole(run.whole(progress))
-    table = run.part(progress if work.shard[0] == 1 or not distributed else False, merged=distributed)
+        return run.whole(path, head, progress, resume, overwrite)
+    shown = progress if work.shard[0] == 1 or not distributed else False
+    table = run.part(path, head, shown, resume, overwrite, merged=distributed)
     if distributed and work.shard[0] == 1:
-        return wait_and_merge(path, run.head)
+        return wait_and_merge(path, head)
     if distributed:
         wait_for_merge(path, work.shard)
     return table
 
 
 class _Run:
-    """The rows of one slice on their way to its file, by way of a journal that is held while this runs."""
-
-    def __init__(self, work: Work, out: Path, resume: bool, overwrite: bool) -> None:
-        self.work, self.out, self.resume, self.overwrite = work, out, resume, overwrite
-        self.head = header(work.grid, work.columns, work.settings, work.block, work.shard)
-        self.path = journal_path(out, work.shard)
-        self.slice = _Slice(work)
-
-    def whole(self, show: bool | None) -> Table:
-        """All blocks: into the journal, then the result, then the journal is done with."""
-
-        def finish(table: Table, journal: Journal) -> None:
-            write(self.work.whole(table), self.out)
-            journal.discard()
-
-        return self._solve(show, self._begun({self.out: REPLACE}), finish)
-
-    def part(self, show: bool | None, merged: bool) -> Table:
-        """The blocks of one slice, into a journal that becomes its part; a part that is there already is kept."""
-        part = part_path(self.out, self.work.shard)
-        if part.exists() and self.resume:
-            with contextlib.closing(Journal.hold(self.path)) as journal:
-                if journal.fresh:
-                    journal.take_over(part)
-        taken = {part: f"keep it with --resume (resume=True), or {REPLACE}"} | ({self.out: REPLACE} if merged else {})
-        journal = self._begun(taken)
-        part.unlink(missing_ok=True)  # an earlier one, which is not to be taken for this one
-
-        return self._solve(show, journal, lambda table, journal: journal.become(part))
-
-    def _begun(self, taken: dict[Path, str]) -> Journal:
-        """The journal, held, with the rows that it keeps from an interrupted run handed to the slice.
-
-        taken : the files that must not be there already, with the remedy.  A journal is begun only where they are
-        not there, or may be replaced, so one that is there permits that.
-        """
-        journal = Journal.hold(self.path)
-        try:
-            if journal.fresh and not self.overwrite:
-                for path, remedy in taken.items():
-                    refuse_existing(path, remedy)
-            if not journal.fresh and not self.overwrite and not self.resume:
-                raise InputError(
-                    f"{self.path}: holds the rows of an interrupted run; continue it with --resume (resume=True), "
-                    "or discard it with --overwrite (overwrite=True)"
-                )
-            if journal.fresh or self.overwrite:
-                journal.begin(self.head)
-            else:
-                journal.catch_up(self.head, self.slice.keep)
-        except BaseException:
-            if journal.fresh:
-                journal.discard()
-            journal.close()
-            raise
-        return journal
-
-    def _solve(self, show: bool | None, journal: Journal, finish: Callable[[Table, Journal], None]) -> Table:
-        """Solve the rows that the journal lacks, and write all rows to their file; then the journal is removed."""
-        try:
-            table = self.slice.solve(show, journal)
-            finish(table, journal)
-        except Unwritable as error:
-            done, total = int(np.sum(self.slice.done)), self.slice.rows.size
-            raise Unwritable(
-                f"{error}; {done:,} of {total:,} rows are kept in {self.path}: make room, or permit the writing, "
-                "and continue with --resume (resume=True)"
-            ) from None
-        except SweepInterrupted:
-            raise
-        except KeyboardInterrupt:  # while the result was written
-            raise SweepInterrupted(int(np.sum(self.slice.done)), self.slice.rows.size, self.path) from None
-        finally:
-            journal.close()
-        return table
-
-
-class _Slice:
-    """The rows of this run: the table that they fill, and which of them are solved."""
+    """The rows of one slice: the table that they fill, and which rows are solved."""
 
     def __init__(self, work: Work) -> None:
         self.work, self.rows = work, work.rows
@@ -281,7 +206,7 @@ class _Slice:
         self.done[index] = True
 
     def solve(self, show: bool | None, journal: Journal | None = None) -> Table:
-        """The table, once the blocks that are not solved yet are solved and in the journal."""
+        """Solve the unsolved blocks, append each block to the journal, and return the table of the slice."""
         work, total, done = self.work, self.rows.size, int(np.sum(self.done))
         progress = Progress(total, show, done, apart=programs.seconds)
         progress.update(done)
@@ -289,8 +214,7 @@ class _Slice:
             for rows in work.blocks:
                 if self.done[np.searchsorted(self.rows, rows[0])]:
                     continue
-                with fixed(work.settings.backend == "numpy"):
-                    piece = solve(work.grid.take(rows), work.settings, work.columns, len(work.grid) == 1)
+                piece = work.solved(rows)
                 if journal is not None:
                     journal.append(rows, piece)
                 self.keep(rows, piece)
@@ -302,13 +226,78 @@ class _Slice:
             progress.close()
         return self.table
 
+    def whole(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool) -> Table:
+        """Solve all blocks by way of the journal, write the result, and remove the journal."""
+        with self._journal(out, head, {out: REPLACE}, resume, overwrite) as journal:
+            table = self.work.whole(self.solve(show, journal))
+            write(table, out)
+            journal.discard()
+        return table
+
+    def part(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool, *, merged: bool) -> Table:
+        """Solve the blocks of one slice into a journal that becomes the slice's part; a resumed run keeps a part."""
+        part = part_path(out, self.work.shard)
+        if part.exists() and resume:
+            with contextlib.closing(Journal.hold(journal_path(out, self.work.shard))) as journal:
+                if journal.fresh:
+                    journal.rename(part, journal.path)
+        taken = {part: f"keep it with --resume (resume=True), or {REPLACE}"} | ({out: REPLACE} if merged else {})
+        with self._journal(out, head, taken, resume, overwrite) as journal:
+            part.unlink(missing_ok=True)  # `wait_and_merge` would take an earlier part for this one
+            table = self.solve(show, journal)
+            journal.rename(journal.path, part)
+        return table
+
+    @contextlib.contextmanager
+    def _journal(
+        self, out: Path, head: Header, taken: dict[Path, str], resume: bool, overwrite: bool
+    ) -> Iterator[Journal]:
+        """Lock the slice's journal, keep the rows that it holds of an interrupted run, and close it in the end.
+
+        taken : files that must not exist when a sweep begins, each with the remedy.  A journal that exists already
+        was begun where these files did not exist or could be replaced, so a continued sweep may replace them.
+        """
+        path = journal_path(out, self.work.shard)
+        journal = Journal.hold(path)
+        try:
+            if journal.fresh and not overwrite:
+                for other, remedy in taken.items():
+                    refuse_existing(other, remedy)
+            if not journal.fresh and not overwrite and not resume:
+                raise InputError(
+                    f"{path}: holds the rows of an interrupted run; continue it with --resume (resume=True), "
+                    "or discard it with --overwrite (overwrite=True)"
+                )
+            if journal.fresh or overwrite:
+                journal.begin(head)
+            else:
+                journal.catch_up(head, self.keep)
+        except BaseException:
+            if journal.fresh:
+                journal.discard()
+            journal.close()
+            raise
+        try:
+            yield journal
+        except Unwritable as error:
+            raise Unwritable(
+                f"{error}; {int(np.sum(self.done)):,} of {self.rows.size:,} rows are kept in {path}: make room, or "
+                "permit the writing, and continue with --resume (resume=True)"
+            ) from None
+        except SweepInterrupted:
+            raise
+        except KeyboardInterrupt:  # while the result was written
+            raise SweepInterrupted(int(np.sum(self.done)), self.rows.size, path) from None
+        finally:
+            journal.close()
+
 
 @dataclass(frozen=True, eq=False)
 class Work:
     """A sweep laid out: configurations, settings, and the blocks of rows that this run solves.
 
-    A block holds rows of one quantity and is solved by itself, so that no answer depends on what else the run
-    does.  Slice i of n takes every n-th block, from the i-th.
+    A block holds rows of one quantity and is solved by itself, so that no answer depends on the run's other blocks.
+    Slice i of n takes every n-th block, from the i-th.
     """
 
     grid: Grid
@@ -320,17 +309,22 @@ class Work:
 
     @property
     def rows(self) -> np.ndarray:
-        """The rows of this slice in the order of the grid."""
+        """The rows of this slice in the order of the grid, (R,)."""
         return np.sort(np.concatenate([np.zeros(0, np.int64), *self.blocks]))
 
+    def solved(self, rows: np.ndarray) -> Table:
+        """Return the rows with their answers."""
+        with fixed(self.settings.backend == "numpy"):
+            return solve(self.grid.take(rows), self.settings, self.columns, len(self.grid) == 1)
+
     def whole(self, table: Table) -> Table:
-        """The whole table with the grid's other columns; journals and slices hold the table without them."""
+        """Return the table with the grid's other columns, which journals and slices do not hold."""
         return table.beside(self.grid.beside, self.grid.index)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A preview of a sweep: counts, and the time that a sample of it took.  `jaxacct.sweeps.plan` makes one.
+    """A preview of a sweep: counts, and the time that a sample took.  `jaxacct.sweeps.plan` makes one.
 
     Parameters
     ----------
@@ -345,18 +339,17 @@ class Plan:
     blocks, block : int
         Blocks of this slice, and rows in a block.
     backend : {"numpy", "xla"}
-        What evaluates the kernels: NumPy for up to 40,000 rows (2,400 with repetitions) on a CPU, unless something
-        else was asked for.
+        Evaluates the kernels; by default NumPy for up to 40,000 rows (2,400 with repetitions) on a CPU.
     devices : str
-        Their number and platform.
+        Number and platform of the devices.
     sample : int
         Configurations that were solved to measure the rate, spread over the slice.
     seconds : float
-        Estimate for solving the rows of this slice.
+        Estimated time for the rows of this slice.
     first_seconds : float
-        What compiling the programs took here, once, for that sample.
+        Time that compiling the programs took for the sample.
     memory_bytes : int
-        The process with the sample solved, the whole table, and the limit of the lattice engine.
+        Memory of the process after the sample, of the whole table, and the limit of the lattice engine, added up.
 
     >>> from jaxacct.sweeps import plan
     >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -389,7 +382,7 @@ def lay_out(
     block: int | None,
     shard: str | None,
 ) -> Work:
-    """The work of a sweep with these arguments, or a refusal of them."""
+    """Return the work of a sweep with these arguments; refuse invalid arguments."""
     configurations = _configurations(grid, mode, quantity)
     chosen = settings(configurations, relation, engine, rtol, backend)
     if block is None:
@@ -416,10 +409,10 @@ def plan(
     block: int | None = None,
     shard: str | None = None,
 ) -> Plan:
-    """What `jaxacct.sweep` with these arguments would do and about how long it would take; solves a small sample twice.
+    """Preview `jaxacct.sweep` with these arguments and estimate its time; solve a small sample twice.
 
-    The sample has up to 256 configurations of each quantity, evenly spread over the grid; its first solution
-    compiles the programs, the second one is timed.
+    The sample has up to 256 configurations of each quantity, evenly spread over the grid.  Its first solution compiles
+    the programs, and the second solution is timed.
 
     Parameters
     ----------
@@ -444,11 +437,15 @@ def plan(
         rows = mine[work.grid.quantity[mine] == word]
         if rows.size == 0:
             continue
-        sample = work.grid.take(rows[np.linspace(0, rows.size - 1, min(rows.size, SAMPLE_ROWS)).astype(int)])
-        cold, warm = (_timed(sample, work) for _ in range(2))
-        seconds += warm * rows.size / len(sample)
-        first += max(cold - warm, 0.0)
-        sampled += len(sample)
+        sample = rows[np.linspace(0, rows.size - 1, min(rows.size, SAMPLE_ROWS)).astype(int)]
+        begin = time.perf_counter()
+        work.solved(sample)
+        middle = time.perf_counter()
+        work.solved(sample)
+        warm = time.perf_counter() - middle
+        seconds += warm * rows.size / sample.size
+        first += max(middle - begin - warm, 0.0)
+        sampled += sample.size
     each = local()
     return Plan(
         configurations=len(work.grid),
@@ -469,7 +466,7 @@ def plan(
 def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
     if isinstance(grid, Mapping):
         return expand(grid, mode=mode, quantity=quantity)
-    if is_records(grid):
+    if is_frame(grid) or isinstance(grid, list | tuple):
         if mode != "product":
             raise InputError("mode is for a dict of arrays; every record is one configuration")
         if quantity is not None:
@@ -487,15 +484,8 @@ def _configurations(grid: Any, mode: str, quantity: str | None) -> Grid:
     return read_grid(grid)
 
 
-def _timed(sample: Grid, work: Work) -> float:
-    begin = time.perf_counter()
-    with fixed(work.settings.backend == "numpy"):
-        solve(sample, work.settings, work.columns, len(work.grid) == 1)
-    return time.perf_counter() - begin
-
-
 def _resident() -> int:
-    """The largest memory that this process has used so far, if the system reports it."""
+    """Return the largest memory of this process so far in bytes; 0 where the system does not report it."""
     if os.name != "posix":
         return 0
     import resource

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.calibration import noise_rate_steps
-from jaxacct.calibration.dp_sgd_search import BESIDE, LEAST_RTOL, TARGETS, Calibration
+from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, RISK_RULES, TARGETS, Calibration
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, options
 from jaxacct.engines.backend import suiting
@@ -30,13 +30,13 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 }
 """The function that solves for each calibrated quantity."""
 BASES_AT_ONCE = 16
-"""Base mechanisms, each with a curve of some 2 MB, that are solved together."""
+"""Base mechanisms that are solved together; the curve of each takes some 2 MB."""
 USUAL = "usual"
-"""Relation of a sweep whose batch rules have different usual relations: each row has the usual one of its rule."""
+"""The relation of a sweep in which each row has the usual relation of its batch rule."""
 
 
 class FailedRows(UserWarning):
-    """A warning: the engines raised on some rows, which are in the table with the status "failed".
+    """A warning that the engines raised on some rows, which have the status "failed" in the table.
 
     >>> issubclass(FailedRows, UserWarning)
     True
@@ -44,23 +44,20 @@ class FailedRows(UserWarning):
 
 
 class Settings(NamedTuple):
-    """The settings with which every row of a sweep is solved."""
+    """Settings with which every row of a sweep is solved."""
 
     relation: str
     engine: str
     rtol: float
-    backend: str  # never "auto": chosen for the whole grid, so that slices and resumed runs use the same one
+    backend: str  # never "auto": one choice for the whole grid, so that slices and resumed runs agree
 
     def relation_of(self, sampling: str) -> str:
-        """The relation of rows of a batch rule."""
+        """Return the relation of the rows with a batch rule."""
         return usual_relation(sampling) if self.relation == USUAL else self.relation
 
 
 def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend: str) -> Settings:
-    """The settings, refused where the grid cannot be solved with them.
-
-    Calibrations choose their own engine; selections have one.
-    """
+    """Return the settings of a sweep; refuse settings with which the grid cannot be solved."""
     usual = {usual_relation(word or "poisson") for word in np.unique(grid.inputs.get("sampling", ["poisson"]))}
     word = relation or usual.pop()
     chosen = options(relation=word, engine=engine, rtol=rtol, backend=backend)
@@ -76,7 +73,7 @@ def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend
 
 
 def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
-    """The rows of a grid that has one quantity, with their answers, in the columns named.
+    """Return the rows of a grid that has one quantity, with their answers, in the columns `names`.
 
     alone : the sweep has no other rows.
     """
@@ -92,9 +89,9 @@ def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = Fa
 def _answer_or_failed(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, size: int, alone: bool
 ) -> dict[str, Any]:
-    """`_answer`, in which a row that raises is a row of status "failed" and leaves the others as they are.
+    """Return the answers of the rows; a row that raises has the status "failed" and leaves the other rows unchanged.
 
-    What every row of a block, or the only row of a sweep, refuses as bad input is bad input of the call.
+    Raise the error if every row of a block, or the only row of a sweep, is refused as bad input.
     """
     failures: list[tuple[int, Exception]] = []
 
@@ -123,7 +120,7 @@ def _answer_or_failed(
 
 
 def _failed(quantity: str) -> dict[str, Any]:
-    """The columns of one row without an answer: the bracket that always holds, and no calibrated value."""
+    """Return the columns of a failed row: the trivial bracket, and NaN for a calibrated value."""
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
     columns: dict[str, Any] = {name: np.array([end]) for name, end in zip(ANSWER, ends, strict=True)}
     columns |= {name: np.array([word], object) for name, word in zip(WORDS, ("certified", "failed", ""), strict=True)}
@@ -131,7 +128,7 @@ def _failed(quantity: str) -> dict[str, Any]:
 
 
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
-    """The columns that the rows gain; rows of one batch rule are answered together."""
+    """Return the columns that the rows gain; rows of one batch rule are answered together."""
     pieces, places = [], []
     for given, rows in alike(inputs):
         pieces.append(_of_one_rule(quantity, {name: column[rows] for name, column in inputs.items()}, chosen, given))
@@ -143,7 +140,7 @@ def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -
 def _of_one_rule(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """The columns of rows that share a batch rule and group size; `given` says which, as `dp_sgd` takes them."""
+    """Return the new columns of rows with one batch rule and group size, which `given` names as `dp_sgd` does."""
     relation = chosen.relation_of(given["sampling"])
     if quantity in _CALIBRATIONS:
         solver = _CALIBRATIONS[quantity]
@@ -165,13 +162,13 @@ def _columns(bounds: Bounds) -> dict[str, Any]:
 
 
 def _shared(words: np.ndarray) -> np.ndarray:
-    """Text as references to one object per word, so that a million rows cost a million references."""
+    """Return text as references to one object per word: a million rows then hold a million references."""
     known, code = np.unique(words, return_inverse=True)
     return known.astype(object)[code]
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Rows that share a batch rule, a group size, and whether they have steps: pairs (rule and size, rows).
+    """Yield (batch rule and group size, rows) for rows that share both and have steps alike, or have none alike.
 
     >>> inputs = {"steps": np.ones(3), "group": np.array([1.0, 2.0, 1.0])}
     >>> [(rule, rows.tolist()) for rule, rows in alike(inputs)]
@@ -188,18 +185,18 @@ def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np
 
 
 def _numbers(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns from which the runs of a batch rule and group size are made."""
+    """Return the columns from which `dp_sgd` makes the runs of a batch rule and group size."""
     given = {name: inputs[name] for name in NUMBERS if name in inputs and not np.isnan(inputs[name]).all()}
     return numbers_of_rule(rule["sampling"], given, rule["group"])
 
 
 def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
-    """The runs of rows with the same batch rule and group size."""
+    """Return the runs of rows with one batch rule and group size."""
     return dp_sgd(**_numbers(inputs, rule), **rule)
 
 
 def run_of_row(row: Mapping[str, Any]) -> Mechanism:
-    """The run of one row of a result, whose cells are numbers and text.
+    """Return the run of one row of a result, whose cells are numbers and text.
 
     >>> row = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 10.0, "group": 2.0, "cap": float("nan")}
     >>> run_of_row(row).expression()
@@ -214,7 +211,7 @@ def run_of_row(row: Mapping[str, Any]) -> Mechanism:
 
 
 def target_of(row: Mapping[str, Any]) -> str | None:
-    """The name of the risk that a table's row has as its target; None if it has none."""
+    """Return the name of the risk that is a row's target; None if the row has no such target."""
     return next((name for name in TARGETS if name in row and not np.isnan(float(row[name]))), None)
 
 
@@ -225,51 +222,40 @@ def _calibrated(
     rule: Mapping[str, Any],
     **settings: Any,
 ) -> tuple[np.ndarray, np.ndarray, Bounds]:
-    """(value, status, bracket) of rows that may have different targets: of epsilon, or of the risk.
+    """Return (value, status, bracket) of rows whose targets may differ; the bracket is of epsilon or of the risk.
 
     rule : the batch rule and group size of all rows, as `dp_sgd` takes them.
     """
     known = {name: column for name, column in _numbers(inputs, rule).items() if name != quantity}
-    settings |= rule
-    size = next(iter(known.values())).size
-    left = np.ones(size, bool)
+    names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
+    given = ~np.isnan(np.stack([inputs[name] for name in names]))
     pieces: list[tuple[np.ndarray, Calibration, Bounds]] = []
-    for target in (*TARGETS, "target_epsilon"):
-        if target not in inputs:
-            continue
-        rows = np.flatnonzero(left & ~np.isnan(inputs[target]))
-        left[rows] = False
-        beside = ("target_delta",) if target == "target_epsilon" else BESIDE.get(target, ())
-        # a floor that is left out is the usual one
-        fields = {name: inputs[name][rows] for name in (target, *beside) if name in inputs}
-        open_ = np.isnan(fields["above_fpr"]) if "above_fpr" in fields else np.zeros(rows.size, bool)
-        for part in (np.flatnonzero(~open_), np.flatnonzero(open_)):
-            if not part.size:
-                continue
-            given = {name: column[part] for name, column in fields.items() if not np.isnan(column[part]).any()}
-            found = solve(**given, **{name: column[rows[part]] for name, column in known.items()}, **settings)
-            pieces.append((rows[part], found, found.epsilon if found.risk is None else found.risk))
+    for pattern in np.unique(given, axis=1).T:  # rows with the same targets are solved together
+        rows = np.flatnonzero((given == pattern[:, None]).all(axis=0))
+        columns = {name: inputs[name] for name, there in zip(names, pattern, strict=True) if there} | known
+        found = solve(**{name: column[rows] for name, column in columns.items()}, **settings, **rule)
+        pieces.append((rows, found, found.epsilon if found.risk is None else found.risk))
     order = np.argsort(np.concatenate([rows for rows, _, _ in pieces]))
     join = lambda take: np.concatenate([np.asarray(take(found, bounds)) for _, found, bounds in pieces])[order]
-    columns = [join(lambda found, bounds, name=name: getattr(bounds, name)) for name in (*ANSWER, *WORDS)]
-    return join(lambda found, bounds: found.value), join(lambda found, bounds: found.status), Bounds(*columns)
+    ends = [join(lambda found, bounds, name=name: getattr(bounds, name)) for name in (*ANSWER, *WORDS)]
+    return join(lambda found, bounds: found.value), join(lambda found, bounds: found.status), Bounds(*ends)
 
 
 def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
-    """The law of K with this name.
+    """Return the law of K with this name.
 
     >>> float(law_of_k("binomial", {"trials": 20, "probability_of_run": 0.5}).mean)
     10.0
     """
-    from jaxacct import selection  # takes a while to import, and rows without repetitions do not need it
+    from jaxacct import selection  # a slow import that rows without repetitions do not need
 
     given = [numbers[field] for field in LAWS[word]]
-    law: Law = getattr(selection, word.title().replace("_", ""))(*given)  # as PointMass of "point_mass"
+    law: Law = getattr(selection, word.title().replace("_", ""))(*given)  # "point_mass" is PointMass
     return law
 
 
 def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """E[K] of every row, all of which have repetitions."""
+    """Return E[K] of every row, all of which have repetitions."""
     found = np.zeros(inputs["repetitions"].size)
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         rows = inputs["repetitions"] == word
@@ -278,7 +264,7 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: Mapping[str, Any]) -> Bounds:
-    """The epsilon of every row: of its base where it has no repetitions, else of the selection, for the worst score.
+    """Return epsilon of every row, of the run or, where the row has repetitions, of the selection for the worst score.
 
     inputs : noise_multiplier, sampling_probability, steps, delta, repetitions and the numbers of the laws, each (B,).
     rule : the batch rule and group size of all rows, as `dp_sgd` takes them.
@@ -303,7 +289,7 @@ def _solved(
     numbers: tuple[str, ...],
     rule: Mapping[str, Any],
 ) -> Bounds:
-    """Rows of one law; `numbers` are the columns that a run is made from."""
+    """Return epsilon of rows with one law of K; `numbers` are the columns from which a run is made."""
     given: dict[str, Any] = {name: some[name][:, :1] if word else some[name] for name in numbers}
     mechanism: Mechanism = dp_sgd(**given, **rule)
     if word:
@@ -316,7 +302,7 @@ def _solved(
 def _by_base(
     inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool, numbers: tuple[str, ...]
 ) -> Iterator[np.ndarray]:
-    """The rows in arrays (bases, rows of that base), so that the curve of a base is computed once."""
+    """Yield rows as arrays (bases, rows of that base), so that the curve of each base run is computed once."""
     if not selected:
         yield rows
         return

@@ -23,11 +23,11 @@ from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.sweeps.grid import ANSWER, COUNTS, INPUTS, QUANTITIES, WORDS, Grid
 
 TEXT = ("name", "quantity", "sampling", "repetitions", "relation", *WORDS)
-"""Columns of text; all others are float64."""
+"""Columns of text; all other columns are float64."""
 WHOLE = (*COUNTS, "epochs")
 """Columns whose whole numbers are written without a decimal point."""
 ENDINGS = (".csv", ".parquet")
-"""How the name of a result may end."""
+"""File endings of a result."""
 REPLACE = "replace it with --overwrite (overwrite=True)"
 """Remedy for a result that exists already."""
 ROWS_PER_PIECE = 8192
@@ -36,18 +36,18 @@ ROWS_PER_PIECE = 8192
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of equal length, one row per configuration in the order of the grid.
+    """The result of a sweep: columns of equal length, one row per configuration in the order of the grid.
 
-    Numbers are float64, words are text.  `lower`, `estimate` and `upper` bracket the epsilon or delta asked
-    for, and in a calibration the epsilon that the solved value gives.  NaN marks an input that does not
-    apply, and the answer of an infeasible configuration, whose `status` says why.
+    Numbers are float64, words are text.  `lower`, `estimate` and `upper` bracket the epsilon or delta of the row, and
+    in a calibration the epsilon at the solved value.  NaN marks an input that does not apply, and the answer of an
+    infeasible configuration, whose `status` gives the reason.
 
     Parameters
     ----------
     columns : dict of arrays, each of shape (rows,)
         One column is `quantity`.
     index : pandas.Index, optional
-        Of the DataFrame that was swept; `to_pandas` gives it back.
+        Index of the DataFrame that was swept; `to_pandas` restores it.
 
     >>> from jaxacct.sweeps import sweep
     >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -68,7 +68,7 @@ class Table:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
     def _repr_html_(self) -> str:
-        """The first rows, the bracket rounded outward; solved values are in full."""
+        """Return the first rows as HTML: the bracket rounded outward, solved values in full."""
         rows, rest = markup.cut(len(self))
         title = f"Sweep, {len(self):,} {'row' if len(self) == 1 else 'rows'}"
         head = self.take(slice(0, len(rows)))
@@ -81,17 +81,17 @@ class Table:
         return markup.table(title, tuple(self.columns), zip(*texts.values(), strict=True), rest)
 
     def take(self, rows: Index) -> Table:
-        """The rows of a NumPy index."""
+        """Return the rows at a NumPy index."""
         index = None if self.index is None else self.index[rows]
         return Table({name: column[rows] for name, column in self.columns.items()}, index)
 
     def beside(self, others: Mapping[str, np.ndarray], index: Foreign = None) -> Table:
-        """The table with other columns before its own, after the name, and an index for `to_pandas`."""
+        """Return the table with other columns between the name and its own columns, and an index for `to_pandas`."""
         name = {"name": self["name"]} if "name" in self.columns else {}
         return Table(name | dict(others) | self.columns, index)
 
     def rows(self) -> Iterator[list[str]]:
-        """The cells as text: floats in full precision, absent inputs empty, answers that do not exist nan."""
+        """Yield the cells of each row as text: floats in full, absent inputs empty, absent answers as nan."""
         for piece in self._pieces():
             lists = {name: _as_list(column) for name, column in piece.columns.items()}
             for name, column in lists.items():
@@ -100,7 +100,7 @@ class Table:
             yield from map(list, zip(*lists.values(), strict=True))
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write a CSV with a header line; reading it back gives the same numbers."""
+        """Write a CSV with a header line; a reader gets the same numbers back."""
         write_csv(Path(path), tuple(self.columns), self.rows())
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
@@ -118,14 +118,14 @@ class Table:
                 writer.write_table(arrow.table(columns, schema=schema))
 
     def to_pandas(self) -> Foreign:
-        """The table as a pandas.DataFrame (needs pandas)."""
+        """Return the table as a pandas.DataFrame (needs pandas)."""
         return optional_package("pandas", "a DataFrame").DataFrame(self.columns, index=self.index)
 
     def to_xarray(self) -> Foreign:
-        """The table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
+        """Return the table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
 
-        Inputs that do not vary are scalar coordinates, those that follow from others (steps from epochs)
-        coordinates along all axes.  Raises InputError for a table that is no product of its inputs.
+        Inputs that do not vary are scalar coordinates.  Inputs that follow from other inputs (steps from epochs) are
+        coordinates along all axes.  Raises InputError if the table is no product of its inputs.
 
         >>> from jaxacct.sweeps import sweep
         >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4], "delta": 1e-5})
@@ -149,12 +149,12 @@ class Table:
         return xarray.Dataset(data, coordinates)
 
     def _pieces(self) -> Iterator[Table]:
-        """The rows a few thousand at a time."""
+        """Yield the rows, a few thousand at a time."""
         return (self.take(slice(start, start + ROWS_PER_PIECE)) for start in range(0, len(self), ROWS_PER_PIECE))
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
-    """The table in a result file.
+    """Read the table in a result file.
 
     Parameters
     ----------
@@ -181,30 +181,30 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 
 def blank(names: tuple[str, ...], size: int) -> Table:
-    """A table to be filled in."""
+    """Return a table of empty cells."""
     return Table({name: np.full(size, "", object) if name in TEXT else np.full(size, np.nan) for name in names})
 
 
 def fill(table: Table, rows: np.ndarray, piece: Table) -> None:
-    """Put a piece into the rows of a table."""
+    """Copy a piece into the rows of a table."""
     for name, column in table.columns.items():
         column[rows] = piece[name]
 
 
 def write(table: Table, path: Path) -> None:
-    """Write a table to a file, by its ending."""
+    """Write a table to a file in the format of its ending."""
     (table.to_parquet if path.suffix.lower() == ".parquet" else table.to_csv)(path)
 
 
 def _is_numeric(column: np.ndarray) -> bool:
-    """Whether float64 holds a column without change."""
+    """Return whether float64 holds every cell of a column exactly."""
     if column.dtype.kind not in "fiu":
         return False
     return column.dtype.kind == "f" or column.size == 0 or int(np.abs(column).max()) <= LARGEST_COUNT
 
 
 def _as_list(column: np.ndarray) -> list[Any]:
-    """The cells of a column; of dates and other words of NumPy as text."""
+    """Return the cells of a column; NumPy dates and strings as text."""
     return column.tolist() if column.dtype.kind in "fiubO" else [str(cell) for cell in column]
 
 
@@ -217,7 +217,7 @@ def _cell(name: str, value: Any, quantity: str) -> str:
 
 
 def layout(grid: Grid) -> tuple[str, ...]:
-    """The columns of a grid's result: name, quantity, inputs, solved quantity, bracket, and its words."""
+    """Return the columns of a grid's result: name, quantity, inputs, solved quantity, bracket, and its words."""
     solved = [quantity for quantity in INPUTS if quantity in grid.quantity and not measures(quantity)]
     inputs = [field for field in INPUTS if field in grid.inputs or field in solved]
     name = ["name"] if any(grid.name) else []
@@ -225,12 +225,12 @@ def layout(grid: Grid) -> tuple[str, ...]:
 
 
 def measures(quantity: str) -> bool:
-    """Whether lower, estimate and upper hold the quantity itself (otherwise the epsilon or the risk reached)."""
+    """Return whether the bracket is of the quantity itself, rather than of the epsilon or risk at a solved value."""
     return quantity in ("epsilon", "delta")
 
 
 def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The inputs that differ between rows and do not follow from others, with their values as first met.
+    """Return the inputs that differ between rows and do not follow from other inputs, with their values in order.
 
     >>> columns = {"steps": np.array([1.0, 1.0, 2.0, 2.0]), "delta": np.array([1e-5, 1e-6, 1e-5, 1e-6])}
     >>> {name: values.tolist() for name, values in varying(columns).items()}
@@ -248,7 +248,7 @@ def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def product_axes(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The varying inputs of a table that holds each of their combinations once; others are refused."""
+    """Return the varying inputs of a table that holds each of their combinations once; refuse any other table."""
     axes = varying(columns)
     rows = len(columns["quantity"])
     cells = int(np.prod([len(values) for values in axes.values()], dtype=np.int64))
@@ -264,7 +264,7 @@ def product_axes(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def place(columns: Mapping[str, np.ndarray], axes: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The position of every row in the product of the axes, in C order."""
+    """Return the position of every row in the product of the axes, in C order."""
     index = np.zeros(len(columns["quantity"]), np.int64)
     for name, values in axes.items():
         order = np.argsort(values)
@@ -273,19 +273,19 @@ def place(columns: Mapping[str, np.ndarray], axes: Mapping[str, np.ndarray]) -> 
 
 
 def solved_for(columns: Mapping[str, np.ndarray]) -> list[str]:
-    """The quantities for which the rows are solved, in the usual order."""
+    """Return the quantities for which the rows are solved, in the order of `QUANTITIES`."""
     return [quantity for quantity in QUANTITIES if quantity in set(columns["quantity"])]
 
 
 def out_path(out: Any) -> Path:
-    """The path of a result; anything that is not a path is refused."""
+    """Return the path of a result; refuse anything that is no path."""
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
         raise InputError(f"out = {shown(out)} must be the path of a file; name the result, such as 'result.csv'")
     return Path(out)
 
 
 def refuse_existing(path: Path, remedy: str = REPLACE) -> None:
-    """Refuse to write over a file that is there."""
+    """Refuse to write over an existing file."""
     if path.exists():
         raise InputError(f"{path}: is there already; {remedy}, or give another name")
 
@@ -301,7 +301,7 @@ def check_result(path: Path) -> None:
 
 
 def _read_columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a result file; whatever is wrong with it is refused in one line."""
+    """Return the columns of a result file; refuse an invalid file in one line."""
     readers: dict[str, Callable[[Path], dict[str, np.ndarray]]]
     readers = {".csv": _read_csv, ".parquet": _read_parquet}
     if path.suffix.lower() not in readers:
@@ -315,9 +315,12 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
-    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin a file with a mark
+    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte-order mark
         reader = csv.reader(file, strict=True)
-        names = _distinct(next(reader, []))
+        names = next(reader, [])
+        for place, name in enumerate(names):
+            if name in names[:place]:  # one of the two columns would silently be lost
+                raise ValueError(f"column {shown(name)} appears twice")
         columns: list[list[Any]] = [[] for _ in names]
         known: dict[str, str] = {}
         for cells in reader:
@@ -329,14 +332,6 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     return {name: _column(name, column) for name, column in zip(names, columns, strict=True)}
 
 
-def _distinct(names: list[str]) -> list[str]:
-    """The names of the columns; ValueError if one occurs twice, since one of the two would silently be lost."""
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            raise ValueError(f"column {shown(name)} appears twice")
-    return names
-
-
 def _read_parquet(path: Path) -> dict[str, np.ndarray]:
     optional_package("pyarrow", "a Parquet file")
     columns = importlib.import_module("pyarrow.parquet").read_table(str(path)).to_pydict()
@@ -344,7 +339,7 @@ def _read_parquet(path: Path) -> dict[str, np.ndarray]:
 
 
 def _column(name: str, cells: list[Any]) -> np.ndarray:
-    """One column: text, or numbers; a column that is no sweep's own holds numbers if all its cells are numbers."""
+    """Return one column: text, or numbers; a column of the user holds numbers if all its cells are numbers."""
     if name in TEXT:
         return np.array(cells, object)
     try:
