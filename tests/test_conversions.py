@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import jaxacct as ja
-from jaxacct.representations import profile_conversions, renyi_conversions
+from jaxacct.representations import profile_conversions, renyi_divergences
 from jaxacct.representations.profile_conversions import profile_from_tradeoff, tradeoff_from_profile
-from jaxacct.representations.renyi_conversions import epsilon_from_renyi, tradeoff_from_renyi
+from jaxacct.representations.renyi_divergences import epsilon_from_renyi, tradeoff_from_renyi
 
 
 def gaussian_delta(mu, eps):
     return norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
 
 
-@pytest.mark.parametrize("module", [profile_conversions, renyi_conversions])
+@pytest.mark.parametrize("module", [profile_conversions, renyi_divergences])
 def test_doctests(module):
     assert doctests_of(importlib.import_module(module.__name__)) > 0
 
@@ -107,20 +107,20 @@ def test_renyi_to_epsilon_is_the_formula_minimised():
     np.testing.assert_allclose(epsilon_from_renyi(orders, values, [1e-5, 1e-9]).upper, brute, rtol=1e-12)
     found = epsilon_from_renyi(orders, np.stack([values, 2 * values], 1), 1e-5)
     assert found.shape == (2,) and found.upper[1] > found.upper[0] and (found.kind == "bound").all()
-    back = renyi_conversions.delta_from_renyi(orders, values, epsilon_from_renyi(orders, values, 1e-5).upper)
+    back = renyi_divergences.delta_from_renyi(orders, values, epsilon_from_renyi(orders, values, 1e-5).upper)
     assert back.upper == pytest.approx(1e-5, rel=1e-9)
 
 
 @given(st.floats(0.01, 5.0), st.floats(1e-12, 1e-2))
 @settings(max_examples=40, deadline=None)
 def test_zcdp(rho, delta):
-    found = renyi_conversions.epsilon_from_zcdp(rho, delta).upper
+    found = renyi_divergences.epsilon_from_zcdp(rho, delta).upper
     alpha = 1 + np.geomspace(1e-3, 1e5, 20_001)
     brute = np.min(rho * alpha + np.log((alpha - 1) / alpha) - (np.log(delta) + np.log(alpha)) / (alpha - 1))
     assert found == pytest.approx(max(brute, 0), rel=1e-5)
     # a Gaussian is rho-zCDP, and its exact epsilon is smaller
     assert found >= ja.epsilon(ja.Gaussian(1 / np.sqrt(2 * rho)), delta).lower
-    assert renyi_conversions.renyi_from_zcdp(rho, alpha) == pytest.approx(rho * alpha)
+    assert renyi_divergences.renyi_from_zcdp(rho, alpha) == pytest.approx(rho * alpha)
 
 
 def test_renyi_to_tradeoff_never_exceeds_the_truth():

@@ -12,7 +12,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.accounting import directions
 from jaxacct.core.validation import InputError
-from jaxacct.mechanisms import allocation_rounds, components
+from jaxacct.mechanisms import components, random_allocation
 from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below
 
 # (sigma, t, rounds, delta, lower, upper): pairs of float64 contours, composed apart; moved outward by 1e-9
@@ -345,7 +345,7 @@ def test_a_round_whose_pairs_fail_leaves_the_others(failing, sigma, is_finite, m
     batch = allocation([sigma, 2.125], 20, 10)  # no other test keeps the pairs of the first
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="out of it"):
         ja.epsilon(allocation(2.125, 20, 10), 1e-5)
-        patch.setattr(allocation_rounds, failing, fails)
+        patch.setattr(random_allocation, failing, fails)
         found = ja.epsilon(batch, 1e-5)
     expected = ja.epsilon(batch, 1e-5)  # what failed is not kept
     told = ja.epsilon(ja.repeat(ja.Gaussian(sigma), 10), 1e-5).upper
@@ -418,10 +418,10 @@ def test_many_rounds_have_an_upper_end_at_tiny_deltas(delta):
 def test_far_losses_hold_against_the_usual_ones(monkeypatch, sigma, slots, rounds):
     """Where both have an upper end, each contains what the other shows from below."""
     mechanism = ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), slots), rounds)
-    with allocation_rounds.with_losses("far"):
+    with random_allocation.with_losses("far"):
         for delta in (1e-3, 1e-10, 1e-25):
             far = ja.epsilon(mechanism, delta)
-            token = allocation_rounds._LOSSES.set("usual")
+            token = random_allocation._LOSSES.set("usual")
             usual = ja.epsilon(mechanism, delta)
-            allocation_rounds._LOSSES.reset(token)
+            random_allocation._LOSSES.reset(token)
             assert far.lower <= usual.upper < np.inf and usual.lower <= far.upper < np.inf

@@ -12,7 +12,7 @@ from selecting import ATTACK, run
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.representations.renyi_conversions import epsilon_from_renyi
+from jaxacct.representations.renyi_divergences import epsilon_from_renyi
 
 SIGMA, M, DELTA = 5.0, 100, 1e-6
 ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 400)

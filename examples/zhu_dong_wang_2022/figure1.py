@@ -16,7 +16,7 @@ from jaxacct.representations.profile_conversions import (
     tradeoff_from_gdp,
     tradeoff_from_profile,
 )
-from jaxacct.representations.renyi_conversions import epsilon_from_renyi, renyi_from_zcdp, tradeoff_from_renyi
+from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_from_zcdp, tradeoff_from_renyi
 
 RHO = 1.0
 

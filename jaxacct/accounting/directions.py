@@ -34,7 +34,7 @@ from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import job, on_cores
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import Answer, Effort, MechanismQuestion, Question
-from jaxacct.mechanisms import Components, Mechanism, allocation_rounds, batch_shape, components, directions
+from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions, random_allocation
 from jaxacct.mechanisms.base import element, take_rows
 from jaxacct.mechanisms.random_allocation import rounds_inside
 
@@ -275,9 +275,9 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
 
 def _prepare_pairs(mechanism: Mechanism) -> None:
     """Make the profiles of all rounds of random allocation in a mechanism, which takes the longest."""
-    rounds = rounds_inside(mechanism)[: allocation_rounds.KEPT]
+    rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
-    for _ in on_cores(allocation_rounds.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], THREADS):
+    for _ in on_cores(random_allocation.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], THREADS):
         pass
 
 
@@ -293,12 +293,12 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
     """
     worst, _, contradicted = found
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
-    which: tuple[tuple[allocation_rounds.Losses, np.ndarray], ...] = ("dense", wide & ended), ("far", wide & ~ended)
+    which: tuple[tuple[random_allocation.Losses, np.ndarray], ...] = ("dense", wide & ended), ("far", wide & ~ended)
     for losses, asked in which:
         some = _rows_with_rounds(question.mechanism, rows[asked])
         if some is None:
             continue
-        with allocation_rounds.with_losses(losses):
+        with random_allocation.with_losses(losses):
             _prepare_pairs(some)
             above, below = (_sides(some, question.relation, lower) for lower in (False, True))
         again = _larger_of_pairs(question._replace(given=question.given[asked], hint=None), above, below)

@@ -13,8 +13,7 @@ R = TypeVar("R")
 MEANINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("sigma", "noise", "std", "stddev", "noise_scale"), ("noise_multiplier", "scale")),
     **dict.fromkeys(
-        ("q", "p", "rate", "sample_rate", "sampling_rate", "sampling_prob", "sampling_ratio"),
-        ("sampling_probability",),
+        ("q", "p", "rate", "sample_rate", "sampling_rate", "sampling_prob", "sampling_ratio"), ("sampling_probability",)
     ),
     **dict.fromkeys(("t", "num_steps", "n_steps", "iterations", "num_iterations", "compositions"), ("steps",)),
     **dict.fromkeys(("epoch", "num_epochs", "n_epochs"), ("epochs", "steps")),

@@ -11,9 +11,18 @@ import numpy as np
 from jaxacct.core.floats import LOST_TAIL, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import POSITIVE, Constraint, InputError, check_int, refuse_where
-from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, BaseMechanism, batch_shape, register
+from jaxacct.mechanisms.base import (
+    SENSITIVITY,
+    AdditiveNoise,
+    BaseMechanism,
+    FinitePair,
+    FinitePart,
+    GaussianPart,
+    LaplacePart,
+    batch_shape,
+    register,
+)
 from jaxacct.mechanisms.finite import FiniteMechanism, sample_pair
-from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, LaplacePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
@@ -300,11 +309,7 @@ def _grouped(
     """Each outcome split between the nodes around it; the profile becomes its chords (README.md, "Discrete noise")."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
     # within 9 deviations of the two centres, and on either side beyond; grouping then costs about 1e-5 in epsilon
-    ends = (
-        np.linspace(at[0], low, 250),
-        np.linspace(low, high, 3400),
-        np.linspace(high, at[-1], 250),
-    )
+    ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
     nodes = np.unique(np.rint(np.concatenate(ends)))
     cell = np.minimum(np.searchsorted(nodes, at, side="right") - 1, nodes.size - 2)
     below, above = slope * (at - nodes[cell]), slope * (nodes[cell + 1] - at)

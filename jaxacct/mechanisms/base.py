@@ -1,4 +1,7 @@
-"""The base of mechanisms: a mechanism is a frozen pytree whose numeric fields are scalars or arrays that broadcast."""
+"""Base classes of mechanisms, the parts that mechanisms expand into, and the expression that a user would type.
+
+A mechanism is a frozen pytree. Its numeric fields are scalars or arrays that broadcast.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,74 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 import jax
 import numpy as np
 
+from jaxacct.core import markup
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown
-from jaxacct.mechanisms.expression import call, html_form
-from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 
+MOST_NUMBERS = 8
+"""Numbers of an array that are written; the count of all is said."""
 DIRECTIONS = ("remove", "add")
 """The two directions of a dominating pair: P with the record (remove) or without it (add)."""
-
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
 """The most by which a record moves the statistic under each relation, in units of the add/remove sensitivity."""
-
 M = TypeVar("M")
+
+
+class GaussianPart(NamedTuple):
+    """Gaussian of sensitivity 1 and standard deviation ``sigma``, Poisson sampled at ``rate``."""
+
+    sigma: np.ndarray
+    rate: np.ndarray
+
+
+class LaplacePart(NamedTuple):
+    """Laplace of sensitivity 1 and scale ``scale``, Poisson sampled at ``rate``."""
+
+    scale: np.ndarray
+    rate: np.ndarray
+
+
+class FinitePart(NamedTuple):
+    """Finite law of the loss in the direction asked for, sampling and sign already applied.
+
+    ``loss`` and ``mass`` (mass under P) have one trailing atom axis beyond the batch; ``infinity`` has the
+    batch shape, and mass.sum(-1) + infinity is 1.
+    """
+
+    loss: np.ndarray
+    mass: np.ndarray
+    infinity: np.ndarray
+
+
+class ConcentratedPart(NamedTuple):
+    """Zero-concentrated differential privacy: Rényi divergences of at most ``xi + rho alpha``, in either direction."""
+
+    rho: np.ndarray
+    xi: np.ndarray
+
+
+class FinitePair(NamedTuple):
+    """A dominating pair (P, Q) with finitely many likelihood ratios.
+
+    ``loss``, ``p`` and ``q`` have a trailing atom axis: outcomes with log p/q = loss. ``p_infinity`` is the
+    P-mass where dQ = 0, ``q_infinity`` the Q-mass where dP = 0 (batch shape). ``excess`` is p/q - 1 where that is
+    known better than through the loss (README.md, "Rounding of finite laws").
+    """
+
+    loss: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+    p_infinity: np.ndarray
+    q_infinity: np.ndarray
+    excess: np.ndarray | None = None
+
+
+Part = GaussianPart | LaplacePart | FinitePart | ConcentratedPart
 
 
 class Mechanism(ABC):
@@ -130,7 +184,10 @@ class Mechanism(ABC):
         return call(self)
 
     def _repr_html_(self) -> str:
-        return html_form(self.expression(), type(self).__name__, batch_shape(self), self.kind)
+        shape = batch_shape(self)
+        batch = f"{shape}, {math.prod(shape):,} configurations" if shape else "(), one configuration"
+        pairs = [("typed", self.expression()), ("batch shape", batch), ("answers are", self.kind)]
+        return markup.fields(type(self).__name__, pairs, code=("typed",))
 
     def _key(self) -> tuple[Any, ...]:
         leaves, structure = jax.tree_util.tree_flatten(self)
@@ -370,3 +427,52 @@ def _picked(owner: Any, number: Callable[[Any], Any], vector: Callable[[Any], An
 def holds_vectors(mechanism: Mechanism) -> bool:
     """Whether a configuration has fields that are vectors, here or in a mechanism inside."""
     return bool(mechanism.vectors) or any(holds_vectors(inner) for inner in mechanism.inside())
+
+
+def call(owner: Any) -> str:
+    """The class of a record with its fields, as it would be typed; fields that have their default are left out.
+
+    >>> import jaxacct as ja
+    >>> ja.repeat(ja.PoissonSampled(ja.Gaussian([1.0, 2.0]), 0.01), 1000).expression()
+    'ja.dp_sgd(noise_multiplier=[1.0, 2.0], sampling_probability=0.01, steps=1000)'
+    >>> ja.compose(ja.Gaussian(1.0), ja.repeat(ja.Laplace(2.0), 3)).expression()
+    'ja.compose(ja.Gaussian(noise_multiplier=1.0), ja.repeat(ja.Laplace(scale=2.0), steps=3))'
+    """
+    given = []
+    for field in dataclasses.fields(owner):
+        value = getattr(owner, field.name)
+        alike = type(value) is type(field.default) and isinstance(value, str | bool | int) and value == field.default
+        if field.init and value is not None and not alike:
+            rule = getattr(owner, "constraints", {}).get(field.name)
+            given.append(f"{field.name}={_written(value, bool(rule is not None and rule.integral))}")
+    home = type(owner).__module__.split(".")[1]
+    return f"{'ja' if home == 'mechanisms' else home}.{type(owner).__name__}({', '.join(given)})"
+
+
+def as_typed(value: Any, whole: bool = False) -> str:
+    """A number or an array as it would be typed; `whole` for counts.
+
+    >>> as_typed(1000.0, whole=True), as_typed(np.array([0.5, 1.0])), as_typed(np.zeros(1000))
+    ('1000', '[0.5, 1.0]', '[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ... 1,000 numbers]')
+    """
+    if np.ndim(value) == 0:
+        return str(int(value)) if whole and float(value).is_integer() else repr(float(value))
+    if np.size(value) <= MOST_NUMBERS:
+        return f"[{', '.join(as_typed(item, whole) for item in value)}]"
+    first = np.ravel(value)[:MOST_NUMBERS]
+    return f"[{', '.join(as_typed(item, whole) for item in first)}, ... {np.size(value):,} numbers]"
+
+
+def _written(value: Any, whole: bool) -> str:
+    if hasattr(value, "expression"):
+        return cast(str, value.expression())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return call(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_written(item, whole) for item in value)}]"
+    if isinstance(value, str | bool | int):
+        return repr(value)
+    try:
+        return as_typed(value, whole)
+    except (TypeError, ValueError):  # a tracer, or anything else that a pytree transformation put there
+        return repr(value)

@@ -18,16 +18,17 @@ from jaxacct.mechanisms.additive_noise import Gaussian, Laplace
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
     Combinator,
+    FinitePart,
     Mechanism,
+    Part,
+    as_typed,
     batch_shape,
     register,
     require_mechanism,
     weakest,
 )
-from jaxacct.mechanisms.expression import number
 from jaxacct.mechanisms.finite import ApproximateDP, sample_pair
 from jaxacct.mechanisms.loss_components import exact_product
-from jaxacct.mechanisms.parts import FinitePart, Part
 from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.profile import either_order
 
@@ -94,10 +95,10 @@ class Repeated(Combinator):
         return [(part, exact_product(count, steps)) for part, count in inner]
 
     def expression(self) -> str:
-        steps, step = f"steps={number(self.steps, whole=True)}", self.mechanism
+        steps, step = f"steps={as_typed(self.steps, whole=True)}", self.mechanism
         if not isinstance(step, PoissonSampled) or type(step.mechanism) is not Gaussian:
             return f"ja.repeat({step.expression()}, {steps})"
-        noise, rate = number(step.mechanism.noise_multiplier), number(step.sampling_probability)
+        noise, rate = as_typed(step.mechanism.noise_multiplier), as_typed(step.sampling_probability)
         group = f", group={step.group}" if step.group > 1 else ""
         return f"ja.dp_sgd(noise_multiplier={noise}, sampling_probability={rate}, {steps}{group})"
 

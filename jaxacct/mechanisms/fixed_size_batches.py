@@ -11,7 +11,17 @@ import numpy as np
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import PROBABILITY, RECORDS, InputError, Tracer, refuse_where
 from jaxacct.mechanisms.additive_noise import Gaussian
-from jaxacct.mechanisms.base import DIRECTIONS, BaseMechanism, Mechanism, batch_shape, register, require_mechanism
+from jaxacct.mechanisms.base import (
+    DIRECTIONS,
+    BaseMechanism,
+    FinitePair,
+    FinitePart,
+    Mechanism,
+    Part,
+    batch_shape,
+    register,
+    require_mechanism,
+)
 from jaxacct.mechanisms.finite import log_mixture, once, sample_pair
 from jaxacct.mechanisms.gaussian_mixtures import (
     LARGEST_GROUP,
@@ -28,7 +38,6 @@ from jaxacct.mechanisms.gaussian_mixtures import (
     whole_number,
     zero_out_points,
 )
-from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 from jaxacct.mechanisms.profile import either_order, stacked
 from jaxacct.mechanisms.sampled_releases import (
     Several,

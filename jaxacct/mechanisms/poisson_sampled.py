@@ -17,7 +17,10 @@ from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
     BaseMechanism,
+    FinitePair,
+    GaussianPart,
     Mechanism,
+    Part,
     batch_shape,
     register,
     require_mechanism,
@@ -42,7 +45,6 @@ from jaxacct.mechanisms.gaussian_mixtures import (
     whole_number,
     zero_out_points,
 )
-from jaxacct.mechanisms.parts import FinitePair, GaussianPart, Part
 from jaxacct.mechanisms.profile import stacked
 from jaxacct.mechanisms.sampled_releases import (
     Several,

@@ -12,9 +12,8 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, Tracer, check, refuse_where
-from jaxacct.mechanisms.base import batch_shape, register
+from jaxacct.mechanisms.base import FinitePair, FinitePart, batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism
-from jaxacct.mechanisms.parts import FinitePair, FinitePart
 
 MASS_UNITS = 128.0
 """Units of rounding by which a mass is rounded outward: 16 that `pair_of_profile` adds, as many that it may be off, and

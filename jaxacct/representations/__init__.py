@@ -9,19 +9,17 @@ from jaxacct.representations.profile_conversions import (
     tradeoff_from_gdp,
     tradeoff_from_profile,
 )
-from jaxacct.representations.renyi_conversions import (
+from jaxacct.representations.renyi_divergences import (
+    RenyiCurve,
     delta_from_renyi,
     epsilon_from_renyi,
     epsilon_from_zcdp,
-    renyi_from_zcdp,
-    tradeoff_from_renyi,
-)
-from jaxacct.representations.renyi_divergences import (
-    RenyiCurve,
     rdp_delta,
     rdp_epsilon,
     renyi_curve,
     renyi_divergence,
+    renyi_from_zcdp,
+    tradeoff_from_renyi,
     zero_concentrated,
 )
 

@@ -14,15 +14,7 @@ from scipy.special import ndtr, ndtri
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import (
-    DELTA_OR_ZERO,
-    NON_NEGATIVE,
-    OPEN_PROBABILITY,
-    PROBABILITY,
-    REAL,
-    InputError,
-    check,
-)
+from jaxacct.core.validation import DELTA_OR_ZERO, NON_NEGATIVE, OPEN_PROBABILITY, PROBABILITY, REAL, InputError, check
 from jaxacct.engines import closed_form
 from jaxacct.engines.loss_moments import Interval
 

@@ -35,8 +35,7 @@ from jaxacct.kernels import order_statistics
 from jaxacct.kernels.order_statistics import REACHES
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
-from jaxacct.representations.renyi_conversions import delta_from_renyi, epsilon_from_renyi
-from jaxacct.representations.renyi_divergences import renyi_divergence
+from jaxacct.representations.renyi_divergences import delta_from_renyi, epsilon_from_renyi, renyi_divergence
 from jaxacct.selection import envelope
 from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, gaussian_mu, sides, under, upper_delta, upper_epsilon
 from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, require_law

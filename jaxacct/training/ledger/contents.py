@@ -22,8 +22,7 @@ from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import Mechanism, compose, repeat
 from jaxacct.mechanisms.base import weakest
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
-from jaxacct.representations.renyi_conversions import epsilon_from_renyi
-from jaxacct.representations.renyi_divergences import renyi_curve
+from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_curve
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.request import DISPLACING

@@ -23,8 +23,7 @@ from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.mechanisms import Mechanism, cap_for, compose, dp_sgd, repeat
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
-from jaxacct.representations.renyi_conversions import epsilon_from_renyi
-from jaxacct.representations.renyi_divergences import ORDERS, renyi_curve
+from jaxacct.representations.renyi_divergences import ORDERS, epsilon_from_renyi, renyi_curve
 from jaxacct.training.plan.request import PlanRequest
 from jaxacct.training.plan.segments import (
     ROUNDING,
