@@ -1,5 +1,6 @@
 """What the tests of the trainer share; `python training_runs.py FOLDER` is a run to be killed, and prints its steps."""
 
+import functools
 import sys
 
 import jax.numpy as jnp
@@ -21,6 +22,21 @@ def plan_of(size, q=1.0, noise=1.0, steps=1, **more):
     return Plan(
         target_delta=1e-5, dataset_size=size, sampling_probability=q, noise_multiplier=noise, steps=steps, **more
     )
+
+
+sgd = functools.cache(optax.sgd)
+"""The same object for the same rate, for `shared`."""
+_FIRST = {}
+
+
+def shared(loss, optimizer, plan, clip_norm=1.0, **more):
+    """A Trainer; all with the same loss, optimizer, batches and settings, whatever their plans, compile one program."""
+    trainer = Trainer(loss, optimizer, plan, clip_norm, **more)
+    adaptive, most = trainer.adaptive, trainer.examples_per_user
+    batches = plan.sampling, plan.dataset_size, plan.cap, trainer.micro_batch
+    first = _FIRST.setdefault((loss, optimizer, *batches, adaptive, most, *sorted(more.items())), trainer)
+    trainer.rule, trainer.placement, trainer.step_function = first.rule, first.placement, first.step_function
+    return trainer
 
 
 def start():
