@@ -18,41 +18,39 @@ from jaxacct.training.step import noise
 __all__ = ["AdaptiveClip", "PrivateLoss"]
 
 _CLIP_RANGE = (1e-9, 1e9)
-"""An adaptive clip norm is kept in this range, well inside the range of allowed clip norms."""
+"""Range of an adaptive clip norm, well inside the range of allowed clip norms."""
 _COUNT_NOISE_SHARE = 0.1
 """Default noise on the count, as a share of the expected batch size [Andrew et al. 2021]."""
-_ROUND_UP = 1.0 + 1e-15
-"""Factor on the noise multiplier of the gradients that makes up for the rounding of its formula."""
 _BOUND = Constraint("scale the loss, so that an ordinary {name} such as 1.0 fits it", 1e-10, 1e10)
 """Range of the bound; inside it, losses and noise in proportion to the bound are ordinary in float32."""
 _NOISE_SHARE = 0.1
 """Default noise on the sum of losses, in units of the bound, as a share of the expected batch size."""
 _ROUND_UP = 1.0 + 2e-15
-"""Factor on the noise multiplier of the gradients that makes up for the rounding of its formula."""
+"""Factor on the noise multiplier of the gradients that exceeds the rounding of its formula."""
 _UNITS = 2**10
 """Units per bound: losses are rounded to units, so that their sum is a whole number."""
 _MOST_MEMBERS = 2**20
-"""The largest expected batch size: centred sums of twice as many members, with their noise, fit 32 bits."""
+"""Largest expected batch size: centred sums of twice as many members, with their noise, fit 32 bits."""
 
 
 @dataclass(frozen=True)
 class PrivateLoss:
-    """The mean loss of every step, clipped to [0, bound], with noise: private, as the gradient is.
+    """Mean loss of every step, clipped to [0, bound], with noise: private, as the gradient is.
 
-    A step also releases sum_i (v_i - bound/2), v_i the loss of member i clipped to [0, bound] and rounded to multiples
-    of bound/1024, with Gaussian noise of standard deviation ``noise * bound``, rounded to the same multiples.  That sum
-    has sensitivity bound/2 (replacing an example: bound, twice that, as for the gradients).  So gradients with noise
-    multiplier z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss together cost what one Gaussian of noise
-    multiplier z costs: the plan's.  That needs noise > z/2.
+    Let v_i be the loss of member i, clipped to [0, bound] and rounded to multiples of bound/1024.  A step also releases
+    sum_i (v_i - bound/2) with Gaussian noise of standard deviation ``noise * bound``, rounded to the same multiples.
+    The sum has sensitivity bound/2; replacing an example moves it by bound, twice that, as for the gradients.
+    Gradients with noise multiplier z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss together cost one Gaussian of
+    noise multiplier z, the plan's.  This needs noise > z/2.
 
-    The optimizer is given the noisy sum over the expected batch size, plus bound/2, within [0, bound], as ``value``.
+    The optimizer gets, as ``value``, the noisy sum over the expected batch size, plus bound/2, within [0, bound].
 
     Parameters
     ----------
-    bound : from 1e-10 to 1e10; losses above it count as it, and losses below 0 as 0.  It must not
-        be chosen by looking at the data.
-    noise : standard deviation in bounds, > 0; by default a tenth of the expected batch size, which gives the mean loss
-        a standard deviation of a tenth of the bound, whatever the batch.
+    bound : from 1e-10 to 1e10.  A larger loss counts as the bound, and a negative loss as 0.  The bound must not be
+        chosen by looking at the data.
+    noise : standard deviation in bounds, > 0; by default a tenth of the expected batch size.  The mean loss then has a
+        standard deviation of a tenth of the bound, for every batch size.
 
     Raises
     ------
@@ -75,24 +73,24 @@ class PrivateLoss:
             check("noise", self.noise, DEVIATION)
 
     def deviation(self, expected_batch_size: float) -> float:
-        """The standard deviation of the noise on the sum of losses, in bounds."""
+        """Return the standard deviation of the noise on the sum of losses, in bounds."""
         return _NOISE_SHARE * expected_batch_size if self.noise is None else self.noise
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
-        """The noise on the sum of losses, in units, from the key of a step."""
+        """Draw the noise on the sum of losses, in units, from the key of a step."""
         return noise.rounded(words, noise.LOSS, _UNITS * Fraction(self.deviation(expected_batch_size)))
 
     def clipped(self, loss: jax.Array) -> jax.Array:
-        """A member's loss within [0, bound]; NaN counts as the bound."""
+        """Clip a member's loss to [0, bound]; NaN counts as the bound."""
         bound = jnp.float32(self.bound)
         return jnp.clip(jnp.nan_to_num(loss.astype(jnp.float32), nan=bound, posinf=bound, neginf=0), 0, bound)
 
     def units(self, loss: jax.Array) -> jax.Array:
-        """A member's loss as a whole number of units, from 0 to all of the bound."""
+        """Return a member's loss as a whole number of units, from 0 to 1024, the bound."""
         return jnp.clip(jnp.round(self.clipped(loss) / jnp.float32(self.bound) * _UNITS), 0, _UNITS).astype(jnp.int32)
 
     def release(self, total: jax.Array, members: jax.Array, drawn: jax.Array, expected: jax.Array) -> jax.Array:
-        """The noisy mean loss, from the sum of the units of a batch and the noise from `draw`."""
+        """Return the noisy mean loss, from the sum of the units of a batch and the noise from `draw`."""
         bound, noisy = jnp.float32(self.bound), total - _UNITS // 2 * members + drawn
         return jnp.clip(noisy.astype(jnp.float32) * (bound / _UNITS) / expected + 0.5 * bound, 0, bound)
 
@@ -100,10 +98,10 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """The noise multiplier of the gradients that leaves room for the further releases; InputError if none does.
+    """Return the noise multiplier of the gradients that leaves room for the further releases.
 
-    Gaussians of noise multipliers z_g, 2 count_noise and 2 noise are together one of multiplier z where
-    z^-2 = z_g^-2 + (2 count_noise)^-2 + (2 noise)^-2.
+    Gaussians of noise multipliers z_g, 2 count_noise and 2 noise are together one Gaussian of multiplier z with
+    z^-2 = z_g^-2 + (2 count_noise)^-2 + (2 noise)^-2.  Raises InputError if no z_g solves this.
     """
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
@@ -128,13 +126,14 @@ def gradient_noise(
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clip norm that tracks a quantile of the norms of the gradients [Andrew et al. 2021].
+    """Clip norm that tracks a quantile of the norms of the gradients [Andrew et al. 2021].
 
     Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
-    noise of standard deviation ``count_noise``, rounded to halves.  Then C <- C exp(-learning_rate (share - quantile)).
-    The sum has sensitivity 1/2 (replacing an example: 1, twice that, as for the gradients), so gradients with noise
-    multiplier z_gradient = (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost what one Gaussian of noise
-    multiplier z costs: the plan's.  That needs count_noise > z/2.
+    noise of standard deviation ``count_noise``, rounded to halves.  Then C <- C exp(-learning_rate (share - quantile)),
+    where the share is that of the unclipped examples by the noisy count.  The sum has sensitivity 1/2; replacing an
+    example moves it by 1, twice that, as for the gradients.  Gradients with noise multiplier z_gradient =
+    (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise multiplier z, the plan's.  This
+    needs count_noise > z/2.
 
     Parameters
     ----------
@@ -169,11 +168,14 @@ class AdaptiveClip:
             check("count_noise", self.count_noise, DEVIATION)
 
     def count_deviation(self, expected_batch_size: float) -> float:
-        """The standard deviation of the noise on the count."""
+        """Return the standard deviation of the noise on the count."""
         return _COUNT_NOISE_SHARE * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """The noise multiplier of the gradients that leaves room for the count, rounded up; InputError if none does."""
+        """Return the noise multiplier of the gradients that leaves room for the count, rounded up.
+
+        Raises InputError if no noise multiplier does.
+        """
         deviation = self.count_deviation(expected_batch_size)
         share = (noise_multiplier / (2.0 * deviation)) ** 2
         if share >= 1.0:
@@ -184,13 +186,13 @@ class AdaptiveClip:
         return noise_multiplier / math.sqrt(1.0 - share) * _ROUND_UP
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
-        """The noise on twice the count, from the key of a step."""
+        """Draw the noise on twice the count, from the key of a step."""
         return noise.rounded(words, noise.QUANTILE, 2 * Fraction(self.count_deviation(expected_batch_size)))
 
     def update(
         self, clip_norm: jax.Array, unclipped: jax.Array, examples: jax.Array, drawn: jax.Array, expected: jax.Array
     ) -> jax.Array:
-        """The next clip norm, from int32 counts of unclipped and of all examples, and what `draw` returned."""
+        """Return the next clip norm, from int32 counts of unclipped and of all examples, and the noise from `draw`."""
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))

@@ -1,7 +1,7 @@
-"""The key of a step, derived from a secret root and from everything that led to the step.
+"""Key of a step, derived from a secret root and from everything that led to the step.
 
-The same noise under two different gradients would give their difference away.  So a step that is repeated either comes
-out the same to the last bit, or has randomness of its own: README.md of this folder, "Keys".
+Two different gradients under one noise would reveal their difference.  So a step that is repeated either has the same
+result to the last bit, or has randomness of its own: README.md of this folder, "Keys".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VARIABLES = re.compile(
 )
 """Environment variables that compilers and numerical libraries read."""
 _VARYING = {"processor", "cpu mhz", "bogomips", "apicid", "initial apicid", "core id", "physical id", "bugs"}
-"""Lines of /proc/cpuinfo that differ between two looks, or between the cores of one machine."""
+"""Lines of /proc/cpuinfo that differ between two readings, or between the cores of one machine."""
 _HARMLESS = re.compile(
     r"jax_(numpy_(rank|dtype)_promotion$|.*compilation_cache|persistent_cache|raise_persistent|explain_cache|log|.*dump|"
     r"traceback|.*traceback|tracer_error|pprint|debug_(key_reuse|log|leaked)|check_(tracer|proxy)|enable_checks$|"
@@ -40,14 +40,15 @@ _HARMLESS = re.compile(
 )
 """Settings of JAX that change only printing, caching or refusals.  Settings of promotion show in the traced program."""
 _OUTSIDE = {"pure_callback", "io_callback", "ffi_call", "infeed", "rng_uniform"}
-"""Operations whose outcome is not decided by their arguments, or not known to be."""
+"""Operations whose results their arguments do not decide, or are not known to decide."""
 _COLLECTIVES = {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}
-"""Operations that add what several devices have."""
+"""Operations that add values of several devices."""
 _DETERMINISTIC = re.compile(r"--xla_gpu_(?:deterministic_ops|exclude_nondeterministic_ops)(?:=(\S+))?")
+"""Flag of XLA, and its value, by which sums on GPUs always have one order."""
 
 
 class Root:
-    """The secret key of a run, with which its noise can be undone.  Pickle and repr leave it out."""
+    """Secret key of a run, with which its noise can be undone.  Pickle and repr leave it out."""
 
     __slots__ = ("_key",)
 
@@ -89,9 +90,10 @@ class Root:
 
 
 class Lineage(NamedTuple):
-    """The secret root, the chain so far, the digest of the state that it led to, and the current pass over the data.
+    """Secret root, chain so far, digest of the state that the chain led to, and current pass over the data.
 
-    pass_first, pass_chain, pass_cut : its first step, the chain before it, and what it depends on besides.
+    pass_first : the first step of the pass.  pass_chain : the chain before that step.
+    pass_cut : a digest of the pass's other settings.
     """
 
     root: Root
@@ -106,7 +108,7 @@ class Lineage(NamedTuple):
 
 
 class StepKey(NamedTuple):
-    """The keys of one step as ChaCha20 words, and the fingerprints that the ledger notes."""
+    """Keys of one step as ChaCha20 words, and the fingerprints that the ledger notes."""
 
     words: np.ndarray
     pass_words: np.ndarray
@@ -116,12 +118,12 @@ class StepKey(NamedTuple):
 
 
 def begin(root: bytes) -> Lineage:
-    """The lineage of a run before its first step.  Its chain holds the root, so its digests reveal no data."""
+    """Return the lineage of a run before its first step.  Its chain holds the root, so its digests reveal no data."""
     return Lineage(Root(root), digest(b"begin", root), b"", -1, b"")
 
 
 def joined(lineage: Lineage, seal: bytes) -> Lineage:
-    """The lineage, extended by a state unless it led to that state itself."""
+    """Return the lineage, extended by a state unless it led to that state itself."""
     if seal == lineage.seal:
         return lineage
     return lineage._replace(chain=digest(lineage.chain, b"state", seal), seal=seal, pass_first=-1)
@@ -130,10 +132,10 @@ def joined(lineage: Lineage, seal: bytes) -> Lineage:
 def advance(
     lineage: Lineage, program: bytes, data: bytes, settings: tuple[Any, ...], first: int, cut: bytes = b""
 ) -> tuple[Lineage, StepKey]:
-    """(lineage after one more step, keys of that step).  The keys follow from a chain of program, data and settings.
+    """Return (lineage after one more step, keys of that step); the keys follow from program, data and settings so far.
 
     first : the first step of the pass that this step is in, for fixed batches and random allocation; -1 otherwise.
-    cut : a digest that is the same within a pass; a step with another one begins a new pass.
+    cut : a digest that is the same within a pass; a step with another digest begins a new pass.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
@@ -148,7 +150,7 @@ def advance(
 
 
 def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKey]:
-    """The lineage with a digest of the loaded batch, keyed by the root, and the key for everything after the draw."""
+    """Return the lineage with a keyed digest of the loaded batch, and the key for everything but the draw."""
     own = hmac.digest(lineage.root.key, b"rows" + digest(lineage.chain, rows), "sha256")
     chain = digest(lineage.chain, b"loaded", own)
     secret = hmac.digest(lineage.root.key, b"loaded" + chain, "sha256")
@@ -156,12 +158,12 @@ def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKe
 
 
 def anew(lineage: Lineage, bits: bytes) -> Lineage:
-    """The lineage with 128 bits that were drawn now: what follows repeats nothing, and begins a pass of its own."""
+    """Return the lineage with 128 bits that were drawn now: later steps repeat nothing, in a new pass."""
     return lineage._replace(chain=digest(lineage.chain, b"anew", bits), pass_first=-1)
 
 
 def digest(*parts: bytes | memoryview) -> bytes:
-    """SHA-256 of several strings of bytes, each with its length."""
+    """Return the SHA-256 digest of several strings of bytes, each with its length."""
     total = hashlib.sha256()
     for part in parts:
         total.update(len(part).to_bytes(8, "little"))
@@ -170,7 +172,7 @@ def digest(*parts: bytes | memoryview) -> bytes:
 
 
 def digest_tree(tree: Any) -> bytes:
-    """SHA-256 of a pytree: structure, shapes, dtypes, every bit; of functions in the structure, their names."""
+    """Return the SHA-256 digest of a pytree: structure with names of its functions, shapes, dtypes, every bit."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     parts: list[bytes | memoryview] = [form_of(structure)]
     for leaf in leaves:
@@ -182,12 +184,12 @@ def digest_tree(tree: Any) -> bytes:
 
 
 def form_of(structure: Any) -> bytes:
-    """A pytree's structure as text that is the same in every process."""
+    """Return a pytree's structure as text that is the same in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(structure)).encode()
 
 
 def digest_program(traced: Any) -> bytes:
-    """SHA-256 of a traced function, its constants, and what runs it: equal digests mean equal outputs, bit by bit."""
+    """Return the SHA-256 digest of a traced function and the machine: equal digests mean equal output bits."""
     constants: list[Any] = []
     primitives: set[str] = set()
 
@@ -206,17 +208,17 @@ def digest_program(traced: Any) -> bytes:
 
 
 def _words(secret: bytes) -> np.ndarray:
-    """The words of a ChaCha20 key, little-endian."""
+    """Return the words of a ChaCha20 key, little-endian."""
     return np.frombuffer(secret, "<u4").astype(np.uint32)
 
 
 def _fingerprint(secret: bytes) -> str:
-    """128 bits of a digest, which tell nothing about the key."""
+    """Return 128 bits of a digest, which reveal nothing about the key."""
     return digest(b"fingerprint", secret).hex()[:32]
 
 
 def machine() -> str:
-    """A text that describes this machine; equal texts mean that a program gives equal bits."""
+    """Return a text that describes this machine; equal texts mean that a program gives equal bits."""
     settings = {name: repr(value) for name, value in jax.config.values.items() if not _HARMLESS.match(name)}
     flags = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
     devices = jax.devices()
@@ -233,7 +235,7 @@ def machine() -> str:
 
 
 def repeats(primitives: set[str]) -> bool:
-    """Whether a program of these operations comes out the same, to the last bit, whenever it runs on this machine."""
+    """Return whether a program of these operations gives equal bits whenever it runs on this machine."""
     if primitives & _OUTSIDE:
         return False
     if jax.devices()[0].platform in ("cpu", "tpu"):
@@ -246,7 +248,7 @@ def repeats(primitives: set[str]) -> bool:
 
 @functools.cache
 def _libraries() -> dict[str, str]:
-    """Versions of the packages whose code runs in a step, and of the C library."""
+    """Return versions of the packages whose code runs in a step, and of the C library."""
     known: dict[str, str] = {}
     for each in distributions():
         name = (each.metadata["Name"] or "").lower()
@@ -259,7 +261,7 @@ def _libraries() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> list[Any]:
-    """Kind, instruction sets and caches of the processors; libraries choose their code, and its order, by them."""
+    """Return kind, instruction sets and caches of the processors, by which libraries choose code and order of sums."""
     cores = set()
     try:
         for block in Path("/proc/cpuinfo").read_text().strip().split("\n\n"):

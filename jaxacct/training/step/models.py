@@ -1,7 +1,7 @@
 """A model of any kind: as a pytree, its trained and frozen parts, low-rank adapters, and the loss of one example.
 
-No package of models is imported unless the model at hand is one of its own.  The step clips, adds noise to, and hands
-to the optimizer the trained part alone.  The loss gets the whole.
+A package of models is imported only if the model at hand is one of its own.  The step clips and noises the trained
+part alone, and hands it to the optimizer.  The loss gets the whole model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.core.chacha import CHACHA20
+from jaxacct.core.chacha import CHACHA20, fresh_key
 from jaxacct.core.types import Leaf, PyTree
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.training.clipping.traces import bind, evaluate
@@ -32,9 +32,9 @@ _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True
 
 @dataclass(frozen=True)
 class Outer:
-    """An nnx module without the values of its variables.
+    """Form of an nnx module: all but the values of its variables.
 
-    graph, structure : of `nnx.split`.  order : of the plain pytree's leaves, their places in the state.
+    graph, structure : of `nnx.split`.  order : for each leaf of the plain pytree its place in the state.
     kinds : for each leaf of the plain pytree its type of variable.
     """
 
@@ -44,24 +44,24 @@ class Outer:
     kinds: tuple[type, ...]
 
     def of_kind(self, kind: str) -> list[bool]:
-        """For each leaf whether it is a variable of this type of nnx, or of one derived from it."""
+        """Return for each leaf whether it is a variable of this type of nnx, or of one derived from it."""
         return [issubclass(each, getattr(_nnx(), kind)) for each in self.kinds]
 
 
 def is_nnx(model: Any) -> bool:
-    """Whether this is a module of flax.nnx."""
+    """Return whether a model is a module of flax.nnx."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(model, nnx.Module)
 
 
 def is_equinox(value: Any, name: str = "Module") -> bool:
-    """Whether a value is of this class of Equinox, or of a derived class."""
+    """Return whether a value is of this class of Equinox, or of a derived class."""
     bases = type(value).__mro__
     return any(base.__name__ == name and base.__module__.split(".")[0] == "equinox" for base in bases)
 
 
 def model_as_pytree(model: Any) -> tuple[Any, Outer | None]:
-    """(pytree, what an nnx module is besides; None for other models); InputError for an Equinox module with state."""
+    """Return (pytree, form of an nnx module or None for other models); refuse an Equinox module with state."""
     if is_nnx(model):
         nnx = _nnx()
         graph, state = nnx.split(model)
@@ -84,10 +84,10 @@ def model_as_pytree(model: Any) -> tuple[Any, Outer | None]:
 
 
 def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
-    """The model of which `model_as_pytree` made this."""
+    """Return the model that `model_as_pytree` made into a pytree."""
     if outer is None:
         return tree
-    # the structure of the dicts is known from the graph: their leaves are in the order that `model_as_pytree` gave
+    # the graph determines the structure of the dicts, so their leaves have the order that `model_as_pytree` gave them
     values: list[Any] = [None] * len(outer.order)
     for place, value in zip(outer.order, jax.tree_util.tree_leaves(tree), strict=True):
         values[place] = value
@@ -95,14 +95,14 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """For each leaf its JAX array, or None; in a model with an Equinox module, numbers are settings and not arrays."""
+    """Return for each leaf its JAX array, or None; in a model with an Equinox module numbers are no arrays."""
     settings = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
     kinds = (jax.Array, np.ndarray) if settings else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
 
 
 def paths(tree: Any) -> list[str]:
-    """The path of every leaf, such as "params/Dense_0/kernel"."""
+    """Return the path of every leaf, such as "params/Dense_0/kernel"."""
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
 
@@ -118,15 +118,15 @@ def _nnx() -> Any:
 class LoRA:
     """Parameters with low-rank adapters, made by `lora`.
 
-    A Trainer takes it in place of the parameters.  It trains the adapters, and of the base what ``trainable`` selects.
-    The loss gets the parameters that it knows.
+    A Trainer takes the object in place of the parameters.  It trains the adapters, and those parameters of the base
+    that ``trainable`` selects.  The loss is called with parameters in the form of the base.
 
     Parameters
     ----------
     base : the parameters, as a pytree; of an nnx module nested dicts.
     adapters : {path of an array in the base: {"a": (leading axes, rank), "b": (rank, trailing axes)}}.
     scale : alpha / rank.
-    outer : what an nnx module is besides; None for other models.
+    outer : the form of an nnx module; None for other models.
 
     References
     ----------
@@ -145,32 +145,28 @@ class LoRA:
     outer: Outer | None = field(default=None, repr=False)
 
     def merge(self) -> PyTree:
-        """The parameters, or the module, with W + scale a b in place of each adapted W."""
+        """Return the parameters, or the module, with W + scale a b in place of each adapted W."""
         leaves, structure = jax.tree_util.tree_flatten(self.base)
         for place, path in enumerate(paths(self.base)):
             if path in self.adapters:
-                leaves[place] = _Adapted(leaves[place], *self.factors(path), self.scale).merged()
+                leaves[place] = _Adapted(leaves[place], **self.adapters[path], scale=self.scale).merged()
         return pytree_as_model(jax.tree_util.tree_unflatten(structure, leaves), self.outer)
-
-    def factors(self, path: str) -> tuple[Any, Any]:
-        """a and b of one adapted array."""
-        return self.adapters[path]["a"], self.adapters[path]["b"]
 
 
 def lora(
     params: PyTree, rank: int, *, where: PyTree = None, alpha: float | None = None, key: jax.Array | None = None
 ) -> LoRA:
-    """Parameters with low-rank adapters, ready to be trained privately: W + (alpha/rank) a b, b zero at first.
+    """Return parameters with low-rank adapters, for private training: W + (alpha/rank) a b, with b zero at first.
 
     Parameters
     ----------
-    params : linen variables, an nnx or Equinox module, or any pytree: the base, which stays as it is.  It must not come
+    params : linen variables, an nnx or Equinox module, or any pytree: the base, which is not changed.  It must not come
         from the private data.
-    rank : int, at least 1; of each product a b.
-    where : a function path -> bool, of paths such as "params/Dense_0/kernel"; by default arrays of two or three axes
-        named "kernel", and of two axes named "weight".  Convolutions and look-ups are adapted as well where they are
-        chosen, with a gradient of W's own size for each example.
-    alpha : > 0, by default the rank, so that the scale is 1.
+    rank : int, at least 1; the rank of each product a b.
+    where : a function path -> bool, of paths such as "params/Dense_0/kernel".  By default: arrays of two or three axes
+        named "kernel", and arrays of two axes named "weight".  It may also choose convolutions and look-ups; each
+        example then has a gradient as large as W.
+    alpha : > 0, by default the rank, which makes the scale 1.
     key : a JAX key for a, which is N(0, 1/fan-in); by default from the operating system.
 
     Returns
@@ -179,10 +175,10 @@ def lora(
 
     Raises
     ------
-    InputError : nothing chosen, an array of fewer than two axes, a bad rank or alpha.
+    InputError : no array chosen, an array of fewer than two axes, a bad rank or alpha.
 
-    An array of more than two axes is cut into leading and trailing axes where the two are most nearly of one size: for
-    a projection (features, heads, width) after the first axis, for one (heads, width, features) before the last.
+    An array of more than two axes is cut into leading and trailing axes of nearly equal total size.  A projection
+    (features, heads, width) is cut after the first axis; a projection (heads, width, features) before the last axis.
 
     References
     ----------
@@ -192,8 +188,6 @@ def lora(
     >>> lora(params, 2, alpha=8.0).scale
     4.0
     """
-    from jaxacct.core.chacha import fresh_key
-
     size = int(check("rank", rank, COUNT))
     scale = 1.0 if alpha is None else float(check("alpha", alpha, POSITIVE)) / size
     key = fresh_key() if key is None else key
@@ -219,7 +213,7 @@ def lora(
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a model that also takes a `LoRA`, without forming any W + scale a b."""
+    """Return a function of a model that also takes a `LoRA`, without forming any W + scale a b."""
 
     @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:
@@ -236,10 +230,10 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
 
         arrays = [jnp.asarray(leaves[place]) for place in there]
         traced, form = jax.make_jaxpr(flat, return_shape=True)(arrays, others)
-        names = paths(model.base)
+        names = [paths(model.base)[place] for place in there]
         values = [
-            _Adapted(array, *model.factors(names[place]), model.scale) if names[place] in model.adapters else array
-            for place, array in zip(there, arrays, strict=True)
+            _Adapted(array, **model.adapters[name], scale=model.scale) if name in model.adapters else array
+            for name, array in zip(names, arrays, strict=True)
         ]
         outputs = evaluate(traced, [*values, *jax.tree_util.tree_leaves(others)], _operation)
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(form), [_merged(out) for out in outputs])
@@ -249,7 +243,7 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Adapted:
-    """W and its factors, on the way to the operation that uses them."""
+    """W and its factors, as an operand of the operations of a trace."""
 
     w: Any
     a: Any
@@ -257,7 +251,7 @@ class _Adapted:
     scale: float
 
     def merged(self) -> Any:
-        """W + scale a b, with W's dtype."""
+        """Return W + scale a b, with W's dtype."""
         product = jnp.tensordot(self.a * self.scale, self.b, 1, precision=jax.lax.Precision.HIGHEST)
         return (self.w.astype(product.dtype) + product).astype(self.w.dtype)
 
@@ -267,11 +261,11 @@ def _merged(value: Any) -> Any:
 
 
 def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """An operation of a trace: products with an adapted W and casts of it keep the factors apart."""
+    """Run an operation of a trace; products with an adapted W and casts of it keep the factors apart."""
     adapted = [side for side, value in enumerate(operands) if isinstance(value, _Adapted)]
     if len(adapted) == 1:
         value = operands[adapted[0]]
-        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # a sum of integers is not a rounded sum
+        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # an integer cast rounds the sum
         if eqn.primitive.name == "convert_element_type" and floating:
             cast = bind(place, eqn, [value.w])[0]
             return [_Adapted(cast, value.a.astype(cast.dtype), value.b.astype(cast.dtype), value.scale)]
@@ -288,7 +282,7 @@ def _plain(value: Any) -> Any:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """scale x a b of a product of x and W, or scale x b^T a^T of one over W's trailing axes; None for any other."""
+    """Return scale x a b for a product x W, or scale x b^T a^T over W's trailing axes; None for any other product."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1
@@ -311,29 +305,29 @@ def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
 
 
 def _by_name(path: str, array: Any) -> bool:
-    """Whether an array is a matrix by its name."""
+    """Return whether an array is a matrix by its name."""
     name = path.rpartition("/")[2]
     return (name == "kernel" and array.ndim in (2, 3)) or (name == "weight" and array.ndim == 2)
 
 
 def _split(shape: tuple[int, ...]) -> int:
-    """The axis at which to cut the axes into two parts of nearly equal size."""
+    """Return the axis at which to cut the axes into two parts of nearly equal size."""
     return min(range(1, len(shape)), key=lambda at: max(math.prod(shape[:at]), math.prod(shape[at:])))
 
 
 class _Array:
-    """Stands in the form of a model for a leaf that is an array, since the form holds no arrays."""
+    """Placeholder in the form of a model for a leaf that is an array, since the form holds no arrays."""
 
 
 @dataclass(frozen=True)
 class _Stream:
-    """Stands in the form of an nnx module for the key or count of a stream of random numbers."""
+    """Placeholder in the form of an nnx module for the key or count of a stream of random numbers."""
 
     shape: tuple[int, ...]
     dtype: Any
 
     def empty(self) -> Any:
-        """A value that stands there until the key of an example is known."""
+        """Return a value for the stream until the key of an example is known."""
         if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(jnp.zeros((*self.shape, 8), jnp.uint32), impl=CHACHA20)
         return jnp.zeros(self.shape, self.dtype)
@@ -342,32 +336,32 @@ class _Stream:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class Untrained:
-    """The untrained rest of a model: arrays, and a form that holds no arrays and is known when the step is traced.
+    """Untrained rest of a model: arrays, and a form without arrays, which is static when the step is traced.
 
     Parameters
     ----------
     frozen : arrays, in the order of the model's leaves.
-    form : the structure of the model; for each of its leaves whether it is trained; its leaves that are no arrays; and
-        the nnx module without its variables.
+    form : the structure of the model; for each leaf whether it is trained; the leaves that are no arrays; and the form
+        of an nnx module.
     """
 
     frozen: tuple[Any, ...]
     form: tuple[Hashable, tuple[bool, ...], tuple[Hashable, ...], Outer | None]
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Its arrays, and all else."""
+        """Return the arrays, and the form."""
         return self.frozen, self.form
 
     @classmethod
     def tree_unflatten(cls, form: Any, frozen: Sequence[Any]) -> Untrained:
-        """Rebuild it from its arrays and its form."""
+        """Rebuild the object from its arrays and its form."""
         return cls(tuple(frozen), form)
 
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """(the trained part, with None in place of all else; the rest, None if all is trained) of a model.
+    """Return (trained part of a model, with None in place of all other leaves; the rest, None if all is trained).
 
-    trainable is as for `Trainer`.  Of a `LoRA` it selects from the base, beside the adapters.
+    trainable is as for `Trainer`.  Of a `LoRA` it selects from the base, in addition to the adapters.
     """
     tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
@@ -395,7 +389,7 @@ def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | Non
 
 
 def join_model(trained: Any, rest: Untrained | None) -> Any:
-    """The model that `split_model` took apart, with these values of its trained part."""
+    """Return the model that `split_model` took apart, with these values of its trained part."""
     if rest is None:
         return trained
     structure, chosen, others, outer = rest.form
@@ -408,7 +402,7 @@ def join_model(trained: Any, rest: Untrained | None) -> Any:
 
 
 def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[bool]:
-    """For each leaf whether it is to be trained, if it is an array of numbers."""
+    """Return for each leaf whether it is to be trained, if it is an array of numbers."""
     floating = [a is not None and jnp.issubdtype(a.dtype, jnp.floating) for a in arrays_of(tree)]
     if outer is not None:
         wanted = outer.of_kind("Param") if trainable is None else floating
@@ -444,7 +438,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
 
 
 def streams(rngs: bool | Sequence[str]) -> tuple[str, ...]:
-    """The names of a linen module's streams of random numbers: those given, or "dropout"."""
+    """Return the names of a linen module's streams of random numbers: those given, or "dropout"."""
     if isinstance(rngs, str):
         return (rngs,)
     return ("dropout",) * bool(rngs) if isinstance(rngs, bool) else tuple(rngs)
@@ -456,13 +450,13 @@ def loss_of(
     rngs: bool | Sequence[str],
     apply_kwargs: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """(model, example) or (model, example, key) -> loss, of a function of the same, or of a module and a loss.
+    """Return (model, example) or (model, example, key) -> loss, from such a function, or from a module and a loss.
 
     The loss of an example (input, target) is ``loss(output, target)``, where the output is
 
-    * of linen ``module.apply(params, input, rngs={"dropout": key}, **apply_kwargs)``, rngs where there is a key;
+    * of linen ``module.apply(params, input, rngs={"dropout": key}, **apply_kwargs)``, rngs only if there is a key;
     * of nnx ``module(input, **apply_kwargs)``, its streams of random numbers begun with the key;
-    * of Equinox ``module(input, key=key, **apply_kwargs)``, the key where there is one.
+    * of Equinox ``module(input, key=key, **apply_kwargs)``, the key only if there is one.
     """
     named = dict(apply_kwargs or {})
     if isinstance(loss_fn, type):
@@ -498,13 +492,13 @@ def loss_of(
 
 
 def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str], apply_kwargs: Any) -> Any:
-    """First parameters: a linen module's, from a key and the shape of an input; those that another module holds."""
+    """Return first parameters: of a linen module from a key and the shape of an input, of another module its own."""
     if is_nnx(module) or is_equinox(module):
         return module
     if module is None or example is None:
         raise InputError("params is missing; give the parameters, or for a linen module an example input")
     keys = {name: jax.random.fold_in(key, 1 + number) for number, name in enumerate(streams(rngs))}
-    # from shapes alone: an example is private
+    # parameters follow from the shapes alone, since an example is private
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), example)
     with _plain_errors():
         return module.lazy_init({"params": key, **keys}, shapes, **(apply_kwargs or {}))
@@ -569,8 +563,8 @@ def _plain_errors() -> Iterator[None]:
 
 
 def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
-    """InputError where a linen module asks for an argument that it is not given, such as ``train``."""
-    others = list(inspect.signature(module.__call__).parameters.values())[1:]  # the first is the input
+    """Raise InputError if a linen module asks for an argument that is not given, such as ``train``."""
+    others = list(inspect.signature(module.__call__).parameters.values())[1:]  # the first parameter is the input
     missing = [
         p.name
         for p in others
@@ -583,10 +577,10 @@ def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
 
 
 def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
-    """InputError where a loss function takes a key that it is not given, or is given one that it does not take."""
+    """Raise InputError if a loss function takes a key and gets none, or gets a key and takes none."""
     try:
         signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):  # not every callable has one
+    except (TypeError, ValueError):  # some callables have no signature
         return
     try:
         signature.bind(*range(3 if keys else 2))
@@ -596,7 +590,7 @@ def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; of an nnx module begun with the key, and InputError where it changes the module's state."""
+    """Return a function that begins an nnx module's streams with the key and refuses changes of the module's state."""
 
     @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:
@@ -634,6 +628,6 @@ def _begin(model: Any, key: Any) -> None:
 
 
 def _values(model: Any) -> dict[Any, tuple[type, Any]]:
-    """{path: (type of variable, value)} of an nnx module."""
+    """Return {path: (type of variable, value)} of an nnx module."""
     nnx = _nnx()
     return {path: (type(v), v.get_value()) for path, v in nnx.to_flat_state(nnx.state(model))}

@@ -1,11 +1,11 @@
 """Gaussian noise for one step, and the streams of randomness of a run.
 
-`jax.random.normal` in float32 never exceeds 5.5 standard deviations, since it is made from 23 bits: an output farther
-out would give an example away with a probability that no accountant of the Gaussian knows.  Here 64 bits make the
-radius, and the tail ends beyond 9.4 standard deviations (probability 1e-20).
+`jax.random.normal` in float32 never exceeds 5.5 standard deviations, since it is made from 23 bits.  An output farther
+out would reveal an example, with a probability that no accountant of the Gaussian knows.  Here 64 bits make the radius,
+and the tail ends beyond 9.4 standard deviations (probability 1e-20).
 
-All leaves of a pytree get theirs from one evaluation of the generator over (leaf, unit) counters, which is then cut:
-leaf by leaf, the generator would be compiled once for each.  Layout: jaxacct/training/step/README.md, "Noise".
+One evaluation of the generator over (leaf, unit) counters serves all leaves of a pytree and is then cut.  Leaf by
+leaf, the generator would be compiled once for each leaf.  Layout: jaxacct/training/step/README.md, "Noise".
 """
 
 from __future__ import annotations
@@ -32,35 +32,36 @@ __all__ = ["noisy_mean"]
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 EXAMPLES, MODEL, LOSS = range(7, 10)
-"""The purposes of a run's streams: first parameters, batches, gradient noise, noise of the clipping quantile, which
-examples of a user, what the model draws for each example (dropout), and noise of the private loss.
+"""Purposes of a run's streams: first parameters, batches, gradient noise, noise of the clipping quantile, choice of a
+user's examples, random numbers of the model for each example (dropout), and noise of the private loss.
 
 The values are part of the keys: a saved run depends on them.  5 and 6 are those of jaxacct.tuning's candidates.
 """
 UNIT = 32
 """Draws of one unit: three blocks of 16 words make 16 pairs."""
 _PIECE = 16_368
-"""Units at a time, some 12 MB of scratch memory.  On a CPU fewer or more take longer; a power of two would let the rows
-of a piece share lines of the cache."""
+"""Units at a time, some 12 MB of scratch memory.  On a CPU fewer or more take longer.  The number is no power of two:
+rows of a piece could then share lines of the cache.
+"""
 _MOST_UNITS = 2**31
-"""Units are counted in int32."""
+"""Bound on the number of units, which are counted in int32."""
 
 
 def stream(key: Any, purpose: int, step: Any = 0) -> Any:
-    """The key for one purpose at one step; different purposes and steps have independent keys."""
+    """Return the key for one purpose at one step; different purposes and steps have independent keys."""
     return jax.random.fold_in(jax.random.fold_in(key, purpose), step)
 
 
 def host_stream(words: Any, purpose: int) -> np.ndarray:
-    """The words of ``stream(key, purpose)``, from the words of the key, in NumPy."""
+    """Return the words of ``stream(key, purpose)``, from the words of the key, in NumPy."""
     return host_fold_in(host_fold_in(words, purpose), 0)
 
 
 def add(key: Any, tree: Any, std: Any) -> Any:
     """Add independent N(0, std^2) to every entry of a pytree: once per step, to the sum over the whole batch.
 
-    std is noise_multiplier times the clip norm; the relation is the accountant's affair.  Divide by the *expected*
-    batch size afterwards, never by the drawn one.  The result has the dtype of the tree, at least float32.
+    std is noise_multiplier times the clip norm, whatever the neighbouring relation.  Divide by the *expected* batch
+    size afterwards, never by the drawn one.  The result has the dtype of the tree, at least float32.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
@@ -73,19 +74,19 @@ def add(key: Any, tree: Any, std: Any) -> Any:
 
 
 def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """Standard normal draws by Box and Muller's method from 96 bits for every pair: `add` gives a single leaf these."""
+    """Draw standard normals by Box and Muller's method from 96 bits for every pair, as `add` does for a single leaf."""
     return _drawn(key_words(key), {0: shape}, 1, jnp.dtype(dtype))[0]
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
-    """An exact draw from N(0, std^2), rounded to a whole number, modulo 2^32; the host draws it from a step's key."""
+    """Draw from N(0, std^2), exactly, rounded to a whole number, modulo 2^32; the host draws from a step's key."""
     key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
     drawn = rounded_gaussian(std * std, KeyedBits(key))
     return np.int32((drawn + 2**31) % 2**32 - 2**31)
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
-    """Standard normal draws for some of `leaves` leaves, by the leaf's place (layout: README.md, "Noise")."""
+    """Draw standard normals for some of `leaves` leaves, by the leaf's place (layout: README.md, "Noise")."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     units = [-(-size // UNIT) for size in sizes]
     begins = np.cumsum([0, *units])
@@ -98,7 +99,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
     counters = lambda number: _counters(number * each, each, begins, [*shapes, leaves])
     flat = draws_of_units(words, counters, pieces, each, 1, dtype)
     starts = begins[:-1].tolist()
-    if pieces > 1 and len(starts) > 1:  # otherwise there is little to compile
+    if pieces > 1 and len(starts) > 1:  # with one piece or one leaf there is little to compile
         starts = as_data(unfolded_true([words]), starts)
     own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
     cut = zip(starts, units, sizes, shapes.values(), strict=True)
@@ -108,7 +109,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
 def draws_of_units(
     words: Any, counters: Callable[[Any], tuple[Any, Any]], pieces: int, each: int, axis: int, dtype: Any
 ) -> Any:
-    """Standard normal draws of units, which lie along an axis, of so many pieces with so many units each.
+    """Draw standard normals for some pieces, with `each` units a piece; the units lie along an axis of the result.
 
     counters : number of a piece -> (unit within its leaf, place of the leaf) of each of its units.
     """
@@ -128,7 +129,7 @@ def draws_of_units(
 
 
 def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> tuple[Any, Any]:
-    """(unit within its leaf, place of the leaf) of `count` units from `first` on; begins : each leaf's first unit."""
+    """Return (unit within its leaf, place of the leaf) of `count` units; begins : the first unit of each leaf."""
     number = first + jnp.arange(count, dtype=jnp.int32)
     leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), number, side="right")
     unit = number - jnp.asarray(begins, jnp.int32)[leaf]
@@ -136,18 +137,19 @@ def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> 
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
-    """Two normal draws from three words: radius sqrt(-2 log u), u = (high, low) in 64 bits; angle from ``turn``.
+    """Return two normal draws from three words: radius sqrt(-2 log u), u = (high, low) in 64 bits; angle from ``turn``.
 
-    Relative accuracy of a few units in the last place everywhere: u near 1 goes through its complement v, `log(1 - v) =
-    -2 artanh(v/(2 - v))`, and sine and cosine are sines of angles below a right angle with signs from two bits of their
-    own.  Power series take the place of log1p and sin, which are most of a step's noise otherwise.
+    The relative accuracy is a few units in the last place everywhere.  For u near 1 its complement v serves: `log(1 -
+    v) =
+    -2 artanh(v/(2 - v))`.  Sine and cosine are sines of angles below a right angle, with signs from two further bits.
+    Power series take the place of log1p and sin, which would take most of the time of a step's noise.
     """
     dtype = jnp.dtype(dtype)
     near_zero = high < np.uint32(2**31)
     v = _unit(jnp.where(near_zero, high, ~high), 32, dtype) + (
         _unit(jnp.where(near_zero, low, ~low), 64, dtype) + dtype.type(2.0**-65)
     )
-    # terms after which the series' next one is below the rounding, for float32 and for float64
+    # numbers of terms, for float32 and float64, after which the next term is below the rounding
     log_terms, sine_terms = (9, 7) if dtype.itemsize == 4 else (17, 11)
     s = v / (2 - v)  # at most 1/3
     complement = 2 * s * _horner([1.0 / (2 * k + 1) for k in range(log_terms)], s * s)
@@ -156,14 +158,14 @@ def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
     quarter = turn >> np.uint32(2)
     parts = []
     for part, sign in ((quarter, turn & np.uint32(1)), (np.uint32(2**30 - 1) - quarter, turn & np.uint32(2))):
-        turns = _unit(part, 30, dtype) + dtype.type(2.0**-31)  # of a right angle
+        turns = _unit(part, 30, dtype) + dtype.type(2.0**-31)  # in right angles
         sine = turns * _horner(sines, turns * turns)
         parts.append(radius * jnp.where(sign > 0, -sine, sine))
     return parts[0], parts[1]
 
 
 def _horner(coefficients: list[float], x: Any) -> Any:
-    """The polynomial with these coefficients, lowest first, at x."""
+    """Return the polynomial with these coefficients, lowest first, at x."""
     value = jnp.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         value = value * x + np.asarray(coefficient, x.dtype)
@@ -171,23 +173,23 @@ def _horner(coefficients: list[float], x: Any) -> Any:
 
 
 def _unit(word: Any, bits: int, dtype: Any) -> Any:
-    """An integer of `bits` bits as a binary fraction: word / 2^bits."""
+    """Return an integer of `bits` bits as a binary fraction: word / 2^bits."""
     return word.astype(dtype) * dtype.type(2.0**-bits)
 
 
 class NoiseState(NamedTuple):
-    """The key of the noise and the number of steps taken."""
+    """Key of the noise, and number of steps taken."""
 
     key: Any
     count: Any
 
 
 def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expected_batch_size: float) -> Foreign:
-    """Optax transformation: (clipped sum + noise) / expected batch size, in place of the gradient.
+    """Return an Optax transformation: (clipped sum + noise) / expected batch size, in place of the gradient.
 
-    Its input must be the *sum over the whole drawn batch of gradients clipped to clip_norm*, as ``clipped_sum``
-    returns it (over several micro-batches: their sums added first).  It cannot see whether that is so: given a mean
-    gradient, as optimizers usually are, it protects nothing.
+    Its input must be the *sum over the whole drawn batch of gradients clipped to clip_norm*, as ``clipped_sum`` returns
+    it. Sums over several micro-batches must be added first.  The transformation cannot check its input: for a mean
+    gradient, the usual input of optimizers, the noise protects nothing.
 
     Parameters
     ----------
@@ -195,7 +197,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     noise_multiplier : from 1e-10 to 1e10; the noise has standard deviation noise_multiplier times
         ``sensitivity(clip_norm)``.
     clip_norm : as given to ``clipped_sum``.
-    expected_batch_size : > 0, what the noisy sum is divided by; never the size of the batch that was drawn.
+    expected_batch_size : > 0, the divisor of the noisy sum; never the size of the batch that was drawn.
 
     Returns
     -------
@@ -205,7 +207,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     ------
     InputError : a key of fewer bits, or a bad number.
 
-    What one call costs depends on how the batch was drawn, and only the caller knows: Poisson sampled, it is
+    The privacy cost of one call depends on how the caller draws the batch.  With Poisson sampling it is that of
     PoissonSampled(Gaussian(noise_multiplier), q).
 
     References
@@ -231,7 +233,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     optax = optional_package("optax", "noisy_mean")
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
-    # sums may be float32, and a deviation must not be rounded down with them
+    # The sum may be float32; the factor keeps the rounding of the deviation to float32 from lowering it.
     std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * (1.0 + 2.0**-20)
 
     def init(params: Any) -> NoiseState:

@@ -1,7 +1,7 @@
 """One private step as pure functions: draw, clip and sum in micro-batches, add noise, divide, update.
 
-`private_step` puts the parts together for data on one device.  Where data lie elsewhere, or are spread, the caller
-uses the same parts: `draw`, then `add` for each micro-batch, then `release` once.
+`private_step` joins these parts for data on one device.  If the data are elsewhere, or on several devices, the caller
+joins the parts: `draw`, then `add` for each micro-batch, then `release` once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TR
 
 
 class StepSettings(Protocol):
-    """The fields of a plan that a step needs, as in `Segment`: noise in clip norms, rate, divisor of the noisy sum."""
+    """Fields of a plan's `Segment` that a step needs: noise in clip norms, rate, divisor of the noisy sum."""
 
     @property
     def noise_multiplier(self) -> float: ...
@@ -44,7 +44,10 @@ class StepSettings(Protocol):
 
 
 class Carried(NamedTuple):
-    """What a step hands to the next one.  (Its name is in digests of states: a saved run depends on it.)"""
+    """State that a step hands to the next step.
+
+    The class name is in digests of states, so saved runs depend on it.
+    """
 
     params: Any
     opt_state: Any
@@ -53,13 +56,14 @@ class Carried(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers that may differ between steps of one compiled program; all follow from the plan's segment.
+    """Numbers that may differ between steps of one compiled program; all follow from the plan's segment.
 
-    threshold : of Poisson sampling.  size : of batches of a fixed size; of random allocation the slots of the round.
+    threshold : of Poisson sampling.
+    size : the records of a batch of a fixed size; of random allocation the slots of the round.
     position : the batch's place in its pass, or the slot.
     gradient_noise : noise multiplier on the gradients.
-    count_draw, loss_draw : the noise on the count of the adaptive clip norm and on the private loss, whole numbers that
-        the host has drawn from the step's key; None for one that is not released.
+    count_draw, loss_draw : noise on the count of the adaptive clip norm and on the private loss.  Both are whole
+        numbers that the host draws from the step's key; None if the count or the loss is not released.
     """
 
     threshold: Any
@@ -79,11 +83,14 @@ def numbers(
     private_loss: PrivateLoss | None = None,
     words: Any = None,
 ) -> Numbers:
-    """The numbers of a step, with the noise that the host draws from the words of its key; InputError for no room."""
+    """Return the numbers of a step, with the noise that the host draws from the words of its key.
+
+    Raises InputError if the further releases leave no room for the gradients.
+    """
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
         size = nearest_slots(segment.sampling_probability)
-    else:  # rounding up fixed batches costs nothing; a sample may exceed its share only by rounding of rate * size
+    else:  # rounding up fixed batches costs nothing; a sample is rounded down, but for the rounding of rate * size
         size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(
         sampler.threshold(segment.sampling_probability),
@@ -98,7 +105,7 @@ def numbers(
 def draws(
     segment: StepSettings, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any
 ) -> tuple[Any, Any]:
-    """The noise on the count and on the loss of a step, from its key's words; None for one that is not released."""
+    """Return the noise on a step's count and loss, from its key's words; None for what is not released."""
     expected = segment.expected_batch_size
     drawn = (None if one is None or words is None else one.draw(words, expected) for one in (adaptive, private_loss))
     count, loss = drawn
@@ -107,20 +114,20 @@ def draws(
 
 @dataclass(frozen=True)
 class StepRule:
-    """The settings that all steps of a program share.
+    """Settings that all steps of a program share.
 
     loss_fn : (params, example) -> scalar loss of one example, of all parameters, trained or frozen.
     optimizer : an Optax transformation.
-    sampling : one of `step_mechanisms`.
+    sampling : one of `step_mechanisms.SAMPLING`.
     micro_batch : examples (or users) at a time.
     method : as for `clipped_sum`.
-    adaptive : how the clip norm moves, or None.
+    adaptive : the rule by which the clip norm moves, or None.
     cap : of truncated Poisson sampling, the places of a batch.
-    examples_per_user : the most of a user's examples that a step uses; the data are then `UserData`.  None where every
+    examples_per_user : the most of a user's examples that a step uses; the data are then `UserData`.  None if every
         record counts for itself.
-    rngs : whether the loss gets a key of the example as well: (params, example, key).
+    rngs : whether the loss also gets a key of the example: (params, example, key).
     has_aux : whether the loss returns (loss, aux).
-    private_loss : how the loss is released, or None.
+    private_loss : the rule by which the loss is released, or None.
     """
 
     loss_fn: Callable[..., Any]
@@ -136,7 +143,10 @@ class StepRule:
     private_loss: PrivateLoss | None = None
 
     def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
-        """(trained parameters, member) -> (loss, Seen); a member is (example,), (example, key) or a user's data."""
+        """Return (trained parameters, member) -> (loss, Seen).
+
+        A member is (example,), (example, key) or a user's data.
+        """
         single = lambda model, *member: split_loss(
             jax.tree.map(jnp.asarray, self.loss_fn(model, *member)), self.has_aux
         )
@@ -159,12 +169,13 @@ class Sums(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """A step's observations of its batch.  All but ``value`` is *not* private: it is for a log only, must never be
-    published, and must decide nothing.
+    """Observations of a step's batch.  All but ``value`` are *not* private: they are for a log only.
 
+    They must never be published, and must decide nothing.
     loss, aux : sums over the members that contribute: `members` less `not_finite`.
-    members : how many took part.  clipped, not_finite : how many of them were clipped, and contributed nothing.
-    value : the private loss, as the optimizer got it; None where none is released.
+    members : number of members.  clipped, not_finite : number of members that were clipped, and that contributed
+    nothing.
+    value : the private loss, as the optimizer got it; None if none is released.
     """
 
     loss: Any
@@ -176,13 +187,13 @@ class Observed(NamedTuple):
 
 
 def keys(words: Any, pass_words: Any) -> tuple[Any, Any]:
-    """The keys of a step and of its pass, from their words."""
+    """Return the keys of a step and of its pass, from their words."""
     key, pass_key = (jax.random.wrap_key_data(w, impl=CHACHA20) for w in (words, pass_words))
     return key, pass_key
 
 
 def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sampler.Selection:
-    """The records (or users), of `size`, that take part in the step."""
+    """Return the records (or users), of `size`, that take part in the step."""
     key, pass_key = noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING)
     if rule.sampling == POISSON:
         return sampler.poisson(key, size, now.threshold)
@@ -197,7 +208,7 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
 
 
 def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Numbers) -> np.ndarray:
-    """The members of the same `draw`, in their order, from the words of the keys; in NumPy, which leaves JAX alone."""
+    """Return the members of the same `draw`, in their order, from the words of the keys; in NumPy, without JAX."""
     key, pass_key = (noise.host_stream(each, noise.SAMPLING) for each in (words, pass_words))
     if rule.sampling == POISSON:
         return sampler.host_poisson(key, size, now.threshold)
@@ -215,7 +226,7 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
 
 
 def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | None = None) -> Sums:
-    """The sums of a batch that has no members yet; ``batch`` is as for `add`, or its shapes."""
+    """Return the sums of a batch that has no members yet; ``batch`` is as for `add`, or its shapes."""
     params = carried.params
     dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
     nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
@@ -234,10 +245,11 @@ def add(
     mask: Any,
     frozen: Untrained | None = None,
 ) -> Sums:
-    """The sums with one micro-batch more.
+    """Add one micro-batch to the sums.
 
-    batch : one row for each place; of users, what `of_users` returns.  indices : the number of each place's record (or
-    user) in all of the data.  mask : False where a place holds nobody.
+    batch : one row for each place; of users, the rows that `of_users` returns.
+    indices : the number of each place's record (or user) in all of the data.
+    mask : False for a place without a member.
     """
     members = (batch, member_keys(key, indices)) if rule.rngs else (batch,)
     loss = rule.member_loss(frozen)
@@ -253,12 +265,12 @@ def release(
     now: Numbers,
     add_noise: Callable[[Any, Any, Any], Any] | None = None,
 ) -> tuple[Carried, Observed]:
-    """The noisy mean of a whole batch, handed to the optimizer: once for a step, with a key of its own."""
+    """Hand the noisy mean of a whole batch to the optimizer: once for a step, with a key of its own."""
     optax = optional_package("optax", "training")
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
     found, groups = grouped(clip_norm, params)
-    norms = [found[group] for group in sorted(set(groups))]  # parts that are all frozen release nothing
+    norms = [found[group] for group in sorted(set(groups))]  # a clip norm whose parameters are all frozen has no group
     std = deviation(now.gradient_noise, norms)
     noisy = (add_noise or noise.add)(noise.stream(key, noise.NOISE), summed.total, std)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
@@ -283,7 +295,10 @@ def sums_over(
     frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
-    """The sums over those drawn, in micro-batches; first : where the data are a part, the number of their first."""
+    """Return the sums over the drawn members, in micro-batches.
+
+    first : the number of the first record, if the data are a part of all data.
+    """
     most = rule.examples_per_user
 
     def rows(places: Any) -> tuple[Any, Any]:
@@ -292,7 +307,7 @@ def sums_over(
         return of_users(noise.stream(key, noise.EXAMPLES), data, places, most, first)
 
     def one(so_far: Sums, places: Any, mask: Any) -> Sums:
-        # users without examples are no members: they add nothing to any sum
+        # users without examples are masked: they add nothing to any sum
         batch, there = rows(places)
         indices = places if first is None else places + first
         return add(rule, carried, key, so_far, batch, indices, mask & there, frozen)
@@ -304,10 +319,11 @@ def sums_over(
 
 
 def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
-    """(carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed), pure: for jit, vmap, audit.
+    """Return (carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed), a pure function.
 
-    The key must be used for this step alone; its words are those of ``jax.random.key_data``.  The pass key, of fixed
-    batches and of random allocation, is one for a whole pass over the data.  ``frozen`` is the rest of the model.
+    The function is for jit, vmap and audits.  The key must be used for this step alone; its words are those of
+    ``jax.random.key_data``.  The pass key, of fixed batches and of random allocation, is one key for a whole pass over
+    the data.  ``frozen`` is the rest of the model.
     """
 
     def step(
@@ -322,10 +338,10 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
 
 
 class Seen(NamedTuple):
-    """Beside the gradient of a member, or summed over those that contribute: *not* private.
+    """Values beside the gradient of a member, or their sums over the members that contribute: *not* private.
 
-    loss : the plain loss.  bounded : in units of the private loss; 0 if none is released.  aux : what the loss returns
-    beside itself; an empty tuple where it returns nothing else.
+    loss : the plain loss.  bounded : the loss in units of the private loss; 0 if none is released.
+    aux : what the loss returns beside itself, or an empty tuple.
     """
 
     loss: Any
@@ -334,7 +350,7 @@ class Seen(NamedTuple):
 
 
 def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """(params, (examples, weights)[, key of the user]) -> the weighted mean of what loss_fn returns for them."""
+    """Return (params, (examples, weights)[, key of the user]) -> weighted mean of loss_fn over the examples."""
 
     def loss(params: Any, user: tuple[Any, Any], *key: Any) -> Any:
         examples, weights = user
@@ -344,7 +360,7 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
         def mean(each: Any) -> Any:
             inexact = jnp.issubdtype(each.dtype, jnp.inexact)
-            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # a bool is counted, as integers are
+            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # bools and integers as floats
             return jnp.sum(each * weights.astype(dtype).reshape(-1, *(1,) * (each.ndim - 1)), axis=0)
 
         return jax.tree.map(mean, found)
@@ -353,7 +369,7 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def member_keys(key: Any, indices: Any) -> Any:
-    """A key for each member, from the step's key and the member's number in the data, wherever it is computed."""
+    """Return a key for each member, from the step's key and the member's number in the data, on any device."""
     return jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices)
 
 
@@ -366,7 +382,7 @@ def require_optimizer(optimizer: Any) -> None:
 
 
 def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
-    """(updates, state) of the optimizer for a noisy mean of gradients and the private loss, if any.
+    """Return (updates, state) of the optimizer for a noisy mean of gradients and the private loss, if any.
 
     Raises InputError if the optimizer asks for more.
     """
@@ -390,7 +406,7 @@ def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any =
 
 
 def unmoved(optimizer: Any, opt_state: Any, params: Any, value: Any = None) -> list[str]:
-    """The paths of parameters whose updates do not depend on the gradient, as by `optax.set_to_zero` under a mask."""
+    """Return the paths of parameters whose updates ignore the gradient (`optax.set_to_zero` under a mask)."""
     closed = trace(lambda mean, state: updated(optimizer, mean, state, params, value)[0], params, opt_state)
     names = paths(params)
     moved = set(closed.jaxpr.invars[: len(names)])

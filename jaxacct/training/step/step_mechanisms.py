@@ -1,4 +1,4 @@
-"""Releases of training steps as mechanisms: equal releases are counted, so that a run is a few repeated ones."""
+"""Releases of training steps as mechanisms; equal releases are counted, so that a run is a few repeated releases."""
 
 from __future__ import annotations
 
@@ -38,21 +38,22 @@ __all__ = [
 ]
 
 SAMPLING = ("poisson", "truncated_poisson", "random_allocation", "without_replacement", "fixed_batches")
-"""How a batch is drawn, which decides how it is accounted for."""
+"""Batch rules; the rule decides how a step is accounted for."""
 POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED = SAMPLING
 BY_PASS = (ALLOCATION, FIXED)
-"""Ways of which whole passes over the data are accounted for, in which every record is in one batch: rounds of random
-allocation, and passes over fixed batches."""
+"""Batch rules with whole passes as releases: rounds of random allocation, and passes over fixed batches.  Every record
+is in one batch of a pass.
+"""
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, FIXED)
-"""Ways of sampling whose batches have a fixed whole number of records."""
+"""Batch rules whose batches have a fixed whole number of records."""
 
 
 class Release(NamedTuple):
-    """One noisy sum: how its batch was drawn, its noise multiplier, and the share of the data in it.
+    """One noisy sum: the rule of its batch, its noise multiplier, and the share of the data in the batch.
 
-    Of fixed batches a release is a whole pass over the data, which holds every record once: its share is 1.  Of random
-    allocation it is a whole round, and the share is 1 over the number of its slots; 1 is a step of which nothing is
-    known but its noise.
+    Of fixed batches a release is a whole pass over the data; each record is in it once, so the share is 1.  Of random
+    allocation a release is a whole round; the share is 1 over the number of its slots, or 1 for a step whose round is
+    unknown.
     cap, dataset_size : of truncated Poisson sampling, the largest batch and the number of records; elsewhere 0.
     """
 
@@ -66,12 +67,12 @@ class Release(NamedTuple):
 def single(
     sampling: str, noise_multiplier: Any, sampling_probability: Any, cap: Any = 0, dataset_size: Any = 0
 ) -> Mechanism:
-    """One release as a mechanism; the numbers may be arrays."""
+    """Return one release as a mechanism; the numbers may be arrays."""
     base = Gaussian(noise_multiplier)
     if sampling == WITHOUT_REPLACEMENT:
         return SampledWithoutReplacement(base, sampling_probability)
     if sampling == TRUNCATED:
-        # the very rate that the sampler's 64 bits realise: with a cap a lower one may tell more
+        # exactly the rate that the sampler's 64 bits realise: with a cap a lower rate may leak more
         rate = np.floor(np.ldexp(np.asarray(sampling_probability, np.float64), 64)) * 2.0**-64
         return TruncatedPoissonSampled(base, rate, dataset_size=dataset_size, cap=cap)
     if sampling == ALLOCATION:
@@ -82,12 +83,12 @@ def single(
 
 
 def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability: float) -> Release:
-    """A pass whose least noise and whose batches' share of the data are known."""
+    """Return the release of a pass with this least noise and this share of the data in a batch."""
     return Release(sampling, noise_multiplier, 1.0 if sampling == FIXED else sampling_probability)
 
 
 def composed(counts: Mapping[Release, int]) -> Mechanism:
-    """All releases together; of none at all, a mechanism that leaks nothing."""
+    """Compose all releases; of no release at all, return a mechanism that leaks nothing."""
     parts = [repeat(single(*release), count) for release, count in counts.items() if count]
     if not parts:
         return PoissonSampled(Gaussian(1.0), 0.0)
@@ -95,7 +96,7 @@ def composed(counts: Mapping[Release, int]) -> Mechanism:
 
 
 def prefixes(counts: Sequence[Mapping[Release, int]]) -> Mechanism:
-    """Several collections of releases as one batch, one element each."""
+    """Return several collections of releases as one batch, one element each."""
     known = dict.fromkeys(release for each in counts for release in each)
     parts = []
     for release in known:
