@@ -23,8 +23,6 @@ from jaxacct.accounting.dispatch import (
     engine_of_mechanism,
     is_open,
     kinds_of,
-    some_rows,
-    upper_by_moments,
 )
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
@@ -95,7 +93,8 @@ def by_parts(question: MechanismQuestion) -> Bounds:
                 for sides in pairs
             ]
             found.append(_larger(asked, taken[0]) if len(taken) == 1 else _larger_of_pairs(asked, taken[0], taken[1]))
-        worst, engines, contradicted = _joined(found)
+        joined = found[0] if len(found) == 1 else jax.tree.map(lambda *blocks: np.concatenate(blocks), *found)
+        worst, engines, contradicted = joined
         if len(pairs) > 1 and quantity == "epsilon" and question.engine != "contour":
             _with_more_losses(question._replace(given=target), rows, Side(worst, engines, contradicted))
     if quantity == "epsilon" and len(pairs) == 1:
@@ -120,11 +119,6 @@ def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQue
     """The question for some of its rows, which are flat."""
     hint = None if question.hint is None else jax.tree.map(itemgetter(rows), question.hint)
     return question._replace(given=question.given[rows], hint=hint)
-
-
-def _joined(found: list[Side]) -> Side:
-    """The answers of several blocks as one."""
-    return jax.tree.map(lambda *blocks: np.concatenate(blocks), *found) if len(found) > 1 else found[0]
 
 
 def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: np.ndarray, found: Side) -> None:
@@ -181,7 +175,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     live = (finite > 0) & (slack < LARGEST_SLACK)
     asked = Question(parts, kinds, finite, slack, floor, question.effort, question.hint)
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
-    side = _least_of_guarantee("epsilon", asked, live, side)
+
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
     # delta less the mass at infinity is 0, or lost in rounding
     edge = ~live & ~at_infinity
@@ -203,7 +197,7 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
     kinds, infinite, eps = kinds_of(parts), parts.delta_infinity, question.given
     asked = Question(parts, kinds, eps, np.zeros(eps.shape), floor, question.effort, question.hint)
     side = ask_engines("delta", asked, ~kinds.empty & (infinite < 1.0), question.engine)
-    side = _least_of_guarantee("delta", asked, infinite < 1.0, side)
+
     low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
     low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
     wrong = parts.infinity_units * ROUNDOFF * infinite
@@ -212,17 +206,6 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
     agree = low <= high
     low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
     return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
-
-
-def _least_of_guarantee(quantity: str, question: Question, asked: np.ndarray, side: Side) -> Side:
-    """The answer; rows with a zCDP guarantee are lowered to the bound from their moments."""
-    rows = np.flatnonzero(asked & question.parts.guaranteed())
-    if not rows.size:
-        return side
-    most = np.full(asked.shape, np.inf)
-    most[rows] = upper_by_moments(quantity, some_rows(question, rows))
-    engine = np.where(most < side.answer.upper, "theorem", side.engine)
-    return Side(Answer(*(np.fmin(end, most) for end in side.answer)), engine, side.contradicted)
 
 
 def _removing(parts: Components, eps: np.ndarray) -> Components:

@@ -31,19 +31,18 @@ from jaxacct.engines.protocol import (
     Question,
     register,
 )
-from jaxacct.mechanisms import Mechanism
+from jaxacct.mechanisms import Composed, Mechanism, Repeated
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 
 __all__ = [
     "Side",
     "answered_by_parts",
     "ask_engines",
-    "beyond_kernels",
     "engine_of_mechanism",
     "is_open",
     "kinds_of",
     "limits_by_theorems",
-    "nearly_always_sampled",
+    "single_steps",
     "some_rows",
     "upper_by_moments",
 ]
@@ -71,9 +70,11 @@ def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
 
     InputError where the user named an engine that cannot answer.
     """
-    whole = [one for one in ENGINES if isinstance(one, MechanismEngine)]
-    for known in whole:
-        if isinstance(question.mechanism, known.classes) and known.supports(question):
+    steps = single_steps(question.mechanism)
+    for known in ENGINES:
+        if not isinstance(known, MechanismEngine) or not isinstance(question.mechanism, known.classes):
+            continue
+        if any(isinstance(step, known.steps) for step in steps) and known.supports(question):
             if question.engine == "auto" or known.if_engine_is_named == "answers":
                 return known
             if known.if_engine_is_named == "refuses":
@@ -82,6 +83,13 @@ def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
                     "a method of its own; use 'auto'"
                 )
     return None
+
+
+def single_steps(mechanism: Mechanism) -> list[Mechanism]:
+    """The single steps that a mechanism composes."""
+    if isinstance(mechanism, Repeated | Composed):
+        return [step for inner in mechanism.inside() for step in single_steps(inner)]
+    return [mechanism]
 
 
 def answered_by_parts(mechanism: Mechanism) -> bool:
@@ -93,19 +101,14 @@ def kinds_of(parts: Components) -> Kinds:
     """The kinds of parts in each composition."""
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
-    return Kinds(~plain & alone, plain & alone, np.where(plain | (others > 0), 0.0, steps))
-
-
-def beyond_kernels(parts: Components, kinds: Kinds) -> np.ndarray:
-    """Rows where mu^2 of Gaussians under- or overflows beside other parts: the kernels would take mu for 0."""
     ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
-    return (parts.mu > 0) & ~kinds.gaussian & ~ordinary
-
-
-def nearly_always_sampled(parts: Components) -> np.ndarray:
-    """Rows with a sampling rate so high that sampling may change less than the width of a bracket."""
-    # sampling rate above which sampling may change less than the width of a bracket
-    return np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1)
+    return Kinds(
+        empty=~plain & alone,
+        gaussian=plain & alone,
+        sampled_steps=np.where(plain | (others > 0), 0.0, steps),
+        beyond_kernels=plain & ~alone & ~ordinary,
+        nearly_always_sampled=np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1),
+    )
 
 
 def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: str) -> Side:
@@ -117,7 +120,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
         np.zeros(size, bool),
     )
     answer, used, contradicted = side
-    left = asked & ~beyond_kernels(parts, question.kinds)  # rows that engines may still be asked about
+    left = asked & ~question.kinds.beyond_kernels  # rows that engines may still be asked about
     known = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     for one in known:
         if one.cost > COSTLY:
@@ -133,7 +136,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     # rows whose brackets are too wide, or were dropped after a contradiction
     wanting = is_open(answer, rtol, floor) | contradicted
     # rows to be checked by all theorems: an upper end of 0 always looks narrow, so it is among them
-    doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | nearly_always_sampled(parts)))
+    doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | question.kinds.nearly_always_sampled))
     limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
@@ -151,14 +154,21 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             _ask(one, quantity, question, rows, side)
             if limits is not None:  # engines that contradict each other are dropped; theorems stand
                 _narrow_by_theorems(side, doubtful, *limits)
-    # skip zCDP guarantees: their moments cover more than this pair, and the caller takes the smaller of both bounds
-    rows = np.flatnonzero(asked & ~parts.guaranteed() & is_open(answer, WIDE[quantity], floor))
+    guaranteed = parts.guaranteed()
+    rows = np.flatnonzero(asked & ~guaranteed & is_open(answer, WIDE[quantity], floor))
     if rows.size:
         high = upper_by_moments(quantity, some_rows(question, rows))
         _narrow_by_theorems(side, rows, np.full(rows.size, -np.inf), high)
     used[used == ""] = "closed_form"  # known without asking
     low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
+    # the moments of a zCDP guarantee cover more than its pair: either bound holds, whatever the other one is
+    rows = np.flatnonzero(asked & guaranteed)
+    if rows.size:
+        most = upper_by_moments(quantity, some_rows(question, rows))
+        used[rows[most < high[rows]]] = "theorem"
+        for end in (low, mid, high):
+            end[rows] = np.fmin(end[rows], most)
     return Side(Answer(low, mid, high), used, contradicted)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxacct.accounting.directions import answer, by_parts
-from jaxacct.accounting.dispatch import NO_RELATIVE_ACCURACY, engine_of_mechanism, is_open
+from jaxacct.accounting.dispatch import NO_RELATIVE_ACCURACY, engine_of_mechanism, is_open, single_steps
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress
@@ -34,7 +34,7 @@ from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, OfGaussianMix
 from jaxacct.mechanisms.poisson_sampled import groups_inside
 from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation, replaced_in_two_steps
 from jaxacct.mechanisms.sampled_releases import Several
-from jaxacct.mechanisms.shuffled_batches import attacks_on
+from jaxacct.mechanisms.shuffled_batches import ShuffledBatches, attacks_on
 
 if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Known, Row
@@ -46,6 +46,7 @@ class Attacked(MechanismEngine):
     """The answer of the other engines, with the lower end raised by the best known attack on the mechanism."""
 
     name, classes, if_engine_is_named = "attacks", (Mechanism,), "answers"
+    steps = (ShuffledBatches,)
 
     def supports(self, question: MechanismQuestion) -> bool:
         if not question.attacks or question.relation in LOSS_OF_PRESENCE:
@@ -431,6 +432,7 @@ class SingleRounds(MechanismEngine):
     """
 
     name, classes, if_engine_is_named = "single_rounds", (Repeated,), "stands back"
+    steps = (RandomAllocation,)
 
     def supports(self, question: MechanismQuestion) -> bool:
         if question.quantity == "epsilon" and not np.all(question.given):
@@ -480,15 +482,16 @@ class MixtureContour(MechanismEngine):
     """
 
     name, classes, if_engine_is_named = "mixture_contour", (Mechanism,), "stands back"
+    steps = (OfGaussianMixtures,)
 
     def supports(self, question: MechanismQuestion) -> bool:
         """Whether it is made of mixtures of Gaussians, of which at least one is not answered by its parts."""
-        leaves = _leaves(question.mechanism)
-        of_mixtures = [leaf for leaf in leaves if isinstance(leaf, OfGaussianMixtures)]
-        if all(leaf.ordinary() for leaf in of_mixtures):
+        steps = single_steps(question.mechanism)
+        of_mixtures = [step for step in steps if isinstance(step, OfGaussianMixtures)]
+        if all(step.ordinary() for step in of_mixtures):
             return False
-        others = all(isinstance(leaf, Gaussian | OfGaussianMixtures) for leaf in leaves)
-        return others and all(leaf.of_gaussians() for leaf in of_mixtures)
+        others = all(isinstance(step, Gaussian | OfGaussianMixtures) for step in steps)
+        return others and all(step.of_gaussians() for step in of_mixtures)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         from jaxacct.engines import mixture  # SciPy: only where a mixture is asked about
@@ -532,13 +535,6 @@ class MixtureContour(MechanismEngine):
         low_ends, middles, high_ends = (x.reshape(shape) for x in (lower_ends, answers.estimate, answers.upper))
         kind = "certified" if certified else "bound"
         return Bounds(low_ends, middles, high_ends, kind, status.reshape(shape), engine.reshape(shape))
-
-
-def _leaves(mechanism: Mechanism) -> list[Mechanism]:
-    """The single steps that are composed."""
-    if isinstance(mechanism, Repeated | Composed):
-        return [leaf for inner in mechanism.inside() for leaf in _leaves(inner)]
-    return [mechanism]
 
 
 @register_mechanism

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from jaxacct.accounting.account import delta_without_attacks
-from jaxacct.accounting.dispatch import beyond_kernels, kinds_of, nearly_always_sampled
+from jaxacct.accounting.dispatch import kinds_of
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.contour import delta_about, delta_along, reach
@@ -463,5 +463,5 @@ def _plain(parts: Components) -> np.ndarray:
     """Whether the contour engine alone answers, row by row."""
     kinds = kinds_of(parts)
     by_formula = kinds.gaussian | (kinds.sampled_steps == 1) | (kinds.sampled_steps == 2)
-    others = by_formula | beyond_kernels(parts, kinds) | nearly_always_sampled(parts)
+    others = by_formula | kinds.beyond_kernels | kinds.nearly_always_sampled
     return reach(parts).answers & ~kinds.empty & (parts.delta_infinity == 0.0) & ~others

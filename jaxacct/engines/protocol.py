@@ -83,6 +83,10 @@ class Kinds(NamedTuple):
     """(B,) Gaussians without sampling, and nothing else."""
     sampled_steps: np.ndarray
     """(B,) how many sampled Gaussian steps, where there is nothing else; otherwise 0."""
+    beyond_kernels: np.ndarray
+    """(B,) mu^2 of Gaussians under- or overflows beside other parts: the kernels would take mu for 0."""
+    nearly_always_sampled: np.ndarray
+    """(B,) a sampling rate is so high that sampling may change less than the width of a bracket."""
 
 
 class Question(NamedTuple):
@@ -134,6 +138,8 @@ class MechanismEngine(ABC):
     """0: these engines are asked before the engines of compositions, in the order in which they were registered."""
     classes: ClassVar[tuple[type[Mechanism], ...]]
     """The classes of mechanisms that it may answer for."""
+    steps: ClassVar[tuple[type[Mechanism], ...]] = (Mechanism,)
+    """It may answer where one of the composed single steps is of these classes."""
     if_engine_is_named: ClassVar[str] = "refuses"
     """What this engine does if a user names an engine of compositions.  It "refuses"; or it "stands back", since the
     parts bound the mechanism as well; or it "answers", and asks the named engine about other mechanisms."""
