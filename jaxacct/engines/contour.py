@@ -1,8 +1,8 @@
 """The contour engine on batches: a ladder of resolutions, each a compiled program for chunks of fixed size.
 
-Every configuration starts on the lowest rung; those whose certificate is not narrow enough climb, in the end to the
-split contour, which answers where few hits are expected.  What no rung certifies is left to the lattice engine.
-Several deltas of one composition that are near each other may share a contour (`delta_about`, `delta_along`).
+Every configuration starts on the lowest rung. It climbs while its certificate is not narrow enough. The last rungs are
+those of the split contour, which answers where few hits are expected. The lattice engine answers what no rung
+certifies. `delta_about` and `delta_along` read several deltas of one composition off one contour.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ __all__ = ["delta_about", "delta_along"]
 
 
 class Rung(NamedTuple):
-    """A program of fixed size; a ladder has them in ascending order."""
+    """The sizes of one program. A ladder lists its rungs in ascending order."""
 
-    points: int  # of the quadrature in u
-    nodes: int  # of the contour
-    rounds: int  # placements of the contour
+    points: int  # quadrature points in u
+    nodes: int  # nodes of the contour
+    rounds: int  # how often the contour is placed
     chunk: int  # configurations per call of an optimised program
-    split: bool = False  # whether it is the split contour
-    tolerance: float = 0.0  # least tolerance of images and cut-off, which so few nodes can reach
+    split: bool = False  # whether the rung is one of the split contour
+    tolerance: float = 0.0  # least tolerance of images and cut-off that so few nodes can reach
 
 
 TOLERANCE = 1e-8
-"""Size of images and cut-off terms relative to delta, unless a call says otherwise."""
+"""Size of images and cut-off terms relative to delta, unless a call names another."""
 LEAST_DELTA = 1e-305
-"""The least upper end of delta that is not 0."""
+"""The least positive upper end of delta."""
 LOWEST_LOG_DELTA = -700.0
-"""Logarithm of delta below which a lower end is 0: exp loses digits there."""
+"""Where log delta is below this value, the lower end is 0, because exp loses digits."""
 PLAIN_TRUST = 5.0
-"""Trust in an estimate by a plain rung: it starts the split contour if the saddle point is within this factor."""
+"""A plain rung's estimate starts the split contour where the saddle point's estimate agrees within this factor."""
 BOUND_OUTWARD = 1.0 + 1e-12
-"""Factor for the rounding of the total variation and of the largest loss."""
+"""Factor that covers the rounding of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
-"""Placements of the split contour for delta: its windows depend on delta only loosely."""
+"""Placements of the split contour for delta. One repetition is enough, because its windows hardly depend on delta."""
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
@@ -57,42 +57,43 @@ LADDER = (
     Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
-"""Rungs for compositions of Gaussians.
-Points and nodes grow about threefold from rung to rung, as does the time; a chunk shrinks accordingly.
-"""
-LEAST_SPLIT_SIGMA = 0.06
-"""Noise multiplier below which no split rung has been seen to certify; their programs would be compiled for nothing."""
+"""Rungs for compositions of Gaussians. Points, nodes and time grow about threefold from rung to rung, and chunks shrink
+accordingly."""
+
 PLAIN = (
     *LADDER[:3],
     Rung(1536, 512, 3, 2),
     Rung(2560, 1024, 3, 1),
     Rung(4096, 2048, 3, 1),
 )
-"""Rungs for compositions with Laplace or finite parts, which are not split."""
+"""Rungs for compositions with Laplace or finite parts, which the split contour does not answer."""
 
 
 FIRST_SPLIT = sum(not rung.split for rung in LADDER)
-"""Place of the first split rung of the ladder."""
+"""Index of the first split rung in LADDER."""
 
 
 def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:
-    """Some rows of the components as the kernels take them."""
+    """Return some rows of the components in the form that kernels take."""
     return LossLaw(*(getattr(parts, field)[rows] for field in LossLaw._fields))
 
 
 class Reach(NamedTuple):
-    """The configurations that the contour can answer, and bounds of their losses; every array (B,)."""
+    """Which configurations the contour can answer, and bounds of their losses. Every array is (B,)."""
 
     answers: np.ndarray
-    """Whether it can answer: there is a Gaussian part, and no Poisson sampled Laplace part."""
+    """Whether the contour can answer: the composition has a Gaussian part and no Poisson sampled Laplace part."""
     splits: np.ndarray
-    """Whether the split contour can: there are Gaussians alone, and at least one of them is sampled."""
+    """Whether the split contour can answer: all parts are Gaussians, and at least one of them is sampled."""
+    certifies_split: np.ndarray
+    """Whether the split contour is worth its time. Below sigma = .06 or q = 1e-13 no split rung has been seen to
+    certify."""
     largest_loss: np.ndarray
-    """`-sum n log(1 - q)`, which the loss of sampled Gaussians alone cannot exceed in the add direction; else inf."""
+    """`-sum n log(1 - q)` for sampled Gaussians alone in the add direction, which bounds their loss; otherwise inf."""
 
 
 def reach(parts: Components) -> Reach:
-    """The `Reach` of each configuration."""
+    """Return the `Reach` of each configuration."""
     sampled, laplace = parts.gauss_n > 0, parts.laplace_n > 0
     some = np.any(sampled, axis=1)
     splits = some & ~(np.any(laplace, axis=1) | np.any(parts.finite_n > 0, axis=1))
@@ -101,56 +102,50 @@ def reach(parts: Components) -> Reach:
     return Reach(
         answers=((parts.mu2 > 0) | some) & ~np.any(laplace & (parts.laplace_q < 1), axis=1),
         splits=splits,
+        certifies_split=splits & ~np.any(sampled & ((parts.gauss_sigma < 0.06) | (parts.gauss_q < 1e-13)), axis=1),
         largest_loss=np.where((parts.sign < 0) & splits & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf),
     )
 
 
-def may_split(parts: Components) -> np.ndarray:
-    """(B,) whether the split rungs are worth trying."""
-    # below such a sampling probability no split rung has been seen to certify: such losses are lost beside 1
-    beyond = (parts.gauss_sigma < LEAST_SPLIT_SIGMA) | (parts.gauss_q < 1e-13)
-    return reach(parts).splits & ~np.any((parts.gauss_n > 0) & beyond, axis=1)
-
-
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
-    """The first rung that has the (points, nodes) a kernel asked for, the last one if none does; needs : (B, 2)."""
+    """Return the index of the first rung that has the (points, nodes) of `needs`, (B, 2), or of the last rung."""
     fits = [np.all(needs <= (rung.points, rung.nodes), axis=1) for rung in ladder]
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
 
 
 class Hint(NamedTuple):
-    """What a search already knows of the rows."""
+    """What a search already knows about each row."""
 
-    near: np.ndarray  # where epsilon, or the logarithm of delta, is expected; 0 where it is not known
-    rung: np.ndarray  # of LADDER, to begin on
-    placed: Placement  # places on that rung, if it is a split one
-    usable: np.ndarray  # where there is one
+    near: np.ndarray  # expected epsilon, or expected log delta; 0 where neither is known
+    rung: np.ndarray  # index of the first rung of LADDER to try
+    placed: Placement  # placements on that rung, if it is a split rung
+    usable: np.ndarray  # whether `placed` holds a placement for the row
 
 
 def no_hint(size: int) -> Hint:
-    """Nothing is known; arrays to be filled in."""
+    """Return a `Hint` without knowledge, whose arrays can be filled in."""
     return Hint(np.zeros(size), np.zeros(size, int), no_placements(size, 1), np.zeros(size, bool))
 
 
 class _Question(NamedTuple):
-    """The question for every configuration, and how its answers are judged."""
+    """One question about every configuration, and how its answers are judged."""
 
     parts: Components
     reach: Reach
     kernel: Callable[..., Any]
     split: Callable[..., Any]
     values: tuple[np.ndarray, ...]
-    start: Start  # where the split contour begins; arrays that are filled in as more is known
-    floor: np.ndarray  # an upper end at most this need not be refined
+    start: Start  # where the split contour begins; `_step` writes what it learns into these arrays
+    floor: np.ndarray  # a row whose upper end is at most this is not refined
     width: float  # relative width of a bracket that is narrow enough
     in_logs: bool  # whether answers are logarithms, whose difference is the relative width
     log_tol: float
-    ceiling: np.ndarray  # an upper bound known beforehand
-    enough: np.ndarray  # an upper end that need not be lowered
+    ceiling: np.ndarray  # an upper bound known before any rung
+    enough: np.ndarray  # a row whose upper end is at most this is finished
     hint: Hint | None = None
 
     def ask(self, rung: Rung, rows: np.ndarray, known: Hint | None) -> list[np.ndarray]:
-        """The answers of the kernel for some rows, on the placements that are known (of epsilon) or on new ones."""
+        """Return the kernel's answers for some rows, at the placements of `known` or at new ones."""
         arguments: tuple[Any, ...] = (law(self.parts, rows), *(v[rows] for v in self.values))
         log_tol = np.full(rows.size, max(self.log_tol, np.log(rung.tolerance)) if rung.tolerance else self.log_tol)
         static = {"points": rung.points, "count": rung.nodes}
@@ -171,11 +166,10 @@ class _Question(NamedTuple):
 
 
 def _climb(question: _Question) -> Answer:
-    """Let every configuration climb the ladder that suits it, until it is answered or the ladder ends."""
-    parts, hint, (answers, split, *_) = question.parts, question.hint, question.reach
+    """Let every configuration climb its ladder until it is answered or the ladder ends."""
+    parts, hint, (answers, split, near, _) = question.parts, question.hint, question.reach
     answer = Answer(np.full(parts.mu2.size, -np.inf), np.zeros(parts.mu2.size), question.ceiling.copy())
     settled = answer.upper <= question.enough
-    near = may_split(parts)
     ladders = ((LADDER, near), (LADDER[:3], split & ~near), (PLAIN, answers & ~split))
     for ladder, rows in ladders:
         first = hint.rung if hint is not None and ladder is LADDER else 0
@@ -194,7 +188,7 @@ def _climb(question: _Question) -> Answer:
 def _step(
     question: _Question, ladder: tuple[Rung, ...], step: int, rows: np.ndarray, known: Hint | None, answer: Answer
 ) -> np.ndarray:
-    """Try some rows on one rung; returns the rung that each goes to next, the ladder's length where it is done."""
+    """Try some rows on one rung. Return the index of the rung that each row tries next, len(ladder) if it is done."""
     lower, estimate, upper = answer
     rung = ladder[step]
     low, mid, high, ok, needs = question.ask(rung, rows, known)
@@ -210,11 +204,12 @@ def _step(
     lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
     narrow = high - low <= (question.width if question.in_logs else question.width * np.abs(high))
     done = (ok & narrow) | (upper[rows] <= question.enough[rows])
-    # the certificate says how fine a plain rung it wants; climb to that one, or to the first split one
+    # A plain rung's certificate says how many points and nodes it needs: climb to the rung that has them, or to the
+    # first split rung.
     wanted = np.maximum(rung_for(needs, ladder), step + 1)
     first_split = sum(not each.split for each in ladder)
     wanted = np.minimum(wanted, max(first_split, step + 1))
-    # against a floor a coarse bracket often suffices: try every rung on the way
+    # A coarse bracket often decides against a floor, so every rung on the way is tried.
     wanted = np.where(np.isfinite(question.floor[rows]), step + 1, wanted)
     return np.where(done, len(ladder), wanted)
 
@@ -228,16 +223,21 @@ def epsilon(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Bracket of `inf {eps : delta_fin(eps) <= delta}`, before clipping at 0, for delta known up to a slack.
+    """Return the bracket of `inf {eps : delta_fin(eps) <= delta}` before clipping at 0, for delta known up to a slack.
 
-    Rungs are climbed until the relative width is reached; where the upper end is at most `floor` (what the other
-    direction already needs) it is not refined.
+    Rows climb until their relative width is at most `width`. A row whose upper end is at most `floor`, the other
+    direction's epsilon, is not refined.
     """
     near = np.zeros(delta.size)
     if hint is not None:
         near, hint = hint.near.copy(), hint._replace(rung=np.where(np.isfinite(floor), 0, hint.rung))
     values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
     known = reach(parts)
+    # `sum n q (2 Phi(1/(2 sigma)) - 1)` is at least delta(0) of sampled Gaussians alone: where delta is larger, epsilon
+    # is 0.
+    variation = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
+    variation = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * variation, 0.0), axis=1)
+    zero = known.splits & (parts.mu2 == 0) & (variation * BOUND_OUTWARD <= delta * (1.0 - slack))
     question = _Question(
         parts,
         known,
@@ -249,7 +249,7 @@ def epsilon(
         width,
         in_logs=False,
         log_tol=float(np.log(tolerance)),
-        ceiling=np.where(_total_variation(parts, known) <= delta * (1.0 - slack), 0.0, known.largest_loss),
+        ceiling=np.where(zero, 0.0, known.largest_loss),
         enough=np.maximum(floor, 0.0),
         hint=hint,
     )
@@ -264,7 +264,10 @@ def delta(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Bracket of the finite part of delta(eps), not refined where it is at most `floor`; a hint is used in part."""
+    """Return the bracket of the finite part of delta(eps).
+
+    Rows at most `floor` are not refined; placements of a hint are not used.
+    """
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
     near = np.zeros_like(epsilon)
@@ -293,25 +296,18 @@ def delta(
     return Answer(low, mid, np.where(upper > -np.inf, np.maximum(high, LEAST_DELTA), 0.0))
 
 
-def _total_variation(parts: Components, known: Reach) -> np.ndarray:
-    """`sum n q (2 Phi(1/(2 sigma)) - 1)`, at least delta(0) of sampled Gaussians alone; inf with other parts."""
-    each = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
-    most = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * each, 0.0), axis=1)
-    return np.where(known.splits & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf)
-
-
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
-    """Brackets of the finite part of delta, from one contour a row; [0, 1] if nothing is known.  Arrays are (B, K).
+    """Return brackets of the finite part of delta, from one contour for each row; [0, 1] where nothing is known.
 
-    epsilon : at least 0; those of a row should be within about a deviation of the loss.
-    floor : an upper end at most this is not refined.
+    epsilon : (B, K), at least 0. The values of a row should be within about one deviation of the loss.
+    floor : (B, K). An upper end at most this is not refined.
     width : relative width at which a bracket is narrow enough.
     tolerance : size of images and cut-off terms relative to delta.
     """
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     both = np.ones(epsilon.shape, bool)
     rung, widths = np.zeros(middle.size, int), np.full(epsilon.shape, width)
-    return _climb_together(plain.delta_about, parts, middle, epsilon, floor, widths, both, tolerance, rung)
+    return delta_along(parts, middle, epsilon, floor, widths, both, tolerance, rung, along=False)
 
 
 def delta_along(
@@ -322,42 +318,31 @@ def delta_along(
     width: np.ndarray,
     both: np.ndarray,
     tolerance: float,
-    rung: np.ndarray,
+    first: np.ndarray,
+    along: bool = True,
 ) -> Answer:
-    """Brackets of the finite part of delta at many rising eps of a row, from one contour placed for `place`.
+    """Return brackets of the finite part of delta at many rising eps of a row, from one contour placed for `place`.
 
-    An eps may be several deviations of the loss from `place`, but far away the images leave no lower end.
+    An eps may be several deviations of the loss from `place`. Far away the images leave no lower end.
 
-    place : (B,), the eps for which the contour is placed.  width : (B, K).
-    both : (B, K), whether the lower end is wanted; else the upper end need only be near the estimate.
-    rung : (B,), on which each row begins; it is changed to the last one that was used.
+    place : (B,), the eps for which the contour is placed.
+    width : (B, K), relative width at which a bracket is narrow enough.
+    both : (B, K), whether the lower end is wanted; otherwise the upper end need only be near the estimate.
+    first : (B,), index of the first rung for each row. It is overwritten by the index of the last rung that was tried.
+    along : False for `delta_about`, which climbs to the split rungs and needs every eps near `place`.
     """
-    return _climb_together(plain.delta_along, parts, place, epsilon, floor, width, both, tolerance, rung)
 
-
-def _climb_together(
-    kernel: Callable[..., Any],
-    parts: Components,
-    middle: np.ndarray,
-    epsilon: np.ndarray,
-    floor: np.ndarray,
-    width: np.ndarray,
-    both: np.ndarray,
-    tolerance: float,
-    last: np.ndarray,
-) -> Answer:
-    along = kernel is plain.delta_along
-    # rungs for many eps: on finer ones a contour takes as long as the ladder does for each eps
+    # On finer rungs one contour for many eps takes as long as the ladder does for each eps.
     rungs = PLAIN[:5] if along else LADDER
-    splits = may_split(parts)
+    answers_of = reach(parts)
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
-    answer.upper[epsilon > reach(parts).largest_loss[:, None]] = 0.0
-    due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), last)
+    answer.upper[epsilon > answers_of.largest_loss[:, None]] = 0.0
+    due = np.where(np.all(answer.upper <= floor, axis=1), len(rungs), first)
     for step, rung in enumerate(rungs):
         rows = np.flatnonzero(due == step)
         if not rows.size:
             continue
-        last[rows] = step
+        first[rows] = step
         log_tol = np.full(rows.size, np.log(max(tolerance, rung.tolerance)))
         static, unknown = {"points": rung.points, "count": rung.nodes}, np.zeros(rows.size)
         more: tuple[Any, ...] = (log_tol,)
@@ -365,11 +350,14 @@ def _climb_together(
             ask, more = split_contour.delta_about, (split_contour.Start(unknown, unknown), log_tol)
             static["rounds"] = DELTA_ROUNDS
         else:
-            ask = kernel
-        arguments = (law(parts, rows), middle[rows], epsilon[rows], *more)
+            ask = plain.delta_along if along else plain.delta_about
+        arguments = (law(parts, rows), place[rows], epsilon[rows], *more)
         found = evaluate(ask, arguments, rows.size, rung.chunk, **static)
-        low, high = _from_logs(found[0], found[2], found[3] & (np.isfinite(found[0]) | ~both[rows]))
-        low, high = (_all_agreed if along else _agreed)(parts.take(rows), epsilon[rows], low, high)
+        low, high = found[0], found[2]
+        sound = found[3] & (np.isfinite(low) | ~both[rows]) & np.isfinite(high) & (low < np.inf)
+        low = np.where(sound & (low > LOWEST_LOG_DELTA), np.exp(np.minimum(low, 0.0)), 0.0)
+        high = np.where(sound, np.maximum(np.exp(np.minimum(high, 0.0)), LEAST_DELTA), 1.0)
+        low, high = _agreed(parts.take(rows), epsilon[rows], low, high, each=not along)
         middle_of = np.exp(np.minimum(found[1], 0.0))
         better = high - low < answer.upper[rows] - answer.lower[rows]
         answer.estimate[rows] = np.where(better, middle_of, answer.estimate[rows])
@@ -380,44 +368,30 @@ def _climb_together(
         done = agree & ((high - below <= width[rows] * high) | (high <= floor[rows]))
         needs = found[4].reshape(rows.size, 2)
         next_one = np.maximum(rung_for(needs, rungs), step + 1)
-        if along:  # where the rung has all that is needed, and where none has, no other one would do better
+        if along:  # a finer rung helps only a row that lacks points or nodes, and only if some rung has them
             enough = np.all(needs <= (rung.points, rung.nodes), axis=1)
             beyond = np.any(needs > (rungs[-1].points, rungs[-1].nodes), axis=1)
             next_one = np.where(enough | beyond, len(rungs), next_one)
         else:
             next_one = np.minimum(next_one, max(FIRST_SPLIT, step + 1))
-            next_one = np.where((next_one >= FIRST_SPLIT) & ~splits[rows], len(rungs), next_one)
+            next_one = np.where((next_one >= FIRST_SPLIT) & ~answers_of.certifies_split[rows], len(rungs), next_one)
         due[rows] = np.where(np.all(done, axis=1), len(rungs), next_one)
     middle_of = np.where(np.isnan(answer.estimate), answer.upper, answer.estimate)
     return answer._replace(estimate=np.clip(middle_of, answer.lower, answer.upper))
 
 
-def _from_logs(low: np.ndarray, high: np.ndarray, ok: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of delta from the ends of its logarithm; 0 and 1 if there are none."""
-    known = ok & np.isfinite(high) & (low < np.inf)
-    lower = np.where(known & (low > LOWEST_LOG_DELTA), np.exp(np.minimum(low, 0.0)), 0.0)
-    upper = np.where(known, np.maximum(np.exp(np.minimum(high, 0.0)), LEAST_DELTA), 1.0)
-    return lower, upper
-
-
-def _agreed(parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ends where no quick theorem contradicts them, else 0 and 1."""
-    each = parts.take(np.repeat(np.arange(len(epsilon)), epsilon.shape[1]))
-    holds = _holds(each, *(x.reshape(-1) for x in (epsilon, low, high))).reshape(low.shape)
-    return np.where(holds, low, 0.0), np.where(holds, high, 1.0)
-
-
-def _all_agreed(
-    parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray
+def _agreed(
+    parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of rows where no quick theorem contradicts the first, the middle or the last eps, else 0 and 1."""
-    holds = np.ones(epsilon.shape[0], bool)
-    for column in (0, epsilon.shape[1] // 2, -1):
-        holds &= _holds(parts, epsilon[:, column], low[:, column], high[:, column])
-    return np.where(holds[:, None], low, 0.0), np.where(holds[:, None], high, 1.0)
+    """Return the ends that no quick theorem contradicts; 0 and 1 in place of the others.
 
-
-def _holds(parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Whether no quick theorem contradicts the ends."""
-    least, most = quick_bounds.limits("delta", parts, epsilon, np.zeros(epsilon.size))
-    return (low <= most) & (high >= least)
+    each : whether every eps is judged by itself; otherwise a row stands or falls with its first, middle and last eps.
+    """
+    columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
+    some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
+    at = epsilon[:, columns]
+    least, most = quick_bounds.limits("delta", some, at.reshape(-1), np.zeros(at.size))
+    holds = (low[:, columns] <= most.reshape(at.shape)) & (high[:, columns] >= least.reshape(at.shape))
+    if not each:
+        holds = np.all(holds, axis=1, keepdims=True)
+    return np.where(holds, low, 0.0), np.where(holds, high, 1.0)
