@@ -1,6 +1,4 @@
-"""epsilon and delta of a mechanism, as certified brackets: the public questions, and how they become questions to
-the engines (directions.py), each with an effort.
-"""
+"""Epsilon and delta of a mechanism as certified brackets: the public questions."""
 
 from __future__ import annotations
 
@@ -31,9 +29,9 @@ from jaxacct.mechanisms.base import require_mechanism
 __all__ = ["REVERSED", "delta", "delta_without_attacks", "effort_of_search", "epsilon"]
 
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
-"""The relation with the two directions exchanged; relations not listed are symmetric."""
+"""Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
-"""What to call inside jit."""
+"""The module that an error message names to users who call from inside jit."""
 
 
 @with_hints
@@ -47,11 +45,11 @@ def epsilon(
     memory_bytes: int = GIBIBYTE,
     backend: str = "auto",
 ) -> Bounds:
-    """The smallest epsilon >= 0 for which the mechanism is (epsilon, delta)-DP, as a certified bracket.
+    """Return the smallest epsilon >= 0 for which the mechanism is (epsilon, delta)-DP, as a certified bracket.
 
-    `epsilon = inf {eps >= 0 : delta(eps) <= delta}` with `delta(eps) = sup over the relation's directions of
-    H_{e^eps}(P || Q)`, the hockey-stick divergence of the composed dominating pair.  `upper` is what a privacy
-    claim may use.
+    `epsilon = inf {eps >= 0 : delta(eps) <= delta}`. Here `delta(eps)` is the largest of H_{e^eps}(P || Q) over the
+    relation's directions, and H is the hockey-stick divergence of the composed dominating pair (P, Q). A privacy claim
+    may use `upper`.
 
     Parameters
     ----------
@@ -62,16 +60,16 @@ def epsilon(
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     engine : {"auto", "contour", "lattice"}
     rtol : float in (0, 1)
-        Wanted relative width (upper - lower)/upper; where it is not reached the bracket still holds and the
-        status is "width". Composed rounds of `RandomAllocation` and composed samples of several releases are "ok" up
-        to a width of 1e-3 in epsilon and .05 in delta, selections up to 2e-4.
+        Wanted relative width (upper - lower)/upper. A wider bracket still holds, and its status is "width". Some
+        brackets are "ok" whatever rtol is: composed rounds of `RandomAllocation` and composed samples of several
+        releases up to a width of 1e-3 in epsilon and .05 in delta, selections up to 2e-4.
     memory_bytes : int of 2**24 or more
         Limit on the lattice engine's memory.
     backend : {"auto", "numpy", "xla"}
-        What evaluates the kernels.  NumPy compiles nothing; XLA compiles programs, and keeps them
-        (`jaxacct.cache_info`).  "auto" is NumPy for up to 40,000 configurations (2,400 private selections) on a
-        CPU, or up to 1,500 where `jaxacct warm` has compiled the programs ahead.  Both are certified; they agree to
-        1e-9 + rtol/10.
+        Which backend evaluates the kernels. NumPy compiles nothing. XLA compiles programs and keeps them
+        (`jaxacct.cache_info`). On a CPU "auto" is NumPy for up to 40,000 configurations or 2,400 private selections,
+        and for up to 1,500 configurations where `jaxacct warm` has compiled the programs. Both backends are
+        certified; they agree to 1e-9 + rtol/10.
 
     Returns
     -------
@@ -81,11 +79,11 @@ def epsilon(
     Raises
     ------
     InputError
-        Invalid values, shapes that do not broadcast, or a tracer.
+        Values are invalid, shapes do not broadcast, or an argument is a tracer.
 
     References
     ----------
-    Zhu, Dong and Wang (2022), Theorem 10; the engines' own error bounds are in jaxacct/kernels/README.md.
+    Zhu, Dong and Wang (2022), Theorem 10. jaxacct/kernels/README.md proves the engines' error bounds.
 
     >>> import jaxacct as ja
     >>> b = ja.epsilon(ja.Gaussian(2.0), 1e-5)
@@ -111,11 +109,11 @@ def delta(
     memory_bytes: int = GIBIBYTE,
     backend: str = "auto",
 ) -> Bounds:
-    """The privacy profile delta(eps) of the mechanism at one or many real eps, as a certified bracket.
+    """Return the mechanism's privacy profile at one or many real eps, as a certified bracket.
 
-    `delta(eps) = max over directions of H_{e^eps}(P || Q)`, the hockey-stick divergence of the composed dominating
-    pair. The bracket is relatively accurate also in the far tail. At negative eps = -x delta follows from the reverse
-    direction: `H_{e^-x}(P || Q) = 1 - e^-x + e^-x H_{e^x}(Q || P)`.
+    `delta(eps)` is the largest of H_{e^eps}(P || Q) over the relation's directions, and H is the hockey-stick
+    divergence of the composed dominating pair (P, Q). The bracket is relatively accurate in the far tail, too. At a
+    negative eps = -x delta follows from the reverse direction: `H_{e^-x}(P || Q) = 1 - e^-x + e^-x H_{e^x}(Q || P)`.
 
     Parameters
     ----------
@@ -128,16 +126,16 @@ def delta(
     Returns
     -------
     Bounds
-        kind "certified"; `upper` is what a privacy claim may use.
+        kind "certified". A privacy claim may use `upper`.
 
     Raises
     ------
     InputError
-        Invalid values, shapes that do not broadcast, or a tracer.
+        Values are invalid, shapes do not broadcast, or an argument is a tracer.
 
     References
     ----------
-    Zhu, Dong and Wang (2022), Theorem 10 and Lemma 45; the engines' own error bounds are in jaxacct/kernels/README.md.
+    Zhu, Dong and Wang (2022), Theorem 10 and Lemma 45. jaxacct/kernels/README.md proves the engines' error bounds.
 
     >>> import jaxacct as ja
     >>> b = ja.delta(ja.RandomizedResponse(0.75), 0.5)
@@ -150,7 +148,7 @@ def delta(
 
 
 def delta_without_attacks(mechanism: Mechanism, epsilon: Any, **keywords: Any) -> Bounds:
-    """`delta`, but with lower end 0 where only an attack gives another: for many eps, or in a search."""
+    """Return `delta`, with lower end 0 where only an attack gives a larger one: for many eps, or in a search."""
     return _delta(mechanism, epsilon, False, keywords)
 
 
@@ -171,9 +169,9 @@ def _delta(mechanism: Mechanism, epsilon: Any, attacks: bool, keywords: dict[str
 
 
 def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: float) -> Bounds:
-    """delta at real eps: `ahead` is delta(|eps|); `back` is delta(|eps|) of the reverse relation, for negative eps.
+    """Return the profile at real eps: `ahead` has delta(|eps|), and `back` has delta(|eps|) of the reverse relation.
 
-    `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` (Zhu, Dong and Wang 2022, Lemma 45).
+    At negative eps the answer is `1 - e^eps + e^eps back` (Zhu, Dong and Wang 2022, Lemma 45).
     """
     below, scale, gap = np.less(epsilon, 0.0), np.exp(np.minimum(epsilon, 0.0)), -np.expm1(np.minimum(epsilon, 0.0))
     ends = []
@@ -181,7 +179,7 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
         reflected = np.clip((gap + scale * getattr(back, name)) * (1.0 + turn), 0.0, 1.0)
         ends.append(np.where(below, reflected, getattr(ahead, name)))
     low, high = ends[0], ends[2]
-    # adding 1 - e^-x > 0 can make a wide bracket relatively narrow
+    # Adding 1 - e^-x > 0 can make a wide bracket relatively narrow.
     narrow = np.isin(back.status, ("ok", "zero")) | (np.equal(back.status, "width") & (high - low <= rtol * high))
     status = np.where(narrow, "ok", back.status)
     choose = lambda one, other: np.where(below, one, other)
@@ -190,5 +188,5 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
 
 
 def effort_of_search(rtol: float) -> Effort:
-    """The effort of one evaluation in a search that ends within `rtol` of its target."""
+    """Return the effort of one evaluation in a search that ends within `rtol` of its target."""
     return Effort(0.25 * rtol, in_search=True)

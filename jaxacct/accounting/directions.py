@@ -1,12 +1,12 @@
-"""The bracket of a mechanism's epsilons or deltas, by an engine that answers for it as a whole, or by its parts.
+"""The bracket of a mechanism's epsilons or deltas, by an engine for the whole mechanism or by its parts.
 
-By parts each direction of the neighbouring relation is composed and answered by itself, and the larger answer is taken
-at the end.  A mechanism whose pair is known from points alone has two pairs, one that dominates it and one that it
-dominates.  Each is composed by itself: the upper end of the answer is that of the first, the lower end that of the
-second.  Both go through the lattice engine together.  What it answers is held against the quick theorems of either
-pair; an answer that contradicts them, or its own other end, is not used, and neither is one that never came.
+By parts, each direction of the neighbouring relation is composed and answered by itself. The larger answer is taken at
+the end.
 
-Which engine answers is decided in dispatch.py; `Bounds.engine` says which one did.
+A mechanism whose pair is known from points alone has two pairs: one dominates the mechanism, and the mechanism
+dominates the other one. Each pair is composed by itself. The first pair gives the upper end of the answer, the second
+pair the lower end. The lattice engine composes both together. A lattice answer that contradicts the quick theorems of
+either pair, or its own other end, is not used.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ from jaxacct.mechanisms.random_allocation import rounds_inside
 __all__ = ["answer", "by_parts"]
 
 LARGEST_SLACK = 1e-3
-"""Engines are asked if the difference of delta and the mass at infinity has at most this relative uncertainty."""
+"""Engines are asked where delta less the mass at infinity has at most this relative uncertainty."""
 BLOCK = 100_000
-"""Rows answered together: 100,000 hold about 1 GiB while they are answered."""
+"""Rows that are answered together. This many rows take about 1 GiB of memory."""
 ROUNDS_TOGETHER = 20
-"""Rounds whose profiles are computed together: their contours are then fewer and larger arrays."""
+"""Rounds whose profiles are computed together, so that their contours are fewer and larger arrays."""
 ROWS_TOGETHER = 256
-"""Configurations whose theorems are evaluated together."""
+"""Configurations whose theorems are evaluated together, which bounds the memory."""
 THREADS = 1
-"""Threads: arrays are short, and two threads that wait for the interpreter take half as much CPU time again as one, and
-as long."""
+"""Threads for two pairs. Arrays are short: two threads would wait for the interpreter and take half as much CPU time
+again."""
 BETWEEN_PAIRS = 7.0 / 9.0
-"""Place of the truth between the lower and the upper pair of a smooth loss, from 0 to 1.
-
-Chords between points a distance h apart lie f'' h^2/12 above a function on average, and the corners below, where chords
-that are continued meet, make a polygon 7 f'' h^2/24 below it."""
+"""Where the truth lies between the lower pair (0) and the upper pair (1) of a smooth loss f with points a distance h
+apart. Chords lie f'' h^2/12 above f on average. The polygon below, whose corners are where continued chords meet, lies
+7 f'' h^2/24 below f."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
-"""Relative width up to which a bracket between two pairs has the status "ok" however small rtol is: the pairs are
-hardly ever narrower than that, and asking for less is no failure."""
+"""Relative width up to which a bracket between two pairs is "ok" however small rtol is. The pairs are hardly ever
+narrower."""
 WIDE = 8e-4
-"""Relative width of epsilon from which on rounds of random allocation are asked again with more losses."""
+"""Relative width of epsilon above which rounds of random allocation are asked again with more losses."""
 
 
 def answer(question: MechanismQuestion) -> Bounds:
-    """The bracket of epsilon or delta, by the first engine in the list that answers for the mechanism, or its parts."""
+    """Return the bracket by the first engine that answers for the whole mechanism, or else by its parts."""
     whole = engine_of_mechanism(question)
     return by_parts(question) if whole is None else whole.bracket(question)
 
 
-@np.errstate(under="ignore")  # bounds allow for it; a user may have asked NumPy to raise
+@np.errstate(under="ignore")  # bounds allow for underflow, at which a user may have asked NumPy to raise
 def by_parts(question: MechanismQuestion) -> Bounds:
-    """The larger of the directions' answers.  If the kind is not "certified", the lower end is set to 0."""
+    """Return the larger of the directions' answers. If the kind is not "certified", the lower end is set to 0."""
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
     shape, rows, target = question.flat()
     kind = mechanism.kind_of_bracket(relation)
     with job(target.size):
         two = mechanism.has_bracket()
-        # the pairs that dominate the mechanism, then those that it dominates, where they are others and say something
+        # First the pairs that dominate the mechanism, then the pairs that it dominates, if these differ and can certify
+        # a lower end.
         which = (False, True) if kind == "certified" and two else (False,)
         if two:
             _prepare_pairs(mechanism)
@@ -116,13 +116,13 @@ def _sides(mechanism: Mechanism, relation: str, below: bool) -> list[Components]
 
 
 def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQuestion:
-    """The question for some of its rows, which are flat."""
+    """Return the question for some of its flat rows."""
     hint = None if question.hint is None else jax.tree.map(itemgetter(rows), question.hint)
     return question._replace(given=question.given[rows], hint=hint)
 
 
 def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: np.ndarray, found: Side) -> None:
-    """Repeat, with exact sums, rows whose delta is so near the mass at infinity that rounding decides; update found."""
+    """Answer again, with exact sums, rows of `found` whose delta is within rounding of the mass at infinity."""
     target, mechanism, relation = question.given, question.mechanism, question.relation
     due = np.zeros(target.shape, bool)
     for parts in sides:
@@ -142,9 +142,9 @@ def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: n
 
 
 def _larger(question: MechanismQuestion, sides: list[Components], left: list[float] | None = None) -> Side:
-    """Answer the rows of one block.  Each end is the larger of the two directions' ends.
+    """Answer the rows of one block. Each end is the larger of the two directions' ends.
 
-    left : for a single row, delta less the mass at infinity in each direction, if it is known exactly.
+    left : exact delta less the mass at infinity in each direction, for a single row.
     """
     given = question.given
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
@@ -165,7 +165,7 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
 
 
 def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarray, left: float | None) -> Side:
-    """Epsilon in one direction; the engines get delta less the mass at infinity."""
+    """Return epsilon in one direction. The engines get delta less the mass at infinity."""
     kinds, infinite, target = kinds_of(parts), parts.delta_infinity, question.given
     finite = target - infinite if left is None else np.full(target.shape, left)
     wrong = parts.infinity_units * ROUNDOFF * infinite if left is None else 0.0 * infinite
@@ -177,12 +177,14 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
 
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # delta less the mass at infinity is 0, or lost in rounding
+    # Delta less the mass at infinity is 0 here, or lost in rounding.
     edge = ~live & ~at_infinity
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     exactly = (target == 0.0) if left is None else (finite == 0.0)
-    rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))  # losses without an upper bound
+    rising = (parts.mu > 0) | (
+        np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0)
+    )  # whether losses have no upper bound
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
     at_largest = np.where(unbounded, of_gaussians, np.maximum(2.0 * largest - above, 0.0))
     low = np.where(edge, np.where(exactly, at_largest, 0.0), low)
@@ -193,7 +195,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
 
 
 def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray) -> Side:
-    """Delta in one direction: the engines' delta of the finite losses, plus the mass at infinity."""
+    """Return delta in one direction: the engines' delta of the finite losses, plus the mass at infinity."""
     kinds, infinite, eps = kinds_of(parts), parts.delta_infinity, question.given
     asked = Question(parts, kinds, eps, np.zeros(eps.shape), floor, question.effort, question.hint)
     side = ask_engines("delta", asked, ~kinds.empty & (infinite < 1.0), question.engine)
@@ -209,10 +211,10 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 
 
 def _removing(parts: Components, eps: np.ndarray) -> Components:
-    """The parts with the direction remove at eps = 0, where it has the same delta as add and the engines do better.
+    """Return the parts, in the direction remove where eps = 0, since engines do better on remove.
 
-    `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric.  Sampled Gaussians and Laplace parts have the pair (Q, P)
-    in the direction add where they have (P, Q) in the direction remove; finite parts are left alone.
+    `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric. Sampled Gaussians and Laplace parts have the pair (Q, P)
+    in the direction add and (P, Q) in the direction remove. Configurations with finite parts keep their direction.
     """
     symmetric = (eps == 0.0) & ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
     return parts._replace(sign=np.where(symmetric, 1.0, parts.sign))
@@ -221,10 +223,13 @@ def _removing(parts: Components, eps: np.ndarray) -> Components:
 def _other_delta(
     question: MechanismQuestion, both: tuple[Components, Components], first: Side, floor: np.ndarray
 ) -> Side:
-    """Delta in the second direction; the first direction's answer where both ask the same."""
+    """Return delta in the second direction.
+
+    Rows for which both directions ask one question get the first direction's answer.
+    """
     eps = question.given
     one, parts = (_removing(side, eps) for side in both)
-    # laws made for one direction may have other numbers of atoms
+    # The laws of the two directions may have different numbers of atoms.
     differs = [a.shape != b.shape or _rows_that_differ(a, b) for a, b in zip(one, parts, strict=True)]
     rows = np.flatnonzero(np.any([np.broadcast_to(each, eps.shape) for each in differs], axis=0))
     if rows.size == 0:
@@ -239,12 +244,12 @@ def _other_delta(
 
 
 def _rows_that_differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """(B,) the rows in which two arrays of one shape differ."""
+    """Return (B,) whether two arrays of one shape differ in each row."""
     return np.any((one != other).reshape(len(one), int(np.prod(one.shape[1:]))), axis=1)
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuse delta = 0, which these rows of the batch ask for, if the loss is unbounded.
+    """Refuse delta = 0 at these flat rows of the batch where the loss is unbounded.
 
     Mass at infinity that the lower pair lacks stands for losses without a bound.
     """
@@ -253,11 +258,11 @@ def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, s
         raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))
 
 
-# Mechanisms with two pairs.
+# Mechanisms between two pairs
 
 
 def _prepare_pairs(mechanism: Mechanism) -> None:
-    """Make the profiles of all rounds of random allocation in a mechanism, which takes the longest."""
+    """Compute the profiles of all rounds of random allocation inside a mechanism, which takes most of the time."""
     rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
     for _ in on_cores(random_allocation.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], THREADS):
@@ -265,14 +270,14 @@ def _prepare_pairs(mechanism: Mechanism) -> None:
 
 
 def _bar(size: int) -> Progress:
-    # configurations from which on a progress bar shows
+    # A progress bar shows from 16 configurations on.
     return Progress(size, None if size >= 16 else False)
 
 
 def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
-    """Solve wide epsilons again, with more losses for the rounds of random allocation in them; `found` is updated.
+    """Solve wide epsilons again, with more losses for the rounds of random allocation inside, and update `found`.
 
-    rows : (B,) the configuration of each answer.
+    rows : (B,) index of each answer's configuration.
     """
     worst, _, contradicted = found
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
@@ -295,16 +300,16 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
 
 
 def _rows_with_rounds(mechanism: Mechanism, rows: np.ndarray) -> Mechanism | None:
-    """Some configurations, if there are any and rounds of random allocation are inside."""
+    """Return some configurations of a mechanism; None if there are none, or no round of random allocation is inside."""
     try:
         some = take_rows(mechanism, rows) if rows.size else None
-    except InputError:  # of a mechanism that is not taken apart
+    except InputError:  # the mechanism cannot be taken apart by rows
         return None
     return some if some is not None and rounds_inside(some) else None
 
 
 def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, np.ndarray]:
-    """The bracket between two pairs, and where its ends agree; of ends that contradict each other neither is used."""
+    """Return (bracket between two pairs, whether its ends agree). Ends that contradict each other are not used."""
     agree = low <= high
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf if quantity == "epsilon" else 1.0)
     with np.errstate(invalid="ignore"):
@@ -313,9 +318,9 @@ def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, 
 
 
 def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below: list[Components]) -> Side:
-    """`_larger` for mechanisms with two pairs: the upper end is from the dominating pair, the lower end from the other.
+    """Answer as `_larger` for two pairs: `above` dominates the mechanism, which dominates `below`.
 
-    Both go through the lattice together; rows without an answer from there ask about each pair by itself.
+    The lattice takes both pairs together. Rows that the lattice does not answer are asked about each pair by itself.
     """
     given, quantity = question.given, question.quantity
     low, high = np.full(given.shape, np.nan), np.full(given.shape, np.nan)
@@ -342,11 +347,14 @@ def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below
 
 
 def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """(B,) the configurations whose finite parts differ in some direction; noise differs only by its rounding."""
+    """Return (B,) whether the finite parts of two pairs differ in some direction.
+
+    Noise differs only by its rounding.
+    """
     found = np.zeros(above[0].sign.size, bool)
     for one, other in zip(above, below, strict=True):
         for a, b in ((one.finite_loss, other.finite_loss), (one.finite_mass, other.finite_mass)):
-            if a.shape != b.shape:  # some configurations may not have finite parts
+            if a.shape != b.shape:  # some configurations may lack finite parts
                 found |= np.any(one.finite_n > 0, axis=1) | np.any(other.finite_n > 0, axis=1)
             else:
                 found |= _rows_that_differ(a, b)
@@ -357,9 +365,9 @@ def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
 def _epsilon_of_pairs(
     above: Components, below: Components, target: np.ndarray, ceiling: np.ndarray, effort: Effort
 ) -> Answer:
-    """Epsilon at deltas; NaN at all three ends of a row that has no answer.
+    """Return epsilon at deltas between two pairs; a row without an answer has NaN at all three ends.
 
-    ceiling : the upper end of the other direction; less than that is not asked for.
+    ceiling : (B,) upper end of the other direction. An epsilon below it is not refined.
     """
     from jaxacct.engines import lattice
 
@@ -393,7 +401,7 @@ def _epsilon_of_pairs(
 
 
 def _delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort: Effort) -> Answer:
-    """Delta at epsilons, with the mass at infinity; NaN at all three ends of a row that has no answer."""
+    """Return delta at epsilons between two pairs, with the mass at infinity; NaN in rows without an answer."""
     from jaxacct.engines import lattice
 
     ends = np.full((3, eps.size), np.nan)

@@ -1,9 +1,8 @@
-"""Which engine answers: the engines for compositions, and the walk through the list of them, cheap ones first.
+"""Which engine answers: the walk through the list of engines, cheap ones first, and the engines for compositions.
 
-No engine has the last word.  Every bracket is held against theorems that share nothing with the engines
-(`engines.theorems`), and the brackets of two engines are held against each other.  What contradicts a theorem is not
-used; where two engines contradict each other, neither is used.  Then the theorems answer.  Theorems also narrow a
-bracket that is wider than asked for.
+Every bracket is compared with theorems that share nothing with the engines (`engines.theorems`), and with the brackets
+of other engines. A bracket that contradicts a theorem is not used. Where two engines contradict each other, neither is
+used. Then the theorems answer. Theorems also narrow a bracket that is wider than asked for.
 """
 
 from __future__ import annotations
@@ -48,13 +47,14 @@ __all__ = [
 ]
 
 COSTLY = 0.05
-"""Seconds of CPU for one configuration above which an engine is asked only after all theorems."""
+"""Seconds of CPU for one configuration. An engine that costs more is asked only after all theorems."""
 WIDE = {"epsilon": 0.01, "delta": 0.5}
-"""Rényi accounting is tried for brackets with a larger relative width; it does not improve narrower ones."""
+"""Rényi accounting is tried where a bracket's relative width is larger. It does not improve narrower brackets."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""The contour engine refines to half of rtol, or of `REFINED_SHARE rtol` where that is at least NARROWEST."""
+"""The contour engine refines to half of rtol, or to half of `REFINED_SHARE rtol` where that share is at least
+NARROWEST."""
 NO_RELATIVE_ACCURACY = 1e-300
-"""Near the end of float64's range a delta has no relative accuracy, so any bracket below it is narrow."""
+"""A bracket below this delta is narrow, since a delta near the end of float64's range has no relative accuracy."""
 
 
 class Side(NamedTuple):
@@ -66,9 +66,9 @@ class Side(NamedTuple):
 
 
 def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
-    """The first engine in the list that answers for the mechanism as a whole, None where its parts are asked.
+    """Return the first engine in the list that answers for the whole mechanism; None where its parts are asked.
 
-    InputError where the user named an engine that cannot answer.
+    Raise InputError where the user named an engine that cannot answer.
     """
     steps = single_steps(question.mechanism)
     for known in ENGINES:
@@ -86,19 +86,19 @@ def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
 
 
 def single_steps(mechanism: Mechanism) -> list[Mechanism]:
-    """The single steps that a mechanism composes."""
+    """Return the single steps that a mechanism composes."""
     if isinstance(mechanism, Repeated | Composed):
         return [step for inner in mechanism.inside() for step in single_steps(inner)]
     return [mechanism]
 
 
 def answered_by_parts(mechanism: Mechanism) -> bool:
-    """Whether no engine answers for the mechanism as a whole."""
+    """Return whether no engine answers for the mechanism as a whole."""
     return engine_of_mechanism(MechanismQuestion("delta", mechanism)) is None
 
 
 def kinds_of(parts: Components) -> Kinds:
-    """The kinds of parts in each composition."""
+    """Return the kinds of parts in each composition."""
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
     ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
@@ -112,7 +112,7 @@ def kinds_of(parts: Components) -> Kinds:
 
 
 def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: str) -> Side:
-    """Brackets of "epsilon" or "delta" for the rows of the mask `asked`; others keep the empty answer [-inf, inf]."""
+    """Return brackets of "epsilon" or "delta" for the rows of the mask `asked`; other rows get [-inf, inf]."""
     size, rtol, floor, parts = question.target.size, question.effort.rtol, question.floor, question.parts
     side = Side(
         Answer(np.full(size, -np.inf), np.full(size, np.nan), np.full(size, np.inf)),
@@ -133,17 +133,17 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             _ask(one, quantity, question, rows, side)
         if one.settles:
             left &= ~can
-    # rows whose brackets are too wide, or were dropped after a contradiction
+    # Rows whose brackets are too wide, or were dropped after a contradiction.
     wanting = is_open(answer, rtol, floor) | contradicted
-    # rows to be checked by all theorems: an upper end of 0 always looks narrow, so it is among them
+    # Rows that are checked by all theorems. An upper end of 0 looks narrow whatever the lower end is, so it is checked.
     doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | question.kinds.nearly_always_sampled))
     limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
-    # rows for the costly engines: all that are left where the user chose the engine
+    # Rows for the costly engines: all that are left where the user chose the engine.
     wide = left & (wanting if engine == "auto" else True)
     if engine == "auto" and wide.any():
-        # if the theorems make a bracket narrower than this share of rtol, no costly engine is asked
+        # A bracket that the theorems make narrower than this share of rtol needs no costly engine.
         wide &= is_open(answer, 0.01 * rtol, floor)
     for one in known:
         rows = np.flatnonzero(wide)
@@ -152,17 +152,17 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
         rows = rows[one.supports(question)[rows]]
         if rows.size:
             _ask(one, quantity, question, rows, side)
-            if limits is not None:  # engines that contradict each other are dropped; theorems stand
+            if limits is not None:  # engines that contradict each other are dropped, theorems are not
                 _narrow_by_theorems(side, doubtful, *limits)
     guaranteed = parts.guaranteed()
     rows = np.flatnonzero(asked & ~guaranteed & is_open(answer, WIDE[quantity], floor))
     if rows.size:
         high = upper_by_moments(quantity, some_rows(question, rows))
         _narrow_by_theorems(side, rows, np.full(rows.size, -np.inf), high)
-    used[used == ""] = "closed_form"  # known without asking
+    used[used == ""] = "closed_form"  # known without asking an engine
     low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
-    # the moments of a zCDP guarantee cover more than its pair: either bound holds, whatever the other one is
+    # The moments of a zCDP guarantee cover more than its pair, so the smaller of both bounds holds.
     rows = np.flatnonzero(asked & guaranteed)
     if rows.size:
         most = upper_by_moments(quantity, some_rows(question, rows))
@@ -173,9 +173,9 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
 
 
 def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
-    """Rows whose bracket is wider than asked for, and whose upper end is above `floor`, the other direction's end.
+    """Return whether each bracket is wider than asked for, and its upper end above `floor`, the other direction's end.
 
-    One without an upper end is always too wide.
+    A bracket without an upper end is always too wide.
     """
     low, _, high = answer
     with np.errstate(invalid="ignore"):
@@ -184,7 +184,7 @@ def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) ->
 
 
 def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) by all theorems; `quick_bounds.limits` has the quick theorems alone."""
+    """Return (lower, upper) by all theorems; `quick_bounds.limits` evaluates the quick ones alone."""
     from jaxacct.engines import theorems
 
     parts, target, slack = question.parts, question.target, question.slack
@@ -199,8 +199,8 @@ def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, n
 
 
 def upper_by_moments(quantity: str, question: Question) -> np.ndarray:
-    """Upper ends of epsilon or delta by Rényi accounting."""
-    from jaxacct.engines import loss_moments  # only where a row needs it
+    """Return upper ends of epsilon or delta by Rényi accounting."""
+    from jaxacct.engines import loss_moments  # imported only where a row needs it
 
     with np.errstate(all="ignore"):
         if quantity == "delta":
@@ -210,18 +210,18 @@ def upper_by_moments(quantity: str, question: Question) -> np.ndarray:
 
 
 def some_rows(question: Question, rows: np.ndarray) -> Question:
-    """The question for some of the configurations."""
+    """Return the question for some of its configurations."""
     arrays = question.parts, question.kinds, question.target, question.slack, question.floor, question.hint
     parts, kinds, target, slack, floor, hint = jax.tree.map(operator.itemgetter(rows), arrays)
     return Question(parts, kinds, target, slack, floor, question.effort, hint)
 
 
 def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, side: Side) -> None:
-    """Intersect the brackets of some rows with what an engine answers.
+    """Intersect the brackets of some rows with an engine's answer.
 
-    An answer that contradicts the quick theorems is not used; where two engines contradict each other, neither is.
-    Rows on which the engine fails keep their brackets and do not end the others.  Ends that are NaN are ignored.  So is
-    lower = inf: infinite answers were settled earlier.
+    An answer that contradicts the quick theorems is not used. Where two engines contradict each other, neither is used.
+    Where the engine fails on a row, the row keeps its bracket and the other rows are still answered. Ends that are NaN
+    are ignored, and so is lower = inf, because infinite answers were settled before.
     """
     some = some_rows(question, rows)
     try:
@@ -255,7 +255,10 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
 
 
 def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Narrow the brackets of rows by theorems: the truth lies in [low, high].  What contradicts them is dropped."""
+    """Narrow the brackets of rows by theorems, which prove [low, high].
+
+    A bracket that contradicts [low, high] is dropped.
+    """
     lower, estimate, upper = (end[rows] for end in side.answer)
     agree = (lower <= high) & (upper >= low)
     lower, upper = np.where(agree, lower, -np.inf), np.where(agree, upper, np.inf)
@@ -265,7 +268,8 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
     side.answer.estimate[rows] = np.where(agree, estimate, np.nan)
 
 
-# The engines for compositions.  Most use SciPy, which takes a while to import: they are imported when first asked.
+# The engines for compositions. Most use SciPy, which takes a while to import, so their modules are imported when first
+# asked.
 
 
 class ClosedForm(Engine):
@@ -322,7 +326,7 @@ class Contour(Engine):
     def epsilon(self, question: Question) -> Answer:
         asked = question.parts, question.target, question.slack, question.floor
         found = contour.epsilon(*asked, *self._accuracy(question.effort), question.hint)
-        return Answer(*(np.maximum(end, 0.0) for end in found))  # the kernels look at negative epsilons too
+        return Answer(*(np.maximum(end, 0.0) for end in found))  # the kernels return negative epsilons, too
 
     def delta(self, question: Question) -> Answer:
         floor = np.maximum(question.floor - question.parts.delta_infinity, 0.0) * (1 - 8 * ROUNDOFF)
@@ -331,8 +335,10 @@ class Contour(Engine):
 
     @staticmethod
     def _accuracy(effort: Effort) -> tuple[float, float]:
-        """Relative width at which it stops refining, and relative size of delta down to which it drives what it cuts
-        off: a narrow bracket costs it little more than one of width rtol."""
+        """Return (relative width at which refining ends, relative size of the terms that are cut off).
+
+        Outside of searches both are finer than rtol, because a narrower bracket costs the contour little more.
+        """
         if effort.in_search:
             return effort.rtol, 0.04 * effort.rtol
         return 0.5 * min(effort.rtol, max(NARROWEST, REFINED_SHARE * effort.rtol)), contour.TOLERANCE
@@ -368,7 +374,7 @@ class Lattice(Engine):
 
     @staticmethod
     def _accuracy(effort: Effort) -> dict[str, Any]:
-        """The lattice's settings: the relative width it plans for, the width that is enough, and its memory limit."""
+        """Return the lattice's settings: relative width to plan for, width that is enough, and memory limit."""
         planned = (0.8 if effort.in_search else 0.1) * effort.rtol
         return {"rtol": planned, "enough": effort.rtol, "memory_bytes": effort.memory_bytes}
 
@@ -376,7 +382,7 @@ class Lattice(Engine):
 def _by_formula(
     question: Question, plain: Callable[..., Answer], one_step: Callable[..., Answer], *more: np.ndarray
 ) -> Answer:
-    """Composed Gaussians by one formula, single sampled steps by the other; `more` follows the target."""
+    """Answer composed Gaussians by one formula and single sampled steps by the other; `more` follows the target."""
     ends = np.zeros((3, question.target.size))
     values = question.target, *more
     rows = np.flatnonzero(question.kinds.gaussian)
@@ -392,7 +398,7 @@ def _by_formula(
 
 
 def _stacked(found: Sequence[Any]) -> Answer:
-    """Answers of single configurations as one answer of a batch."""
+    """Return the answers of single configurations as one answer of a batch."""
     ends = np.array([(x.lower, x.estimate, x.upper) for x in found], np.float64).reshape(-1, 3)
     return Answer(*ends.T)
 

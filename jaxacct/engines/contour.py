@@ -264,7 +264,7 @@ def delta(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Return the bracket of the finite part of delta(eps).
+    """Return the bracket of delta at eps, finite losses only.
 
     Rows at most `floor` are not refined; placements of a hint are not used.
     """
@@ -391,7 +391,8 @@ def _agreed(
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]
     least, most = quick_bounds.limits("delta", some, at.reshape(-1), np.zeros(at.size))
-    holds = (low[:, columns] <= most.reshape(at.shape)) & (high[:, columns] >= least.reshape(at.shape))
+    holds = (low[:, columns].reshape(-1) <= most) & (high[:, columns].reshape(-1) >= least)
+    holds = holds.reshape(at.shape)
     if not each:
         holds = np.all(holds, axis=1, keepdims=True)
     return np.where(holds, low, 0.0), np.where(holds, high, 1.0)
