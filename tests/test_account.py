@@ -231,7 +231,7 @@ def test_blocks_of_a_large_batch_change_nothing(monkeypatch):
     run, deltas = ja.dp_sgd(np.array([0.8, 1.0, 2.0])[:, None], 0.01, 1000), np.geomspace(1e-9, 1e-2, 5)
     whole = ja.epsilon(run, deltas), ja.delta(run, 100 * deltas)
     noise = ja.calibrate_noise_multiplier(np.geomspace(0.5, 8, 10), 1e-5, 0.01, 1000).value
-    monkeypatch.setattr("jaxacct.accounting.directions.BLOCK", 4)
+    monkeypatch.setattr("jaxacct.accounting.account.BLOCK", 4)
     cut = ja.epsilon(run, deltas), ja.delta(run, 100 * deltas)
     for one, other in zip(whole, cut, strict=True):
         for end in ("lower", "estimate", "upper", "status", "engine"):

@@ -10,7 +10,7 @@ from scipy import stats
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.accounting import directions
+from jaxacct.accounting import account
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import components, random_allocation
 from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below
@@ -372,7 +372,7 @@ def test_a_first_lattice_that_says_nothing_is_no_reason_to_stop():
 
 
 def test_what_is_wider_than_a_thousandth_does_not_say_ok(monkeypatch):
-    monkeypatch.setattr(directions, "WIDE", 1.0)  # nothing is asked again
+    monkeypatch.setattr(account, "WIDE", 1.0)  # nothing is asked again
     found = ja.epsilon(allocation(0.586, 3644, 100), 1e-6)
     assert found.upper - found.lower > 1e-3 * found.upper and found.status == "width"
     loose = ja.epsilon(allocation(0.586, 3644, 100), 1e-6, rtol=3e-3)
@@ -387,7 +387,7 @@ def test_only_the_wide_rows_of_a_batch_are_asked_again():
 
 
 def test_a_second_bracket_that_contradicts_the_first_leaves_neither(monkeypatch):
-    first, second = directions._larger_of_pairs, []
+    first, second = account._larger_of_pairs, []
 
     def other(*asked):
         side = first(*asked)
@@ -397,8 +397,8 @@ def test_a_second_bracket_that_contradicts_the_first_leaves_neither(monkeypatch)
         second.append(side)
         return side
 
-    monkeypatch.setattr(directions, "_larger_of_pairs", other)
-    monkeypatch.setattr(directions, "WIDE", 1e-9)
+    monkeypatch.setattr(account, "_larger_of_pairs", other)
+    monkeypatch.setattr(account, "WIDE", 1e-9)
     found = ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), 10), 3), 1e-5)
     assert len(second) == 2 and (found.lower, found.upper, found.status) == (0.0, np.inf, "contradiction")
 

@@ -1,33 +1,76 @@
-"""Epsilon and delta of a mechanism as certified brackets: the public questions."""
+"""Epsilon and delta of a mechanism as certified brackets: the public questions, and the way to their answers.
+
+An engine for the whole mechanism answers, or else its parts. By parts, each direction of the neighbouring relation is
+composed and answered by itself. The larger answer is taken at the end.
+
+A mechanism whose pair is known from points alone has two pairs: one dominates it, and the mechanism dominates
+the other one. Each pair is composed by itself. The first pair gives the upper end of the answer, the second pair the
+lower end. The lattice engine composes both together. A lattice answer that contradicts the quick theorems of either
+pair, or its own other end, is not used.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from fractions import Fraction
+from operator import itemgetter
 from typing import Any
 
+import jax
 import numpy as np
 
-import jaxacct.accounting.mechanism_engines  # noqa: F401  # puts its engines in the list
-from jaxacct.accounting.directions import answer
+from jaxacct.accounting.dispatch import (
+    Side,
+    ask_engines,
+    engine_of_mechanism,
+    is_open,
+    kinds_of,
+)
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.keywords import with_hints
+from jaxacct.core.progress import Progress
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     GIBIBYTE,
     REAL,
+    InputError,
+    UnboundedLossError,
     check,
     options,
     refuse_tracers,
 )
-from jaxacct.engines.backend import job
-from jaxacct.engines.protocol import Effort, MechanismQuestion
-from jaxacct.mechanisms import Mechanism
-from jaxacct.mechanisms.base import require_mechanism
+from jaxacct.engines import quick_bounds
+from jaxacct.engines.backend import job, on_cores
+from jaxacct.engines.devices import double_precision
+from jaxacct.engines.protocol import Answer, Effort, MechanismQuestion, Question
+from jaxacct.mechanisms import Components, Mechanism, random_allocation, batch_shape, components, directions
+from jaxacct.mechanisms.base import element, require_mechanism, take_rows
+from jaxacct.mechanisms.random_allocation import rounds_inside
 
-__all__ = ["REVERSED", "delta", "delta_without_attacks", "effort_of_search", "epsilon"]
+__all__ = ["REVERSED", "answer", "by_parts", "delta", "delta_without_attacks", "effort_of_search", "epsilon"]
 
+LARGEST_SLACK = 1e-3
+"""Engines are asked where delta less the mass at infinity has at most this relative uncertainty."""
+BLOCK = 100_000
+"""Rows that are answered together. This many rows take about 1 GiB of memory."""
+ROUNDS_TOGETHER = 20
+"""Rounds whose profiles are computed together, so that their contours are fewer and larger arrays."""
+ROWS_TOGETHER = 256
+"""Configurations whose theorems are evaluated together, which bounds the memory."""
+THREADS = 1
+"""Threads for two pairs. Arrays are short: two threads would wait for the interpreter and take half as much CPU time
+again."""
+BETWEEN_PAIRS = 7.0 / 9.0
+"""Where the truth lies between the lower pair (0) and the upper pair (1) of a smooth loss f with points a distance h
+apart. Chords lie f'' h^2/12 above f on average. The polygon below, whose corners are where continued chords meet, lies
+7 f'' h^2/24 below f."""
+OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
+"""Relative width up to which a bracket between two pairs is "ok" however small rtol is. The pairs are hardly ever
+narrower."""
+WIDE = 8e-4
+"""Relative width of epsilon above which rounds of random allocation are asked again with more losses."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -190,3 +233,366 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
 def effort_of_search(rtol: float) -> Effort:
     """Return the effort of one evaluation in a search that ends within `rtol` of its target."""
     return Effort(0.25 * rtol, in_search=True)
+
+
+def answer(question: MechanismQuestion) -> Bounds:
+    """Return the bracket by the first engine that answers for the whole mechanism, or else by its parts."""
+    whole = engine_of_mechanism(question)
+    return by_parts(question) if whole is None else whole.bracket(question)
+
+
+@np.errstate(under="ignore")  # bounds allow for underflow, at which a user may have asked NumPy to raise
+def by_parts(question: MechanismQuestion) -> Bounds:
+    """Return the larger of the directions' answers. If the kind is not "certified", the lower end is set to 0."""
+    quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
+    shape, rows, target = question.flat()
+    kind = mechanism.kind_of_bracket(relation)
+    with job(target.size):
+        two = mechanism.has_bracket()
+        # First the pairs that dominate the mechanism, then the pairs that it dominates, if these differ and can certify
+        # a lower end.
+        which = (False, True) if kind == "certified" and two else (False,)
+        if two:
+            _prepare_pairs(mechanism)
+        pairs = [_sides(mechanism, relation, below) for below in which]
+        if quantity == "epsilon" and not target.all():
+            zeros = np.flatnonzero(target == 0)
+            for above, parts in zip(pairs[0], pairs[-1], strict=True):
+                _refuse_zero_delta(above.take(rows[zeros]), parts.take(rows[zeros]), zeros, shape)
+        found = []
+        for first in range(0, max(target.size, 1), BLOCK):
+            block = slice(first, first + BLOCK)
+            asked = _some(question._replace(given=target), block)
+            taken = [
+                [parts.take(block if batch_shape(mechanism) == shape else rows[block]) for parts in sides]
+                for sides in pairs
+            ]
+            found.append(_larger(asked, taken[0]) if len(taken) == 1 else _larger_of_pairs(asked, taken[0], taken[1]))
+        joined = found[0] if len(found) == 1 else jax.tree.map(lambda *blocks: np.concatenate(blocks), *found)
+        worst, engines, contradicted = joined
+        if len(pairs) > 1 and quantity == "epsilon" and question.engine != "contour":
+            _with_more_losses(question._replace(given=target), rows, Side(worst, engines, contradicted))
+    if quantity == "epsilon" and len(pairs) == 1:
+        _near_infinity(question._replace(given=target), pairs[0], rows, Side(worst, engines, contradicted))
+    wanted = max(effort.rtol, OK_WIDTH[quantity]) if len(pairs) > 1 else effort.rtol
+    status = np.where(is_open(worst, wanted), "width", "ok").astype("<U16")
+    status[contradicted] = "contradiction"
+    status[worst.upper == 0] = "zero"
+    if quantity == "epsilon":
+        status[worst.lower == np.inf] = "mass_at_infinity"
+    if kind != "certified":
+        worst = worst._replace(lower=np.zeros(target.shape))
+    low, mid, high, status, engines = (x.reshape(shape) for x in (*worst, status, engines))
+    return Bounds(low, mid, high, kind, status, engines)
+
+
+def _sides(mechanism: Mechanism, relation: str, below: bool) -> list[Components]:
+    return [components(mechanism, relation, side, below) for side in directions(mechanism, relation)]
+
+
+def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQuestion:
+    """Return the question for some of its flat rows."""
+    hint = None if question.hint is None else jax.tree.map(itemgetter(rows), question.hint)
+    return question._replace(given=question.given[rows], hint=hint)
+
+
+def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: np.ndarray, found: Side) -> None:
+    """Answer again, with exact sums, rows of `found` whose delta is within rounding of the mass at infinity."""
+    target, mechanism, relation = question.given, question.mechanism, question.relation
+    due = np.zeros(target.shape, bool)
+    for parts in sides:
+        infinite = parts.delta_infinity[rows]
+        wrong = parts.infinity_units[rows] * ROUNDOFF * infinite + 4.0 * ROUNDOFF * target
+        due |= (infinite > 0.0) & (target > 0.0) & (np.abs(target - infinite) * LARGEST_SLACK <= wrong)
+    for row in np.flatnonzero(due):
+        one = element(mechanism, np.unravel_index(rows[row], batch_shape(mechanism)))
+        masses = [one.infinity_exactly(side) for side in directions(mechanism, relation)]
+        if (relation == "replace_one" and not one.symmetric()) or any(mass is None for mass in masses):
+            continue
+        left = [float(Fraction(target[row]) - mass) for mass in masses if mass is not None]
+        some = [parts.take(rows[[row]]) for parts in sides]
+        again = _larger(question._replace(given=target[[row]], hint=None), some, left)
+        for kept, new in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
+            kept[row] = new[0]
+
+
+def _larger(question: MechanismQuestion, sides: list[Components], left: list[float] | None = None) -> Side:
+    """Answer the rows of one block. Each end is the larger of the two directions' ends.
+
+    left : exact delta less the mass at infinity in each direction, for a single row.
+    """
+    given = question.given
+    worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
+    engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
+    contradicted = np.zeros(given.shape, bool)
+    first: Side | None = None
+    for place, parts in enumerate(sides):
+        if question.quantity == "epsilon":
+            side = _one_epsilon(question, parts, worst.lower, None if left is None else left[place])
+        elif first is None:
+            first = side = _one_delta(question, _removing(parts, given), worst.lower)
+        else:
+            side = _other_delta(question._replace(hint=None), (sides[0], parts), first, worst.lower)
+        engines = np.where(side.answer.upper > worst.upper, side.engine, engines)
+        worst = Answer(*(np.maximum(a, b) for a, b in zip(worst, side.answer, strict=True)))
+        contradicted |= side.contradicted
+    return Side(worst, engines, contradicted)
+
+
+def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarray, left: float | None) -> Side:
+    """Return epsilon in one direction. The engines get delta less the mass at infinity."""
+    kinds, infinite, target = kinds_of(parts), parts.delta_infinity, question.given
+    finite = target - infinite if left is None else np.full(target.shape, left)
+    wrong = parts.infinity_units * ROUNDOFF * infinite if left is None else 0.0 * infinite
+    with np.errstate(over="ignore"):
+        slack = (4.0 * ROUNDOFF * (target if left is None else finite) + wrong) / np.maximum(finite, SMALLEST_POSITIVE)
+    at_infinity = finite < -wrong
+    live = (finite > 0) & (slack < LARGEST_SLACK)
+    asked = Question(parts, kinds, finite, slack, floor, question.effort, question.hint)
+    side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
+
+    low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
+    # Delta less the mass at infinity is 0 here, or lost in rounding.
+    edge = ~live & ~at_infinity
+    largest, above = quick_bounds.largest_loss(parts)
+    unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
+    exactly = (target == 0.0) if left is None else (finite == 0.0)
+    rising = (parts.mu > 0) | (
+        np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0)
+    )  # whether losses have no upper bound
+    of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
+    at_largest = np.where(unbounded, of_gaussians, np.maximum(2.0 * largest - above, 0.0))
+    low = np.where(edge, np.where(exactly, at_largest, 0.0), low)
+    sure = finite >= wrong  # delta is at least the mass at infinity; otherwise epsilon may be infinite
+    mid, high = np.where(edge, np.where(unbounded | ~sure, np.inf, [largest, above]), [mid, high])
+    known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
+    return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
+
+
+def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray) -> Side:
+    """Return delta in one direction: the engines' delta of the finite losses, plus the mass at infinity."""
+    kinds, infinite, eps = kinds_of(parts), parts.delta_infinity, question.given
+    asked = Question(parts, kinds, eps, np.zeros(eps.shape), floor, question.effort, question.hint)
+    side = ask_engines("delta", asked, ~kinds.empty & (infinite < 1.0), question.engine)
+
+    low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
+    low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
+    wrong = parts.infinity_units * ROUNDOFF * infinite
+    low = np.maximum(low - 4 * ROUNDOFF * low - wrong, 0.0)
+    high = np.minimum(high + 4 * ROUNDOFF * high + wrong, 1.0)
+    agree = low <= high
+    low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
+    return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
+
+
+def _removing(parts: Components, eps: np.ndarray) -> Components:
+    """Return the parts, in the direction remove where eps = 0, since engines do better on remove.
+
+    `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric. Sampled Gaussians and Laplace parts have the pair (Q, P)
+    in the direction add and (P, Q) in the direction remove. Configurations with finite parts keep their direction.
+    """
+    symmetric = (eps == 0.0) & ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
+    return parts._replace(sign=np.where(symmetric, 1.0, parts.sign))
+
+
+def _other_delta(
+    question: MechanismQuestion, both: tuple[Components, Components], first: Side, floor: np.ndarray
+) -> Side:
+    """Return delta in the second direction.
+
+    Rows for which both directions ask one question get the first direction's answer.
+    """
+    eps = question.given
+    one, parts = (_removing(side, eps) for side in both)
+    # The laws of the two directions may have different numbers of atoms.
+    differs = [a.shape != b.shape or _rows_that_differ(a, b) for a, b in zip(one, parts, strict=True)]
+    rows = np.flatnonzero(np.any([np.broadcast_to(each, eps.shape) for each in differs], axis=0))
+    if rows.size == 0:
+        return first
+    found = _one_delta(_some(question, rows), parts.take(rows), floor[rows])
+    if rows.size == eps.size:
+        return found
+    side = jax.tree.map(np.copy, first)
+    for kept, new in zip(jax.tree.leaves(side), jax.tree.leaves(found), strict=True):
+        kept[rows] = new
+    return side
+
+
+def _rows_that_differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return (B,) whether two arrays of one shape differ in each row."""
+    return np.any((one != other).reshape(len(one), int(np.prod(one.shape[1:]))), axis=1)
+
+
+def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Refuse delta = 0 at these flat rows of the batch where the loss is unbounded.
+
+    Mass at infinity that the lower pair lacks stands for losses without a bound.
+    """
+    bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
+    if bad.any():
+        raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))
+
+
+# Mechanisms between two pairs
+
+
+def _prepare_pairs(mechanism: Mechanism) -> None:
+    """Compute the profiles of all rounds of random allocation inside a mechanism, which takes most of the time."""
+    rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
+    blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
+    for _ in on_cores(random_allocation.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], THREADS):
+        pass
+
+
+def _bar(size: int) -> Progress:
+    # A progress bar shows from 16 configurations on.
+    return Progress(size, None if size >= 16 else False)
+
+
+def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
+    """Solve wide epsilons again, with more losses for the rounds of random allocation inside, and update `found`.
+
+    rows : (B,) index of each answer's configuration.
+    """
+    worst, _, contradicted = found
+    wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
+    which: tuple[tuple[random_allocation.Losses, np.ndarray], ...] = ("dense", wide & ended), ("far", wide & ~ended)
+    for losses, asked in which:
+        some = _rows_with_rounds(question.mechanism, rows[asked])
+        if some is None:
+            continue
+        with random_allocation.with_losses(losses):
+            _prepare_pairs(some)
+            above, below = (_sides(some, question.relation, lower) for lower in (False, True))
+        again = _larger_of_pairs(question._replace(given=question.given[asked], hint=None), above, below)
+        low, high = worst.lower[asked], worst.upper[asked]
+        low = np.where(again.contradicted, low, np.maximum(low, again.answer.lower))
+        high = np.where(again.contradicted, high, np.minimum(high, again.answer.upper))
+        ends, agree = _between("epsilon", low, high)
+        contradicted[asked] = ~agree
+        for kept, end in zip(worst, ends, strict=True):
+            kept[asked] = end
+
+
+def _rows_with_rounds(mechanism: Mechanism, rows: np.ndarray) -> Mechanism | None:
+    """Return some configurations of a mechanism; None if there are none, or no round of random allocation is inside."""
+    try:
+        some = take_rows(mechanism, rows) if rows.size else None
+    except InputError:  # the mechanism cannot be taken apart by rows
+        return None
+    return some if some is not None and rounds_inside(some) else None
+
+
+def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, np.ndarray]:
+    """Return (bracket between two pairs, whether its ends agree). Ends that contradict each other are not used."""
+    agree = low <= high
+    low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf if quantity == "epsilon" else 1.0)
+    with np.errstate(invalid="ignore"):
+        middle = np.where(np.isfinite(high), low + BETWEEN_PAIRS * (high - low), high)
+    return Answer(low, np.clip(middle, low, high), high), agree
+
+
+def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below: list[Components]) -> Side:
+    """Answer as `_larger` for two pairs: `above` dominates the mechanism, which dominates `below`.
+
+    The lattice takes both pairs together. Rows that the lattice does not answer are asked about each pair by itself.
+    """
+    given, quantity = question.given, question.quantity
+    low, high = np.full(given.shape, np.nan), np.full(given.shape, np.nan)
+    engines = np.full(given.shape, "lattice", dtype="<U32")
+    contradicted = np.zeros(given.shape, bool)
+    if question.engine != "contour":
+        rows = np.flatnonzero(_differing(above, below) & (given > 0.0 if quantity == "epsilon" else True))
+        low[rows] = high[rows] = 0.0
+        for up, down in zip(above, below, strict=True) if rows.size else ():
+            asked = up.take(rows), down.take(rows), given[rows]
+            ends = (
+                _epsilon_of_pairs(*asked, high[rows], question.effort)
+                if quantity == "epsilon"
+                else _delta_of_pairs(*asked, question.effort)
+            )
+            low[rows], high[rows] = np.maximum(low[rows], ends.lower), np.maximum(high[rows], ends.upper)
+    rows = np.flatnonzero(np.isnan(low) | np.isnan(high))
+    if rows.size:
+        one, other = (_larger(_some(question, rows), [parts.take(rows) for parts in sides]) for sides in (above, below))
+        low[rows], high[rows], engines[rows] = np.maximum(other.answer.lower, 0.0), one.answer.upper, one.engine
+        contradicted[rows] = one.contradicted | other.contradicted
+    ends, agree = _between(quantity, low, high)
+    return Side(ends, engines, contradicted | ~agree)
+
+
+def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
+    """Return (B,) whether the finite parts of two pairs differ in some direction.
+
+    Noise differs only by its rounding.
+    """
+    found = np.zeros(above[0].sign.size, bool)
+    for one, other in zip(above, below, strict=True):
+        for a, b in ((one.finite_loss, other.finite_loss), (one.finite_mass, other.finite_mass)):
+            if a.shape != b.shape:  # some configurations may lack finite parts
+                found |= np.any(one.finite_n > 0, axis=1) | np.any(other.finite_n > 0, axis=1)
+            else:
+                found |= _rows_that_differ(a, b)
+        found |= one.log_survival != other.log_survival
+    return found
+
+
+def _epsilon_of_pairs(
+    above: Components, below: Components, target: np.ndarray, ceiling: np.ndarray, effort: Effort
+) -> Answer:
+    """Return epsilon at deltas between two pairs; a row without an answer has NaN at all three ends.
+
+    ceiling : (B,) upper end of the other direction. An epsilon below it is not refined.
+    """
+    from jaxacct.engines import lattice
+
+    wrong = above.infinity_units * ROUNDOFF * above.delta_infinity
+    least = (target - above.delta_infinity - wrong) * (1.0 - 4.0 * ROUNDOFF)
+    most = (target - below.delta_infinity + below.infinity_units * ROUNDOFF * below.delta_infinity) * (
+        1.0 + 4.0 * ROUNDOFF
+    )
+    ends = np.full((3, target.size), np.nan)
+
+    def asked(row: int) -> lattice.LatticeAnswer:
+        try:
+            with np.errstate(all="ignore"), double_precision():
+                return lattice.epsilon_of_pairs(
+                    above, below, row, (least[row], most[row]), ceiling[row], effort.rtol, effort.memory_bytes
+                )
+        except FAILURES:
+            return lattice.NOTHING
+
+    rows = np.flatnonzero(least > SMALLEST_POSITIVE).tolist()
+    for place, found in on_cores(asked, rows, _bar(len(rows)), threads=THREADS):
+        if found.lower <= found.upper < np.inf:
+            ends[:, rows[place]] = max(found.lower, 0.0), found.lower, found.upper
+    for first in range(0, len(rows), ROWS_TOGETHER):
+        some = np.array(rows[first : first + ROWS_TOGETHER])
+        zero = np.zeros(some.size)
+        low = quick_bounds.limits("epsilon", above.take(some), least[some], zero)[0]
+        high = quick_bounds.limits("epsilon", below.take(some), most[some], zero)[1]
+        ends[:, some[~((ends[2, some] >= low) & (ends[1, some] <= high))]] = np.nan
+    return Answer(*ends)
+
+
+def _delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort: Effort) -> Answer:
+    """Return delta at epsilons between two pairs, with the mass at infinity; NaN in rows without an answer."""
+    from jaxacct.engines import lattice
+
+    ends = np.full((3, eps.size), np.nan)
+    try:
+        with np.errstate(all="ignore"), double_precision():
+            found = lattice.deltas_of_pairs(above, below, range(eps.size), eps, effort.rtol, effort.memory_bytes)
+    except FAILURES:
+        return Answer(*ends)
+    zero = np.zeros(eps.size)
+    least = quick_bounds.limits("delta", above, eps, zero)[0]
+    most = quick_bounds.limits("delta", below, eps, zero)[1]
+    for row, one in enumerate(found):
+        if not (one.lower <= one.upper < np.inf and one.upper >= least[row] and one.lower <= most[row]):
+            continue
+        low = one.lower + below.delta_infinity[row] * (1.0 - (4.0 + below.infinity_units[row]) * ROUNDOFF)
+        high = one.upper + above.delta_infinity[row] * (1.0 + (4.0 + above.infinity_units[row]) * ROUNDOFF)
+        low, high = max(low * (1.0 - 4.0 * ROUNDOFF), 0.0), min(high * (1.0 + 4.0 * ROUNDOFF), 1.0)
+        ends[:, row] = low, low, high
+    return Answer(*ends)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxacct.accounting.directions import answer, by_parts
+from jaxacct.accounting.account import answer, by_parts
 from jaxacct.accounting.dispatch import NO_RELATIVE_ACCURACY, engine_of_mechanism, is_open, single_steps
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.accounting.directions import answer
+from jaxacct.accounting.account import answer
 from jaxacct.accounting.dispatch import engine_of_mechanism
 from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration, result
 from jaxacct.calibration.search import BestValues, Search, Start, certified_search, start_at

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.accounting.directions import answer
+from jaxacct.accounting.account import answer
 from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Search, Start, certified_search
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds

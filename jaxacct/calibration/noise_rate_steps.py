@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.accounting.directions import answer
+from jaxacct.accounting.account import answer
 from jaxacct.calibration.dp_sgd_search import (
     MAX_STEPS,
     ORDER,

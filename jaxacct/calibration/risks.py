@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from jaxacct.accounting import account
-from jaxacct.accounting.directions import by_parts
+from jaxacct.accounting.account import by_parts
 from jaxacct.accounting.risk_readings import (
     KNOWN_WIDTH,
     Deltas,
