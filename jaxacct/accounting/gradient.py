@@ -1,7 +1,7 @@
 """Derivatives of epsilon in every numeric field of a mechanism.
 
-By the implicit function theorem `d eps/d field = (d log delta/d field) / (-d log delta/d eps)`; both are
-derivatives of the contour integral, taken by automatic differentiation with the contour held fixed.
+By the implicit function theorem `d eps/d field = (d log delta/d field) / (-d log delta/d eps)`. Both derivatives are
+those of the contour integral, with the contour held fixed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from jaxacct.mechanisms.base import holds_vectors, require_mechanism
 from jaxacct.mechanisms.loss_components import add_and_remove
 
 FIELD_STEP = 1e-5
-"""Relative step of the central difference for the elementary map from fields to the loss law.
-
-Near the cube root of the unit roundoff, where rounding and curvature cost alike."""
+"""Relative step of the central difference for the map from fields to the loss law. At the cube root of the unit
+roundoff, rounding and curvature cost alike."""
 COUNT_FIELDS = ("steps", "candidates", "answers", "slots", "participations", "epochs", "group")
-"""Fields of whole numbers."""
+"""Names of the fields of whole numbers."""
 MOST_FIELDS = 400
-"""Most fields of a mechanism.  Each is differentiated by itself and takes time in proportion to their number."""
+"""Most fields of a mechanism. The time is proportional to their number."""
 
 
 @with_hints
 def epsilon_gradient(
     mechanism: Mechanism, delta: ArrayLike, *, relation: str = "add_or_remove_one", backend: str = "auto"
 ) -> Mechanism:
-    """`d epsilon / d field` for every numeric field, at fixed delta, as a pytree like the mechanism.
+    """Return `d epsilon / d field` for every numeric field, at fixed delta, as a pytree like the mechanism.
 
-    By the implicit function theorem it is (d log delta/d field) / (-d log delta/d epsilon), in the larger direction of
-    the neighbouring relation.  An estimate: its relative accuracy is about 1e-6 where the contour engine answers, and
-    about 1e-3, by differences of the lattice engine's estimates, elsewhere.  Where epsilon is 0 or infinite it does not
-    move, and the derivative is 0.  Counts are differentiated as if they were real; by a count of which there cannot be
-    one more, as the ``group`` of a `RandomAllocation` of finitely many outputs, the derivative is NaN, in all
+    By the implicit function theorem the derivative is (d log delta/d field) / (-d log delta/d epsilon), in the larger
+    direction of the neighbouring relation. It is an estimate. Its relative accuracy is about 1e-6 where the contour
+    engine answers. Elsewhere it is a difference of the lattice engine's estimates, accurate to about 1e-3. The
+    derivative is 0 where epsilon is 0 or infinite. Counts are differentiated as if they were real. Where a count cannot
+    grow by one, as the ``group`` of a `RandomAllocation` of finitely many outputs, the derivative is NaN in all
     configurations.
 
     Parameters
@@ -57,16 +56,17 @@ def epsilon_gradient(
     Returns
     -------
     Mechanism
-        Of the same structure; its leaves are float64 arrays of the common batch shape: epsilon per unit of the field.
+        A mechanism of the same structure. Its leaves are float64 arrays of the common batch shape, in units of epsilon
+        per unit of the field.
 
     Raises
     ------
     InputError
-        Invalid values, shapes that do not broadcast, fields that are vectors or more than 400, or a tracer.
+        Values are invalid, shapes do not broadcast, fields are vectors or more than 400, or an argument is a tracer.
 
     References
     ----------
-    jaxacct/kernels/README.md (the contour integral whose derivatives are taken).
+    jaxacct/kernels/README.md, on the contour integral that is differentiated.
 
     >>> import jaxacct as ja
     >>> g = ja.epsilon_gradient(ja.dp_sgd(1.0, 0.01, 1000), 1e-5)
@@ -122,7 +122,7 @@ def _differentiate(
     relation: str,
     direction: str,
 ) -> list[np.ndarray]:
-    """One array of derivatives a field, on a flat batch of configurations in one direction."""
+    """Return one array of derivatives for each field, for a flat batch of configurations in one direction."""
     names = _field_names(structure)
 
     def at(index: int, values: np.ndarray) -> Mechanism:
@@ -137,7 +137,7 @@ def _differentiate(
         except InputError:
             if names[index] not in COUNT_FIELDS:
                 raise
-            answers.append(np.full(delta.size, np.nan))  # there is no mechanism with one more of it
+            answers.append(np.full(delta.size, np.nan))  # the count cannot grow by one
             continue
         answer = np.full(delta.size, np.nan)
         same = all(a.shape == b.shape == c.shape for a, b, c in zip(parts, below, above, strict=True))
@@ -150,14 +150,14 @@ def _differentiate(
                 contour.law(below, rows),
             )
             along, slope = _along(contour.law(parts, rows), tangent, epsilon[rows])
-            # the mass at infinity takes its share of delta
+            # The mass at infinity takes its share of delta.
             finite = (delta - parts.delta_infinity)[rows]
             lost = (above.delta_infinity - below.delta_infinity)[rows] / width
             answer[rows] = (along + lost / finite) / slope
         rough = np.flatnonzero(~np.isfinite(answer))
         if rough.size:
-            # relative step of the central difference in epsilon itself, for questions beyond the contour. The
-            # lattice engine's estimates are good to about 1e-5 there, which a smaller step would magnify
+            # Beyond the contour epsilon itself is differenced. The lattice's estimates are good to about 1e-5, which a
+            # smaller relative step than 1e-3 would magnify.
             low, high = _around(names[index], field, 1e-3)
             ends = [_one_sided(at(index, v), delta, relation, direction).estimate[rough] for v in (low, high)]
             answer[rough] = (ends[1] - ends[0]) / (high - low)[rough]
@@ -171,8 +171,8 @@ def _field_names(structure: Any) -> list[str]:
 
 
 def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """The two ends of a difference quotient, inside the field's range."""
-    if name in COUNT_FIELDS:  # the law is linear in steps, so one whole step is exact for its tangent
+    """Return the two ends of a difference quotient, inside the field's range."""
+    if name in COUNT_FIELDS:  # the law is linear in steps, so one whole step gives its exact tangent
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
     width = step * np.maximum(np.abs(values), 1e-12)
@@ -182,7 +182,7 @@ def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.
 
 
 def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(derivative of log delta along the tangent, minus its derivative in eps); NaN where no rung suffices."""
+    """Return (derivative of log delta along the tangent, minus its derivative in eps); NaN where no rung suffices."""
     along, slope = np.full(epsilon.size, np.nan), np.ones(epsilon.size)
     log_tol = np.full(epsilon.size, np.log(contour.TOLERANCE))
     due = np.zeros(epsilon.size, int)

@@ -1,5 +1,6 @@
-"""Engines that answer for a mechanism as a whole, most of them by asking about other mechanisms, in the order in which
-dispatch asks them.  README.md of `mechanisms` has the proofs.
+"""Engines that answer for a mechanism as a whole, in the order in which dispatch asks them.
+
+Most of them ask about other mechanisms. The README.md of the mechanisms room has the proofs.
 """
 
 from __future__ import annotations
@@ -58,32 +59,33 @@ class Attacked(MechanismEngine):
         for attacked in attacks_on(question.mechanism, question.relation, found.upper.size):
             seen = answer(question._replace(mechanism=attacked, engine="auto", attacks=False)).lower
             low = np.fmax(found.lower if low is None else low, seen)
-        agree = low <= found.upper  # of ends that contradict each other the theorem's stands
+        agree = low <= found.upper  # where the two contradict each other, the theorem's end stands
         low = np.where(agree, low, found.lower)
         status = np.where(agree, found.status, "contradiction")
         return Bounds(low, np.clip(found.estimate, low, found.upper), found.upper, found.kind, status, found.engine)
 
 
-# One sample with several releases.
+# One sample with several releases
 #
 # Let q be the sampling rate, H the profile of the composition without sampling, a = e^eps and k = 1 - (1 - q) a:
 #
 #     remove: delta(eps) = q H(1 + (a - 1)/q),        add: delta(eps) = k H(1 + (a - 1)/k) if k > 0, otherwise 0.
 
 UNITS = 32.0
-"""Bound on the rounding of a transformed eps or delta, in units of ROUNDOFF: up to four operations of a few units."""
+"""Bound on the rounding of a transformed eps or delta, in units of ROUNDOFF: up to four operations of a few units each.
+"""
 SECTIONS = 16
-"""Points at which one turn of the search for epsilon evaluates delta, per configuration."""
+"""Points of a configuration at which one turn of the search for epsilon evaluates delta."""
 LARGEST_EPSILON = 1e300
 """Largest epsilon at which delta of the releases is evaluated."""
 _SIDES = {"remove_one": ("remove",), "replace_one": ("remove",), "add_one": ("add",)}
-"""The formula of each listed relation; the other relations take the larger of both."""
+"""The direction that decides under each listed relation. Under other relations the larger direction decides."""
 _Ends = tuple[np.ndarray, np.ndarray]
 """Lower and upper ends."""
 
 
 class SampledOnce(MechanismEngine):
-    """One sample on which several mechanisms run: exactly, from the profile of their composition.
+    """One sample on which several mechanisms run, answered exactly from the profile of their composition.
 
     Repeated and composed samples use dominating pairs instead (jaxacct/mechanisms/sampled_releases.py).
     """
@@ -122,7 +124,7 @@ class SampledOnce(MechanismEngine):
 
 
 def _several(question: MechanismQuestion) -> Several | None:
-    """The releases of a single sample; None where the answer does not follow from their profile."""
+    """Return the releases of a single sample; None where the answer does not follow from their profile."""
     mechanism = question.mechanism
     while isinstance(mechanism, Repeated | Composed):  # unwrap a composition of one mechanism
         inner = mechanism.inside()
@@ -135,7 +137,7 @@ def _several(question: MechanismQuestion) -> Several | None:
 
 
 class _Releases:
-    """The releases from one sample: their composition, the sampling rate, and the brackets of the composition."""
+    """The releases from one sample: their composition, the sampling rate, and brackets of the composition."""
 
     def __init__(self, question: MechanismQuestion, drawn: Several, rate: np.ndarray) -> None:
         self.question, self.rate, self.relations = question._replace(mechanism=drawn.base), rate, drawn.relations
@@ -143,7 +145,7 @@ class _Releases:
         self.engine = np.full(rate.shape, "", "<U32")
 
     def ask(self, quantity: str, values: np.ndarray, side: str) -> Bounds:
-        """Brackets of the releases without the sampling; values may have extra leading axes."""
+        """Return brackets of the releases without the sampling. `values` may have extra leading axes."""
         found = answer(self.question._replace(quantity=quantity, given=values, relation=self.relations[side]))
         self.kinds |= set(np.ravel(found.kind).tolist())
         words = np.asarray(found.engine).reshape(-1, *self.rate.shape)[0] if found.upper.size else self.engine
@@ -151,7 +153,7 @@ class _Releases:
         return found
 
     def delta(self, eps: np.ndarray, side: str) -> _Ends:
-        """Ends of delta in one direction; eps may have extra leading axes."""
+        """Return ends of delta in one direction. `eps` may have extra leading axes."""
         wrong, q = UNITS * ROUNDOFF, self.rate
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             risen = np.expm1(eps)
@@ -168,7 +170,10 @@ class _Releases:
         return np.where(least > 0.0, low, 0.0), np.where(most > 0.0, most * found.upper[1] * (1.0 + wrong), 0.0)
 
     def epsilon(self, delta: np.ndarray, side: str, known: np.ndarray) -> _Ends:
-        """Ends of epsilon in one direction; `known`, an upper end of the other direction, ends the search early."""
+        """Return ends of epsilon in one direction.
+
+        The search ends early below `known`, the other direction's upper end.
+        """
         wrong, q = UNITS * ROUNDOFF, self.rate
         if side == "add":
             return self._searched(delta, known)
@@ -179,21 +184,23 @@ class _Releases:
         return np.where((delta < q) & (more < 1.0), low, 0.0), np.where(delta < q, high, 0.0)
 
     def _searched(self, delta: np.ndarray, known: np.ndarray) -> _Ends:
-        """Ends of epsilon in the add direction, where 0 <= epsilon <= -log(1 - q)."""
+        """Return ends of epsilon in the add direction, where 0 <= epsilon <= -log(1 - q)."""
         q = self.rate
         with np.errstate(divide="ignore"):
             top = np.where(q < 1.0, -np.log1p(-q) * (1.0 + UNITS * ROUNDOFF), np.inf)
-        plain = self.ask("epsilon", np.where(q > 0.0, delta, 0.5), "add")  # sampling leaks no more than the releases
+        plain = self.ask(
+            "epsilon", np.where(q > 0.0, delta, 0.5), "add"
+        )  # the sampled releases leak no more than the releases
         low, high = np.where(q < 1.0, 0.0, plain.lower), np.minimum(plain.upper, top)
         high = np.where(q > 0.0, high, 0.0)
         low = np.where(q > 0.0, low, 0.0)
         ends = self.delta(np.where(np.isfinite(known), known, 0.0), "add")
-        small = (ends[1] <= delta) & np.isfinite(known)  # the other direction decides
+        small = (ends[1] <= delta) & np.isfinite(known)  # the other direction is larger
         high = np.where(small, np.minimum(high, known), high)
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
-        # turns of the search for epsilon; each divides the bracket by 17
+        # Each turn divides the bracket by SECTIONS + 1.
         for _ in range(40):
-            wide = high * (1.0 - 0.25 * self.question.effort.rtol) > low  # an infinite end stays as it is
+            wide = high * (1.0 - 0.25 * self.question.effort.rtol) > low  # a row whose upper end is infinite keeps it
             if not np.any(~small & np.isfinite(high) & wide):
                 break
             first = np.where(np.isfinite(low), low, 0.0)
@@ -210,34 +217,35 @@ class _Releases:
 
 
 def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """log(1 + (e^eps - 1)/factor), the epsilon at which the releases are evaluated."""
+    """Return `log(1 + (e^eps - 1)/factor)`, the epsilon at which the releases are evaluated."""
     safe = np.where(factor > 0.0, factor, 1.0)
     ratio = risen / safe
     return np.where(np.isfinite(ratio), np.log1p(ratio), eps - np.log(safe))
 
 
 def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """log(1 - q + q e^loss); infinite where the loss is infinite and q > 0."""
+    """Return `log(1 - q + q e^loss)`, infinite where the loss is infinite and q > 0."""
     mixed = log_mixture(np.where(np.isfinite(loss), loss, 0.0), q)
     return np.where(np.isfinite(loss), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))
 
 
-# A replaced record as one that is removed and one that is added.
+# A replaced record as a removed and an added one
 
 SHARES = 9
-"""Shares of eps, or of delta in logarithms of the odds, that are tried for the first of the two steps."""
+"""Number of shares tried for the first of the two steps: shares of eps, or of delta in log odds."""
 WIDEST_LOG_ODDS = 12.0
-"""Shares of delta from e^-12 to 1 - e^-12."""
+"""Shares of delta range from e^-12 to 1 - e^-12."""
 
 
 class RemovedAndAdded(MechanismEngine):
     """Replacement as removal and addition, for mechanisms without a good pair for the replacement.
 
-    From data D over D less a record to that with another record in its place,
+    Let D be the data without the record. From the data with one record over D to the data with another record,
 
-        delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x),
+    | delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x).
 
-    for the profiles of all that is run, composed first.  A mechanism with groups has a pair; the smaller bound holds.
+    The profiles are those of everything that runs, composed first. A mechanism with groups also has a pair; then the
+    smaller bound holds.
     """
 
     name, classes, if_engine_is_named = "remove_and_add", (Mechanism,), "answers"
@@ -260,13 +268,13 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of the mechanism under another relation, value by value along the first axis."""
+    """Return upper ends of the mechanism under another relation, for each element of `values` along its first axis."""
     asked = question._replace(quantity=quantity, relation=relation, hint=None)
     return np.stack([np.asarray(answer(asked._replace(given=each)).upper) for each in values])
 
 
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
-    """delta(eps) of a replaced record, from above; the best of some x in [0, eps]."""
+    """Bound delta at eps of a replaced record from above, by the best of some x in [0, eps]."""
     shape, _, given = question.flat()
     eps = given.reshape(shape)
 
@@ -285,11 +293,11 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
-    """epsilon at delta of a replaced record, from above; the best of some shares of delta for the first step."""
+    """Bound epsilon at delta of a replaced record from above, by the best of some shares of delta for step one."""
     shape, _, given = question.flat()
     target = given.reshape(shape)
     if not target.all():
-        _upper(question, "epsilon", target[None], "remove_one")  # refuses delta = 0
+        _upper(question, "epsilon", target[None], "remove_one")  # raises for delta = 0
 
     def both(log_odds: np.ndarray) -> np.ndarray:
         share = 1.0 / (1.0 + np.exp(-log_odds))
@@ -306,10 +314,10 @@ def epsilon_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def _refined(values: Callable[[np.ndarray], np.ndarray], at: np.ndarray, apart: float) -> np.ndarray:
-    """The least of the values at some places, and at more between the neighbours of the best."""
+    """Return the least value over the places `at`, and over places between the neighbours of the best one."""
     coarse = values(at)
     best = np.take_along_axis(np.broadcast_to(at, coarse.shape), np.argmin(coarse, axis=0)[None], 0)
-    # five more between the neighbours of the best of them
+    # Five places between the neighbours of the best place.
     nearer = np.linspace(-1.0, 1.0, 7)[1:-1].reshape(-1, *(1,) * (coarse.ndim - 1))
     fine = values(np.clip(best + apart * nearer, at.min(), at.max()))
     return np.minimum(coarse.min(axis=0), fine.min(axis=0))
@@ -321,7 +329,7 @@ def _bound(upper: np.ndarray, largest: float) -> Bounds:
     return Bounds(np.zeros_like(upper), upper, upper, "bound", status, RemovedAndAdded.name)
 
 
-# Single rounds of random allocation.
+# Single rounds of random allocation
 
 _DIRECTIONS_OF = {
     "add_or_remove_one": DIRECTIONS,
@@ -329,11 +337,11 @@ _DIRECTIONS_OF = {
     "remove_one": ("remove",),
     "add_one": ("add",),
 }
-"""The directions whose larger answer each relation takes."""
+"""The directions whose larger answer each listed relation takes."""
 
 
 class OneRound(MechanismEngine):
-    """One round of random allocation of a Gaussian, one slot a record."""
+    """One round of random allocation of a Gaussian, with one slot for each record."""
 
     name, classes, by_rows = "allocation", (RandomAllocation,), True
 
@@ -342,11 +350,11 @@ class OneRound(MechanismEngine):
         return (
             type(mechanism.mechanism) is Gaussian
             and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
-            and not mechanism.symmetric()  # plain releases, under any relation
+            and not mechanism.symmetric()  # symmetric: plain releases, under any relation
         )
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
-        from jaxacct.engines import allocation  # SciPy: only where it is needed
+        from jaxacct.engines import allocation  # imports SciPy
 
         mechanism: Any = question.mechanism
         relation, rtol = question.relation, question.effort.rtol
@@ -363,7 +371,7 @@ class OneRound(MechanismEngine):
             for x in (mechanism.mechanism.noise_multiplier, mechanism.slots)
         )
         asked, ways = (sigma, slots, target), _DIRECTIONS_OF[relation]
-        if question.quantity == "epsilon":  # the hint is about where it is
+        if question.quantity == "epsilon":  # the hint is an expected epsilon
             begin = None if question.hint is None else np.broadcast_to(question.hint, shape).reshape(-1)
             worst = (
                 allocation.epsilon_of_both(*asked, rtol, begin)
@@ -397,14 +405,14 @@ class OneRound(MechanismEngine):
             np.broadcast_to(x, shape).reshape(-1)
             for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon)
         )
-        # removing a record was the larger direction in every case seen
+        # Removing a record was the larger direction in every case seen.
         return allocation.excess(sigma, slots, asked, eps, _DIRECTIONS_OF[relation][0]).reshape(shape)
 
 
 class SameBins(MechanismEngine):
     """Balls in bins by themselves, which are one round with less noise, rounded both ways.
 
-    Composed with other mechanisms they have two pairs, as any random allocation.
+    Composed with other mechanisms, balls in bins have two pairs as any random allocation.
     """
 
     name, classes = "same_bins", (BallsInBins,)
@@ -414,21 +422,18 @@ class SameBins(MechanismEngine):
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         mechanism: Any = question.mechanism
-        rounds = (mechanism.one_round(below) for below in (False, True))
-        return _both_ends(*(OneRound().bracket(question._replace(mechanism=one)) for one in rounds))
-
-
-def _both_ends(above: Bounds, below: Bounds) -> Bounds:
-    """The upper end with slightly less noise, the lower end with slightly more."""
-    low, high = np.minimum(below.lower, above.upper), above.upper
-    return Bounds(low, np.clip(above.estimate, low, high), high, above.kind, above.status, above.engine)
+        # slightly less noise gives the upper end, slightly more noise the lower end
+        rounds = (question._replace(mechanism=mechanism.one_round(below)) for below in (False, True))
+        above, below = (OneRound().bracket(each) for each in rounds)
+        low, high = np.minimum(below.lower, above.upper), above.upper
+        return Bounds(low, np.clip(above.estimate, low, high), high, above.kind, above.status, above.engine)
 
 
 class SingleRounds(MechanismEngine):
-    """Rounds of random allocation of which some configurations have one round only.
+    """Repetitions of one round of random allocation that repeat it once in some configurations.
 
-    A single round has its own engine, whose brackets are far narrower than those by the pairs for composed rounds.  So
-    rows with one round are solved apart, as the mechanism without the repetition; the others are solved as composed.
+    A single round has its own engine, whose brackets are far narrower than those of the pairs for composed rounds.
+    Configurations with one repetition are asked about without the repetition, and the others as composed rounds.
     """
 
     name, classes, if_engine_is_named = "single_rounds", (Repeated,), "stands back"
@@ -461,23 +466,20 @@ class SingleRounds(MechanismEngine):
 
 
 def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
-    """(the mechanism that is repeated, how often)."""
+    """Return (the mechanism that is repeated, how often)."""
     steps = np.asarray(1.0)
     while isinstance(mechanism, Repeated):
         mechanism, steps = mechanism.mechanism, steps * np.asarray(mechanism.steps, np.float64)
     return mechanism, steps
 
 
-# Gaussian mixtures.
-
-SIGNS = {"add_one": (-1.0,), "remove_one": (1.0,)}
-"""The directions of a relation: 1 remove, -1 add; both where it is not listed."""
+# Gaussian mixtures
 
 
 class MixtureContour(MechanismEngine):
-    """Compositions of Gaussian mixtures and Gaussians, by a contour integral: groups, capped and fixed samples.
+    """Compositions of Gaussian mixtures and Gaussians by a contour integral: groups, capped and fixed samples.
 
-    Every direction of the relation is composed and answered by itself, and the larger answer is taken at the end.  The
+    Each direction of the relation is composed and answered by itself. The larger answer is taken at the end. The
     dominating finite pairs answer where the contour cannot.
     """
 
@@ -485,7 +487,7 @@ class MixtureContour(MechanismEngine):
     steps = (OfGaussianMixtures,)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        """Whether it is made of mixtures of Gaussians, of which at least one is not answered by its parts."""
+        """Return whether all steps are Gaussians or mixtures of them, and the parts do not describe some mixture."""
         steps = single_steps(question.mechanism)
         of_mixtures = [step for step in steps if isinstance(step, OfGaussianMixtures)]
         if all(step.ordinary() for step in of_mixtures):
@@ -494,7 +496,7 @@ class MixtureContour(MechanismEngine):
         return others and all(step.of_gaussians() for step in of_mixtures)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
-        from jaxacct.engines import mixture  # SciPy: only where a mixture is asked about
+        from jaxacct.engines import mixture  # imports SciPy
 
         quantity, mechanism, relation, rtol = question[0], question.mechanism, question.relation, question.effort.rtol
         parts_of = question._replace(effort=Effort(rtol), hint=None)
@@ -503,7 +505,7 @@ class MixtureContour(MechanismEngine):
             return by_parts(parts_of)
         shape, places, target = question.flat()
         answers = Answer(*np.full((3, target.size), np.nan))
-        # configurations from which on a progress bar shows
+        # A progress bar shows for more than 8 configurations.
         bar = Progress(target.size, None if target.size > 8 else False)
         place, known = -1, dict[float, mixture.Known]()
         with contextlib.closing(bar):
@@ -517,7 +519,7 @@ class MixtureContour(MechanismEngine):
         certified = mixture.attained(mechanism, relation)
         with np.errstate(invalid="ignore"):
             left = np.flatnonzero(~(answers.upper < np.inf) | is_open(answers, rtol))
-        for at in left.tolist():  # one by one: a row that fails there as well does not end the others
+        for at in left.tolist():  # one by one, so that a failing row does not end the others
             one = take_rows(mechanism, places[[at]]) if batch_shape(mechanism) else mechanism
             asked = parts_of._replace(mechanism=one, given=float(target[at]))
             lower, upper, word = _by_parts(asked, certified)
@@ -525,7 +527,7 @@ class MixtureContour(MechanismEngine):
             if upper < answers.upper[at] or np.isnan(answers.upper[at]):
                 engine[at] = word
             high = float(np.fmin(answers.upper[at], upper))
-            if not low <= high:  # two ways contradict each other: neither is used
+            if not low <= high:  # the contour and the pairs contradict each other: neither is used
                 low, high, engine[at] = 0.0, (np.inf if quantity == "epsilon" else 1.0), "theorem"
             answers.lower[at], answers.upper[at] = low, high
             answers.estimate[at] = np.clip(np.fmin(answers.estimate[at], high), low, high)
@@ -552,25 +554,25 @@ class _Above(Combinator):
 
 
 def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, float, str]:
-    """(lower, upper, engine) from the pairs that bound one configuration; no lower end where it is not certified."""
+    """Return (lower, upper, engine) by the pairs of one configuration; no lower end unless `certified`."""
     found = by_parts(question)
     lower, upper = (float(np.reshape(end, -1)[0]) for end in (found.lower, found.upper))
     word = str(np.reshape(found.engine, -1)[0])
     if not certified:
         return -np.inf, upper, word
-    if np.reshape(found.status, -1)[0] == "width":  # one pair alone has a lattice that suits it better
+    if np.reshape(found.status, -1)[0] == "width":  # a lattice for one pair alone suits the pair better
         alone = by_parts(question._replace(mechanism=_Above(question.mechanism)))
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
     return lower, upper, word
 
 
 def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[float, Known]) -> Ends:
-    """Each end is the larger of the directions' ends.  Without an upper end in one direction there is none."""
+    """Return the larger direction's ends. The upper end is inf where one direction has none."""
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:
-        return mixture.UNKNOWN  # refused, or known from the largest loss
-    signs = SIGNS.get(relation, (1.0, -1.0))
+        return mixture.UNKNOWN  # a delta of 0 is refused elsewhere, or the largest loss answers it
+    signs = [1.0 if way == "remove" else -1.0 for way in _DIRECTIONS_OF.get(relation, DIRECTIONS)]
     if quantity == "epsilon":
         found = np.array([mixture.one_epsilon(row, sign, value) for sign in signs])
     else:

@@ -1,5 +1,6 @@
-"""Risks from a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential
-privacy with its regret.  Derivations: jaxacct/representations/README.md.
+"""Risks from a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential privacy.
+
+jaxacct/representations/README.md has the derivations.
 """
 
 from __future__ import annotations
@@ -38,33 +39,34 @@ __all__ = [
     "three_places",
 ]
 
-# The largest true-positive rate at a false-positive rate, `T(a) = min over E of {delta(log E) + E a}`.
+# The largest true-positive rate at a false-positive rate, `T(a) = min over E of {delta(log E) + E a}`
 #
-# The sum is convex in E.  A secant finds about where it is least, and three values of delta around that place bracket
-# the minimum.  The place decides only how narrow the bracket is.
+# The sum is convex in E. A secant finds about where the sum is least. Three values of delta around that place bracket
+# the minimum. The place decides only how narrow the bracket is.
 
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
-"""(epsilons of shape (K, n), n rows) -> certified delta at them, of the same shape; any real epsilon."""
+"""Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of that shape, at any real epsilon."""
 
 NEAR = 2e-4
-"""A place is near enough when the false-positive rate there is this close to the wanted one, as a normal quantile."""
+"""A place is near enough when the normal quantiles of its false-positive rate and of the wanted one differ by at most
+this."""
 WIDTH = 0.0015
-"""Distance of the three values around the place, in deviations of the loss: far beyond NEAR, and small squared."""
+"""Distance of the three values around the place, in deviations of the loss: far above NEAR, with a small square."""
 LONGEST = 2.0
 """Longest step of the secant, in deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
-"""Range of deviations of the loss that the search assumes possible."""
+"""Range of the loss's deviation that the search assumes."""
 
 
 class Place(NamedTuple):
-    """For each row, an estimate of the eps at which the sum is least, and the deviation of the loss there."""
+    """An estimate, for each row, of the eps at which the sum is least, and of the loss's deviation there."""
 
     epsilon: np.ndarray
     deviation: np.ndarray
 
 
 class Rates(NamedTuple):
-    """Brackets: of the largest true-positive rate, or of the deltas that it follows from."""
+    """Brackets of the largest true-positive rate, or of deltas."""
 
     low: np.ndarray
     estimate: np.ndarray
@@ -72,10 +74,10 @@ class Rates(NamedTuple):
 
 
 def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) -> Place:
-    """Estimate of the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
+    """Estimate the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
 
-    The normal quantile of `Q(L > eps)` is linear in eps for Gaussians and nearly so for compositions, so that its
-    secant needs few steps.  Without a start the deviation is that of the Gaussian with the same delta(0).
+    The normal quantile of `Q(L > eps)` is linear in eps for Gaussians and nearly so for compositions, so that a secant
+    needs few steps. Without `start` the first deviation is that of the Gaussian with the same delta(0).
     """
     everywhere, wanted = np.arange(fpr.size), -ndtri(fpr)
     if start is None:
@@ -84,7 +86,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     low, high = np.full(fpr.size, -np.inf), np.full(fpr.size, np.inf)
     last, last_gap = np.full(fpr.size, np.nan), np.full(fpr.size, np.nan)
     rows = everywhere
-    # most steps of the secant; each row leaves when it is near enough
+    # Each row leaves the secant when it is near enough.
     for _ in range(8):
         at, spread = epsilon[rows], deviation[rows]
         gap = _quantile(deltas, at, spread, rows) - wanted[rows]
@@ -105,14 +107,14 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
 
 
 def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
-    """The place for the Gaussian whose delta(0) is `advantage`."""
+    """Return the place for the Gaussian whose delta(0) is `advantage`."""
     deviation = np.clip(2.0 * ndtri(0.5 * (1.0 + advantage)), LEAST_DEVIATION, LARGEST_DEVIATION)
     return Place(deviation * (-ndtri(fpr) - 0.5 * deviation), deviation)
 
 
 def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Estimate of the normal quantile of `Q(L > eps) = -d delta/dE`, by a difference quotient."""
-    # half the distance in eps of the difference quotient of delta
+    """Estimate the normal quantile of `Q(L > eps) = -d delta/dE`, by a difference quotient."""
+    # Half the distance in eps of the difference quotient.
     half = 0.005 * deviation
     values = np.asarray(deltas(np.stack([epsilon - half, epsilon + half]), rows).estimate)
     with np.errstate(all="ignore"):
@@ -121,9 +123,10 @@ def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: 
 
 
 def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH) -> Rates:
-    """Certified bracket of `T(fpr)` from three values of delta around a place, which may be any.
+    """Return a certified bracket of `T(fpr)` from three values of delta around any place.
 
-    width : distance of the three in deviations of the loss; the lower end needs a place about that near to the best.
+    width : distance of the three values in deviations of the loss. The lower end is useful if the place is that near to
+        the best eps.
     """
     at = three_places(place, width)
     found = deltas(at, np.arange(fpr.size))
@@ -132,19 +135,19 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
 
 
 def three_places(place: Place, width: float) -> np.ndarray:
-    """The eps of the three values, (3, n)."""
+    """Return the eps of the three values around a place, (3, n)."""
     return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
 
 
 def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray, width: float) -> Rates:
-    """The bracket of `T(fpr)` from the brackets of delta at `three_places`."""
+    """Return the bracket of `T(fpr)` from brackets of delta at `three_places`."""
     distance = width * place.deviation
     with np.errstate(over="ignore", invalid="ignore"):
         line = np.exp(at) * fpr
         ends = (found.low + line) * (1.0 - 16.0 * ROUNDOFF), found.estimate + line
         upper = (found.high + line) * (1.0 + 16.0 * ROUNDOFF)
         lower = ends[0]
-        # ratio of the distances in E, e^-distance, whose rounding is covered by the factors
+        # Ratios of neighbouring E, e^-distance and e^distance, rounded up.
         ratio, rough = np.exp(-distance) * (1.0 + 1e-4), np.exp(distance) * (1.0 + 1e-4)
         left = lower[1] - ratio * np.maximum(upper[2] - lower[1], 0.0)
         right = lower[1] - rough * np.maximum(upper[0] - lower[1], 0.0)
@@ -158,12 +161,12 @@ def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray,
 
 
 def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
-    """`p t/(p t + (1 - p) a)` for a true-positive rate t, rounded down (turn -1) or up (1)."""
+    """Return `p t/(p t + (1 - p) a)` for a true-positive rate t, rounded down (turn -1) or up (turn 1)."""
     with np.errstate(all="ignore"):
-        # a/t first: neither p t nor (1 - p)/p need be a float64
+        # a/t comes first, since neither p t nor (1 - p)/p need be a float64.
         odds = (1.0 - prior) * (fpr / rate / prior)
         found = 1.0 / (1.0 + odds) * (1.0 + turn * 16.0 * ROUNDOFF)
-    tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # the quotient may be subnormal, and then it is not accurate
+    tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # a quotient that may be subnormal is not accurate
     if turn > 0:
         found = np.where(tiny, 1.0, np.maximum(found, 1e-307))
     elif turn < 0:
@@ -171,16 +174,16 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
     return np.clip(np.where(rate > 0.0, found, prior), 0.0, 1.0)
 
 
-# The mu of Gaussian differential privacy that holds above a floor of the error rates.
+# The mu of Gaussian differential privacy that holds above a floor of the error rates
 #
 # The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, f the trade-off function of both directions.
-# It is shown by tangents: `1 - f(a) <= delta(eps) + e^eps a` for every eps, and against the convex f_mu a tangent need
-# only be compared at the two ends of a cell.
+# Tangents show it: `1 - f(a) <= delta(eps) + e^eps a` for every eps. As f_mu is convex, a tangent is compared with f_mu
+# only at the two ends of a cell.
 
 ROUNDS = 14
 """How often tangents are added where the bound is largest."""
 DOUBLINGS = 3
-"""How often every cell is then halved while the bracket is not "ok"."""
+"""How often every cell is halved afterwards, while the bracket is not "ok"."""
 OK_WIDTH = 1e-4
 """Relative width of a bracket that is "ok"."""
 ADDED = 3
@@ -188,37 +191,38 @@ ADDED = 3
 KNOWN_WIDTH = 0.004
 """Distance of the three values around a known place, in deviations of the loss: twice the error of the place."""
 NARROW = 2e-7
-"""A row is finished when its bracket of mu is relatively this narrow."""
+"""Relative width of a bracket of mu at which a row is finished."""
 ROUNDING = 1e-13
 """Relative error allowed for normal quantiles."""
 
 
 class GaussianFit(NamedTuple):
-    """Brackets row by row."""
+    """Brackets of mu row by row, and the tangents that gave them."""
 
     mu: Bounds
     lines: np.ndarray
-    """The tangents of the first round: (eps, lower and upper delta), each (K, n)."""
+    """(3, K, n): eps, lower delta and upper delta of the tangents of the first round."""
     epsilon: np.ndarray
-    """The eps of the best tangent at the floor."""
+    """(n,) the eps of the best tangent at the floor."""
 
 
 def gaussian_fit(
     deltas: Deltas, floor: np.ndarray, kind: str, start: Place | None = None, narrow: float = NARROW
 ) -> GaussianFit:
-    """Brackets of mu, row by row.
+    """Return brackets of mu, row by row.
 
-    deltas : of a relation that is its own reverse.  floor : least false-positive and false-negative rate, in (0, 1/2).
+    deltas : of a relation that is its own reverse.
+    floor : (n,), least false-positive and false-negative rate, in (0, 1/2).
     narrow : relative width at which a row is finished.
     """
     size = floor.size
     rows = np.arange(size)
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
-    # tangents reach beyond the best place at the floor if that place is uncertain: without a lower end of the rate
-    # (as with atoms) it may be on either side of a jump of Q(L > eps)
+    # Without a lower end of the rate, as with atoms, the best place may be on either side of a jump of Q(L > eps). Then
+    # tangents reach four times as far.
     last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, 4.0)
-    # tangents of the first round, evenly spread in eps from 0 to the best one at the floor
+    # The tangents of the first round are evenly spread in eps from 0 to the best one at the floor.
     first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
     low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
@@ -244,36 +248,36 @@ def gaussian_fit(
 
 
 def least_mu(rate: Rates, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """The mu that a bracket of the true-positive rate at the floor and a lower end of delta(0) refute, NaN for none."""
+    """Return the mu that the rate at the floor and a lower end of delta(0) refute; NaN where neither refutes any."""
     low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
-    # only then is the floor in the range of the claim
+    # Otherwise the floor is outside the range of the claim.
     return np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
 
 
 def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
-    """`Phi^-1(rate) - Phi^-1(fpr)`, the mu on whose curve a true-positive rate lies, rounded by `turn`."""
+    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu on whose curve a true-positive rate lies, rounded by `turn`."""
     with np.errstate(invalid="ignore"):
         first, second = ndtri(np.clip(rate * (1.0 + turn * 8.0 * ROUNDOFF), 0.0, 1.0)), ndtri(fpr)
         return first - second + turn * ROUNDING * (np.abs(second) + np.where(np.isfinite(first), np.abs(first), 0.0))
 
 
 def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
-    """The mu whose curve meets the diagonal at an error rate up to 1/2, `-2 Phi^-1(rate)`, rounded by `turn`."""
+    """Return `-2 Phi^-1(rate)`, the mu whose curve meets the diagonal at an error rate up to 1/2, rounded by `turn`."""
     with np.errstate(invalid="ignore"):
         found = -2.0 * ndtri(np.clip(rate * (1.0 - turn * 8.0 * ROUNDOFF), 0.0, 0.5)) * (1.0 + turn * ROUNDING)
         return np.maximum(found, 0.0)
 
 
 def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mu that all cells show, and the largest mu at each of the ends between two cells.
+    """Return (the mu that all cells show, the largest mu at each end between two cells).
 
-    Cell k is where tangent k is used.  Any division of [floor, c] into cells is sound where a tangent meets the
-    diagonal at c or above it, with the mu that the diagonal asks for at c.
+    Cell k is where tangent k is used. Any division of [floor, c] into cells is sound if some tangent meets the diagonal
+    at c or above. At c the diagonal itself asks for a mu.
     """
     epsilon, _, delta = lines
-    with np.errstate(over="ignore"):  # a tangent so steep says nothing
+    with np.errstate(over="ignore"):  # a tangent this steep bounds nothing
         ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
-    fixed = 0.5 * (1.0 - delta[0])  # on the diagonal; the rest follows by symmetry
+    fixed = 0.5 * (1.0 - delta[0])  # place on the diagonal; symmetry gives the cells beyond it
     floor = np.minimum(floor, np.maximum(fixed, 0.0))
     with np.errstate(all="ignore"):
         ends = (delta[:-1] - delta[1:]) / np.diff(ratio, axis=0)
@@ -284,16 +288,16 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     shown = np.where(used, np.maximum(at_left, at_right), -np.inf)
     nowhere = ~used.any(axis=0)
     alone = np.min(_distance(delta + ratio * floor, floor, 1.0), axis=0)
-    # beyond `fixed` another tangent may be the larger: there f_mu is at most `fixed`, and so below it
+    # Beyond `fixed` another tangent may be larger. There f_mu is at most `fixed`, hence below that tangent.
     largest = np.maximum(np.where(nowhere, alone, np.max(shown, axis=0)), _on_diagonal(fixed, 1.0))
-    # a rate of 0 or more above 1 has no mu
+    # A rate of 0, or one above 1, has no mu.
     largest = np.where((fixed > 0.0) & ~np.isnan(largest), largest, np.inf)
     between = np.maximum(np.where(used[:-1], at_left[:-1], -np.inf), np.where(used[1:], at_right[1:], -np.inf))
     return largest, np.nan_to_num(between, nan=np.inf)
 
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The tangents of some rows with others between tangents c and c + 1, for the (R, n) numbers c in `cells`."""
+    """Return the tangents of some rows, and new ones between tangents c and c + 1 for each c in `cells`, (R, n)."""
     left, right = (np.take_along_axis(lines[0], cells + more, axis=0) for more in (0, 1))
     together = np.concatenate([lines, _lines(deltas, 0.5 * (left + right), rows)], axis=1)
     order = np.argsort(together[0], axis=0, kind="stable")
@@ -301,32 +305,32 @@ def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.nda
 
 
 def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(eps, lower and upper delta) of tangents, each (K, n)."""
+    """Return (eps, lower delta, upper delta) of tangents, (3, K, n)."""
     found = deltas(epsilon, rows)
     return np.stack([epsilon, found.lower, found.upper])
 
 
-# The regret of f_mu, the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a.
+# The regret of f_mu, the least kappa with `f(a + kappa) - kappa <= f_mu(a)` for all a
 #
 # It is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`, and at least that quotient at eps = 0.
 
 REGRET_ROUNDS = 8
 """How often values of delta are added where the bound is largest."""
 VALUES_ADDED = 4
-"""Values added to a row in a round."""
+"""Values of delta added to a row in a round."""
 REGRET_WIDTH = 1e-3
 """A row is finished when its bracket is relatively this narrow, or NARROW_ABSOLUTE wide."""
 NARROW_ABSOLUTE = 1e-7
 
 
 def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str) -> Bounds:
-    """The regret of f_mu, row by row, for deltas of a relation that is its own reverse.
+    """Return the regret of f_mu, row by row, for deltas of a relation that is its own reverse.
 
-    lines : the first values of delta, as `GaussianFit.lines`; eps rises from 0.
+    lines : (3, K, n), the first values of delta, as `GaussianFit.lines`; eps rises from 0.
     """
-    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where it is needed
+    from jaxacct.engines import closed_form  # imports SciPy
 
-    low, high = np.zeros(mu.size), np.full(mu.size, 0.5)  # a regret is never above 1/2: f(a + 1/2) - 1/2 <= 0
+    low, high = np.zeros(mu.size), np.full(mu.size, 0.5)  # a regret is at most 1/2, since f(a + 1/2) - 1/2 <= 0
     rows = np.flatnonzero(np.isfinite(mu) & (mu > 0.0))
     high[mu == 0.0] = 0.0
     lines = lines[:, :, rows]
@@ -356,18 +360,18 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
 def _cells(
     epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, gaussian: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Upper bounds of `(delta_mu - delta)/(1 + e^eps)`: on every cell between two eps, and beyond the last eps.
+    """Bound `(delta_mu - delta)/(1 + e^eps)` from above, on every cell between two eps and beyond the last eps.
 
-    On a cell delta_mu is below its chord, and delta above the chords of both neighbouring cells, extended, and above
-    its value at the right end.  Each quotient of two lines is monotone, so its ends decide.
+    On a cell delta_mu is below its chord. delta is above the extended chords of both neighbouring cells, and above its
+    value at the right end. Each quotient of two lines is monotone, so its ends decide.
     """
     with np.errstate(all="ignore"):
         ratio = np.exp(epsilon)
-        # not a difference of two e^eps, which cancels if they are near each other
+        # A difference of two neighbouring e^eps would cancel.
         width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
-        # at most the slope of delta: by symmetry -(1 - delta(0))/2 belongs to its slopes at E = 1
+        # At most the slope of delta. By symmetry -(1 - delta(0))/2 is one of its slopes at E = 1.
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
-        # at least it
+        # At least the slope of delta.
         after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
     after = np.concatenate([after, np.zeros_like(low[:1])])
     bounds = []
@@ -381,16 +385,17 @@ def _cells(
     return np.min(bounds, axis=0), gaussian[-1] * share[-1]
 
 
-# Deltas of many runs at several epsilons of each, on one contour for each run.
+# Deltas of many runs at several epsilons of each, from one contour for each run
 
 DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 """Shares of rtol: the width of a bracket in one direction, and the contour's tolerance."""
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """delta of n runs at (K, n) real epsilons: on one contour for each run, or one by one where that is too wide.
+    """Return delta of n runs at (K, n) real epsilons, from one contour for each run or one by one.
 
-    run : DP-SGD, n of them.  rtol : relative width at which a bracket is narrow enough.
+    run : n runs of DP-SGD.
+    rtol : relative width at which a bracket is narrow enough.
     """
     ends = np.zeros((3, *epsilon.shape))
     one_contour = np.all(epsilon >= 0.0, axis=0)
@@ -404,7 +409,7 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
                     parts.take(rows), epsilon[:, rows].T, ends[0][:, rows].T, DIRECTION_WIDTH * rtol, TOLERANCE * rtol
                 )
                 ends[:, :, rows] = np.maximum(ends[:, :, rows], np.stack(found).transpose(0, 2, 1))
-    # an upper end of 0 always looks narrow
+    # An upper end of 0 looks narrow whatever the lower end is.
     one_contour &= np.all((ends[2] - ends[0] <= rtol * ends[2]) & (ends[2] > 0.0), axis=0)
     ends *= 1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0])[:, None, None]
     left = np.flatnonzero(~one_contour)
@@ -425,18 +430,21 @@ def deltas_along(
     tolerance: float = TOLERANCE,
     rungs: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper ends of delta of n runs at (K, n) epsilons, rising, on one contour for each run and direction.
+    """Return lower and upper ends of delta of n runs at rising epsilons, on one contour for each run and direction.
 
-    Nothing is refined beyond that: where nothing is known the ends are 0 and 1.
+    Brackets are not refined further. Where nothing is known the ends are 0 and 1.
 
-    run : DP-SGD, n of them.  place : (n,), near the eps where rtol is wanted.  both : (K, n), whether it is; elsewhere
-    a rough upper end is enough.  tolerance : of rtol, what the contour there may cut off by a first approximation of
-    delta.  rungs : (2, n), on which the contours of the directions begin; changed to those on which they ended.
+    run : n runs of DP-SGD.
+    place : (n,), eps near those where rtol is wanted.
+    epsilon : (K, n).
+    both : (K, n), whether rtol is wanted; elsewhere a rough upper end is enough.
+    tolerance : share of rtol that a contour may cut off, relative to a first approximation of delta at `place`.
+    rungs : (2, n), first rung of each direction's contours. It is overwritten by the last rung of each.
     """
     rungs = np.zeros((2, place.size), int) if rungs is None else rungs
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     with np.errstate(all="ignore"):
-        # the larger one first, as a rule: the other's upper ends need only not be larger
+        # "remove" comes first, since it is usually larger: the upper ends of "add" need only not exceed it.
         for direction, begin in zip(sorted(directions(run, relation), reverse=True), rungs, strict=False):
             parts = components(run, relation, direction)
             plain = _plain(parts) & np.all(epsilon >= 0.0, axis=0)
@@ -444,12 +452,12 @@ def deltas_along(
             rows = np.flatnonzero(plain)
             if rows.size:
                 some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
-                if direction == "add":  # its loss is bounded, and its deltas matter near eps = 0
-                    # the contour of adding lies lower, and what it cuts off is larger in relation to delta several
-                    # deviations above its place
+                if direction == "add":  # the loss is bounded, and its deltas matter near eps = 0
+                    # The contour for "add" lies lower. What it cuts off is larger in relation to deltas several
+                    # deviations above its place.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
-                # relative distance of an upper end from the estimate that is near enough where rtol is not wanted
+                # Where rtol is not wanted, an upper end this near to the estimate is enough.
                 widths = np.where(asked, DIRECTION_WIDTH * rtol, 3e-3)
                 rung = begin[rows]
                 found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off, rung)
@@ -460,7 +468,7 @@ def deltas_along(
 
 
 def _plain(parts: Components) -> np.ndarray:
-    """Whether the contour engine alone answers, row by row."""
+    """Return whether the contour engine alone answers each row."""
     kinds = kinds_of(parts)
     by_formula = kinds.gaussian | (kinds.sampled_steps == 1) | (kinds.sampled_steps == 2)
     others = by_formula | kinds.beyond_kernels | kinds.nearly_always_sampled
