@@ -1,14 +1,13 @@
 """Which backend evaluates the kernels: NumPy, which compiles nothing, or programs that XLA has compiled.
 
-On a CPU some ten thousands of configurations are done on NumPy before XLA has compiled its programs and run them; more,
-and any number on an accelerator, are done sooner by XLA.  The two agree to rounding, and not to the last bit.  So a job
-takes one path throughout, fixed before it begins (`job`).
+On a CPU, NumPy answers some ten thousands of configurations sooner than XLA compiles and runs its programs. XLA is
+faster for larger jobs, and for all jobs on an accelerator. The two backends agree to rounding, not to the last bit. So
+a whole job takes one path, which is fixed before the job begins (`job`).
 
-On NumPy a batch is cut into chunks that fit into the cache.  The size of a chunk changes no bit of an answer.  For XLA
-it is cut into chunks of one fixed shape, which run on every core or device there is (`in_chunks`).  A chunk has the
-same shape whatever the number of devices, and each device compiles the same program, so that results do not depend on
-how many devices took part, to the last bit.  (One program partitioned over a mesh would not do: XLA fuses it otherwise
-than the program of one device, and the last bits differ.)
+On NumPy a batch is cut into chunks that fit into the cache. The size of a chunk changes no bit of an answer. For XLA a
+batch is cut into chunks of one fixed shape, which run on every core or device (`in_chunks`). Neither this shape nor the
+program depends on the number of devices, so the number of devices changes no bit of a result. One program partitioned
+over a mesh would change the last bits, because XLA fuses it differently.
 """
 
 from __future__ import annotations
@@ -52,40 +51,42 @@ __all__ = [
 ]
 
 NUMPY_MOST = 40_000
-"""Largest job that NumPy does: about where compiling the programs of the contour engine begins to pay."""
+"""Largest job that NumPy does. Compiling the programs of the contour engine pays for larger jobs."""
 NUMPY_MOST_SELECTIONS = 2_400
-"""Largest job of private selections that NumPy does; each costs it as much as some 16 configurations.  `jaxacct warm`
-keeps none of their programs."""
+"""Largest job of private selections that NumPy does. One selection costs NumPy as much as some 16 configurations.
+`jaxacct warm` keeps no programs of selections."""
 CHUNK_POINTS = 2**14
-"""Quadrature points of all configurations of a chunk together: fewer cost more calls, more do not fit into a cache."""
+"""Quadrature points of a chunk, over all its configurations. Smaller chunks cost more calls, larger ones do not fit
+into a cache."""
 NODES_A_POINT = 16
-"""Entries of the tables of rotations for one quadrature point, about: as many terms of atoms take as much memory."""
+"""Table entries of rotations for one quadrature point, about. As many terms of atoms take as much memory."""
 
 
 class _Path(NamedTuple):
     numpy: bool
-    asked: bool  # whether the user asked for it
+    asked: bool  # whether the user asked for this path
 
 
 CALLS_ERFC = "jaxacct.kernels.contour.split"
-"""Module of the kernels that certify with erfc, which is checked apart since SciPy has it."""
+"""Module of the kernels that certify with erfc. SciPy has erfc, so its accuracy is checked apart from NumPy's
+functions."""
 
 _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", default=None)
 
 
 @contextlib.contextmanager
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
-    """Inside, every batch takes one path: the requested one, else the path of the job around it, else the cheaper one.
+    """Let every batch inside take one path: the requested one, else that of the job around it, else the cheaper one.
 
     size : configurations of the whole job.
-    backend : what the user asks for, for this job and those within.
-    apart : whether a job of another size around this one is passed over, if nothing was asked for.
+    backend : the user's choice for this job and those inside it.
+    apart : whether a job of another size around this one is ignored, if the user chose no backend for it.
     """
     around = _path.get()
     if backend == "numpy" and not _holds():
         raise InputError("backend = 'numpy' cannot certify on this machine; use 'xla'")
     if backend == "xla":
-        devices.local()  # refuses where none certifies
+        devices.local()  # raises where no device certifies
     if backend != "auto":
         path = _Path(backend == "numpy", True)
     else:
@@ -99,7 +100,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """Inside, every batch takes the path that was chosen beforehand for the job that this is a piece of."""
+    """Let every batch inside take a path that was chosen before, for the job of which this is a piece."""
     token = _path.set(_Path(numpy, False))
     try:
         yield
@@ -108,14 +109,14 @@ def fixed(numpy: bool) -> Iterator[None]:
 
 
 def suiting(size: int, *, selections: bool = False) -> str:
-    """The backend, by name, that "auto" means for a job of a size; `selections` as for `on_numpy`."""
+    """Return the backend's name that "auto" means for a job of this size; `selections` as for `on_numpy`."""
     return "numpy" if on_numpy(size, selections=selections) else "xla"
 
 
 def on_numpy(size: int, *, apart: bool = False, selections: bool = False) -> bool:
-    """Whether a batch of this size goes to NumPy; `apart` as for `job`.
+    """Return whether a batch of this size goes to NumPy; `apart` as for `job`.
 
-    selections : whether it is one of private selections at their worst score.
+    selections : whether the batch consists of private selections at their worst score.
     """
     path = _path.get()
     return _suits(size, selections) if path is None or (apart and not path.asked) else path.numpy
@@ -127,13 +128,13 @@ def _suits(size: int, selections: bool = False) -> bool:
     most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
     if size > most or devices.platform() != "cpu" or not _holds():
         return False
-    # where `jaxacct warm` has kept the programs, loading them pays sooner
+    # Where `jaxacct warm` has kept the programs, XLA pays sooner.
     return selections or size <= 1_500 or not programs.are_kept()
 
 
 @functools.cache
 def _holds() -> bool:
-    """Whether NumPy's functions are as accurate on this machine as the bounds assume."""
+    """Return whether NumPy's functions are as accurate on this machine as the bounds assume."""
     failure = elementary_check.failure()
     if failure is not None:
         warnings.warn(f"XLA answers instead of NumPy, since on this machine {failure}", RuntimeWarning, stacklevel=2)
@@ -141,10 +142,10 @@ def _holds() -> bool:
 
 
 def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, **static: int) -> list[np.ndarray]:
-    """The leaves of a kernel's answer for a batch of configurations.
+    """Return the leaves of a kernel's answer for a batch of configurations.
 
     chunk : configurations in a call of a compiled program.
-    static : the kernel's keywords; `points`, its quadrature points, says how many configurations fit into a cache.
+    static : the kernel's keywords. `points`, its quadrature points, decides how many configurations fit into a cache.
     """
     path = _path.get()
     if not (_suits(size) if path is None else path.numpy):
@@ -152,13 +153,15 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     if kernel.__module__ == CALLS_ERFC and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
-    atoms = max(leaf.size // size for leaf in leaves) if size else 1  # a finite part has a term per node and atom
+    atoms = (
+        max(leaf.size // size for leaf in leaves) if size else 1
+    )  # a finite part has one term for each node and atom
     largest = max(static["points"], atoms * static["count"] // NODES_A_POINT)
     some = max(1, CHUNK_POINTS // largest)
 
     def one(start: int) -> list[Any]:
         piece = [np.asarray(leaf[start : start + some]) for leaf in leaves]
-        with np.errstate(all="ignore"):  # the caller drops ends that are NaN
+        with np.errstate(all="ignore"):  # callers drop ends that are NaN
             return jax.tree.leaves(kernel(*jax.tree.unflatten(tree, piece), **static))
 
     starts, workers = range(0, size, some), os.cpu_count() or 1
@@ -171,10 +174,10 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
 
 
 def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
-    """Run a compiled program over a batch, `chunk` configurations at a time; the last chunk is padded.
+    """Run a compiled program over a batch, `chunk` configurations at a time, the last chunk padded.
 
-    The chunks go to the devices in turn, several of them in flight at a time.  Under `jax.distributed` these are
-    the devices of this process alone.
+    Chunks go to the devices in turn, several in flight at a time. Under `jax.distributed` only the devices of this
+    process take part.
     """
     each = devices.local()
     leaves, tree = jax.tree.flatten(arguments)
@@ -185,7 +188,7 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
             piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
             if len(each) > 1:
                 piece = jax.device_put(piece, each[start // chunk % len(each)])
-            # copies: a view would keep JAX's array alive, whose bookkeeping is larger than the numbers
+            # Copies, because a view would keep JAX's array alive, whose bookkeeping is larger than the numbers.
             return [np.array(x) for x in compiled(*piece)]
 
     starts = range(0, size, chunk)
@@ -199,15 +202,16 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
 
 @functools.cache
 def program(kernel: Callable[..., Any], **static: int) -> Compiled:
-    """A kernel as programs that take a batch of configurations."""
+    """Return a kernel as programs that take a batch of configurations."""
     return Compiled(functools.partial(kernel, **static), None, f"{kernel.__module__}.{kernel.__qualname__} {static}")
 
 
 class Compiled:
-    """A function of pytrees, as programs that are loaded, or compiled, when they are first called.
+    """A function of pytrees whose programs are loaded or compiled at their first call; returns the leaves of the
+    answer.
 
-    A call with arguments of new shapes, or on another device, is a new program; several threads may call it.  The
-    label says what the function is, apart from its sources; the answer is a list of its leaves.
+    Arguments of new shapes or on another device need a new program. Several threads may call. The label names the
+    function, apart from its sources.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
@@ -229,18 +233,18 @@ class Compiled:
         return self._ready[key](*leaves)
 
 
-# The lattice's kernels: of one configuration at a time, without chunks
+# The lattice's kernels, which take one configuration at a time, without chunks
 
 
 class Runner(Protocol):
-    """Calls a kernel."""
+    """A function that calls a kernel."""
 
     def __call__(self, kernel: Callable[..., Any], *arguments: Any, **static: int) -> Any:
-        """The kernel at the arguments; arguments by name are sizes of arrays."""
+        """Call the kernel with the arguments. Arguments by name are sizes of arrays."""
 
 
 def runner() -> Runner:
-    """The function that calls the lattice's kernels: on a CPU by NumPy, unless the user asked for XLA."""
+    """Return the function that calls the lattice's kernels: on a CPU by NumPy, unless the user asked for XLA."""
     return _by_numpy if on_numpy(1, apart=True) else _by_xla
 
 
@@ -261,22 +265,22 @@ def _compiled(kernel: Callable[..., Any], static: tuple[str, ...]) -> Callable[.
 # Engines that run on NumPy alone: blocks of configurations on the cores, with a progress bar
 
 BLOCK = 256
-"""Most configurations evaluated together."""
+"""Most configurations that are evaluated together."""
 LEAST = 64
-"""Fewest, where there are more than that many."""
+"""Fewest configurations that are evaluated together, in a batch that has more."""
 MOST_THREADS = 8
-"""Largest number of threads.  NumPy releases the interpreter's lock only in long loops, so more threads would wait."""
+"""Most threads. NumPy releases the interpreter's lock only in long loops, so more threads would wait."""
 ROWS_WITH_PROGRESS = 300
 """Configurations from which on a progress bar shows."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Solve = Callable[..., np.ndarray]
-"""(sigma, slots, given, ...) of some rows -> (3, rows): lower, estimate, upper."""
+"""Maps (sigma, slots, given, ...) of some rows to (3, rows): lower, estimate, upper."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """(3, rows) that `solve` finds for sigma, slots, a third number and more; like rows are done together."""
+    """Return the (3, rows) that `solve` finds for columns sigma, slots, given and more; similar rows go together."""
     sigma, slots, given = columns[:3]
     found = np.empty((3, sigma.size))
     order = np.lexsort((given, sigma, slots))
@@ -285,7 +289,7 @@ def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
     blocks = [order[first : first + size] for first in range(0, sigma.size, size)]
 
     def solved(rows: np.ndarray) -> np.ndarray:
-        with np.errstate(all="ignore"):  # of this thread
+        with np.errstate(all="ignore"):  # holds in this thread only
             return _solved(solve, [column[rows] for column in columns])
 
     bar = Progress(sigma.size, None if sigma.size >= ROWS_WITH_PROGRESS else False)
@@ -301,10 +305,9 @@ def on_cores(
     sizes: Sequence[int] | None = None,
     threads: int = MOST_THREADS,
 ) -> Iterator[tuple[int, Result]]:
-    """(place, what `work` returns) of every item, in any order; the bar is moved on by the items' sizes, or by 1 each.
+    """Yield (index, `work(item)`) of every item, in any order, and move the bar by the items' sizes, or by 1 each.
 
-    Where there is one item, or one of `threads`, all is done in the caller's own thread.  An interrupt cancels what has
-    not begun.
+    One item, or `threads` = 1, runs in the caller's own thread. An interrupt cancels the items that have not begun.
     """
     done, most = 0, min(_cores(), threads, len(items))
     pool = ThreadPoolExecutor(most) if most > 1 else None
@@ -325,7 +328,7 @@ def on_cores(
 
 
 def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """What `solve` finds; if it fails, row by row, and a row that fails gets the largest bracket."""
+    """Return what `solve` finds. If it fails, solve row by row; a row that fails gets the largest bracket."""
     try:
         return solve(*columns)
     except FAILURES:

@@ -2,15 +2,15 @@
 
     delta(eps) = Phi(-a) - e^eps Phi(-b),   a = eps/mu - mu/2,  b = eps/mu + mu/2.
 
-With the Mills ratio `R(x) = Phi(-x)/phi(x)` and `e^eps phi(b) = phi(a)` this is `phi(a) (R(a) - R(b))`, accurate
-relative to delta itself down to 1e-300.  For small mu the difference is `int_a^b K(x) dx` with `K = -R' = 1 - x R`,
-which is positive, by Gauss-Legendre.  One Poisson sampled Gaussian reduces to the same function G of the Gaussian:
+With the Mills ratio `R(x) = Phi(-x)/phi(x)` and `e^eps phi(b) = phi(a)`, delta is `phi(a) (R(a) - R(b))`. This form is
+accurate relative to delta itself down to 1e-300. For small mu the difference is `int_a^b K(x) dx` by Gauss-Legendre,
+and `K = -R' = 1 - x R` is positive. One Poisson sampled Gaussian reduces to the function G = delta of the Gaussian:
 
     remove: delta(eps) = q G(log(1 + (e^eps - 1)/q)),
     add:    delta(eps) = k G(log(q e^eps/k)),   k = 1 - (1 - q) e^eps, and 0 once k <= 0.
 
-Rounding is bounded and put into the bracket.  An end of epsilon is used only where the bound evaluated there is on
-the right side of the target; two inequalities stand in for it where mu is so large that rounding leaves nothing:
+The bracket contains a bound of the rounding. An end of epsilon is used only where the bound evaluated there is on the
+right side of the target. Where mu is so large that rounding destroys this bound, two inequalities give the ends:
 
     delta(eps) <= Phi(-a) <= e^{-a^2/2}/2,      delta(eps) >= (1 - 1/e) Phi(-a - 1/mu).
 """
@@ -27,23 +27,23 @@ from jaxacct.engines.protocol import Answer
 LEAST_GAP = 1e-300
 """Floor under a divisor: a difference of two Mills ratios, or a slope."""
 LARGEST_FLOAT = np.finfo(np.float64).max
-"""Larger lower ends of epsilon are cut to this value, which is a lower end, too."""
+"""Larger lower ends of epsilon are cut to this value, which is a lower end as well."""
 LEAST_EPSILON = 2.0**-1060
-"""Down to this (subnormal) epsilon, bisection halves the exponent; below it, bisection halves epsilon itself."""
+"""Above this (subnormal) epsilon bisection halves the exponent, below it epsilon itself."""
 BISECTIONS = 78
 """Bisection steps: eleven or twelve for the exponent of epsilon, 53 for its digits, and some to spare."""
 NEWTON_STEPS = 40
-"""Newton steps for epsilon, the same number for all rows; the ends are certified wherever they lead."""
+"""Newton steps for epsilon, equally many in all rows. The ends are certified wherever Newton ends."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
 """Nodes and weights of the Gauss-Legendre rule of order 6 on [-1/2, 1/2]."""
 
 
 def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(log delta, minus its derivative in eps, bound on the error of log delta)."""
+    """Return (log delta, minus its derivative in eps, bound on the error of log delta)."""
     shape = np.broadcast_shapes(np.shape(mu), np.shape(epsilon))
     mu, epsilon = (np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1) for x in (mu, epsilon))
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    right, small = a > 0, mu < 0.1  # the largest mu for which the difference of Mills ratios is integrated
+    right, small = a > 0, mu < 0.1  # for mu below .1 the difference of Mills ratios is integrated
     far = np.where(right | small, a, 1.0)
     mills_a = np.sqrt(np.pi / 2) * scipy.special.erfcx(far / np.sqrt(2))
     mills_b = np.sqrt(np.pi / 2) * scipy.special.erfcx(np.maximum(b, 0.0) / np.sqrt(2))
@@ -53,7 +53,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
         at = x[:, None] + some[:, None] * _NODES
         k = 1.0 - at * np.sqrt(np.pi / 2) * scipy.special.erfcx(at / np.sqrt(2))
         gap[small] = some * (np.maximum(k, 0.0) @ _WEIGHTS)
-        # K > 1/(x^2 + 3) is known to a few units of 1 + x^2 K
+        # K > 1/(x^2 + 3) is known to a few units of 1 + x^2 K.
         rounding[small] = gap[small] * (8.0 + np.square(np.abs(x) + some))
     gap = np.maximum(gap, LEAST_GAP)
     log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)
@@ -62,16 +62,19 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     by_gap = right | small
     value = np.where(by_gap, log_far, np.log(near_value))
     slope = np.where(by_gap, mills_b / gap, second / near_value)
-    # the arguments a and b are off by a few units; the Mills difference and the exponent feel it
+    # The arguments a and b are off by a few units, which moves the Mills difference and the exponent.
     shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
     amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
-    # units of rounding allowed for erfcx, log_ndtr, and the arithmetic around them
+    # 64 units of rounding cover erfcx, log_ndtr, and the arithmetic around them.
     error = 64.0 * ROUNDOFF * (1.0 + np.abs(value) + shift + amplify * (1.0 + np.where(by_gap, 0.0, shift)))
     return value.reshape(shape), slope.reshape(shape), error.reshape(shape)
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Bracket of `inf {eps >= 0 : delta(eps) <= delta}`; log delta is concave in eps, so Newton from the right."""
+    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}`.
+
+    Newton comes from the right, as log delta is concave.
+    """
     target = np.log(delta)
     reach = np.sqrt(np.maximum(-2.0 * target, 0.0))
     eps = mu * (0.5 * mu + reach)
@@ -96,7 +99,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 
 
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Ends by the two inequalities alone.  They always hold, and are at most `mu (2 |z| + 1)` apart."""
+    """Return the ends by the two inequalities alone. They always hold, at most `mu (2 |z| + 1)` apart."""
     z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
     upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * ROUNDOFF)
     share = np.exp(np.minimum(log_delta + slack, 0.0)) / -np.expm1(-1.0)
@@ -108,10 +111,10 @@ def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> 
 
 
 def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
-    """Bracket of delta(eps)."""
+    """Return the bracket of delta at eps."""
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
-        # delta <= Phi(-a) still holds if the rounding of a large a destroys every other bound
+        # delta <= Phi(-a) still holds where the rounding of a large a destroys every other bound.
         a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
         most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST_DELTA), 1.0)
     low, middle, high = _exponentials(value, error)
@@ -122,13 +125,13 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
 def log_delta_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray | bool, eps: np.ndarray, off: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0.
+    """Return (log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0.
 
-    The Gaussian's epsilon is `log1p((e^eps - 1)/q)` or `log1p((e^eps - 1)/k)`, known relative to itself.  By
-    `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)` its log delta falls by at most (b + 4)/mu per unit of it.
+    The Gaussian's epsilon is `log1p((e^eps - 1)/q)` or `log1p((e^eps - 1)/k)`, known relative to itself. By `R(b) <=
+    1/b` and `K(b) > 1/(b^2 + 3)`, its log delta falls by at most (b + 4)/mu per unit of this epsilon.
 
-    off : how far eps itself may be off, on either side; the Gaussian's epsilon then is by e^eps/(q + e^eps - 1) times
-        as much (remove) or 1/k times (add), within 5 % where that quotient moves by 2 %, and log k by off/k.
+    off : error of eps itself, on either side. The Gaussian's epsilon is then off by e^eps/(q + e^eps - 1) times as much
+        (remove) or 1/k times as much (add), within 5 % where that quotient moves by 2 %; log k is off by off/k.
     """
     k, wrong = _factor(q, eps)
     alive, known = removing | (k + wrong + 1.1 * off > 0.0), removing | (wrong < 0.01 * k)
@@ -153,7 +156,7 @@ def log_delta_of_one_step(
 
 
 def _factor(q: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(k = 1 - (1 - q) e^eps, bound on its error); k is at most 0 beyond the largest loss."""
+    """Return (k = 1 - (1 - q) e^eps, bound on its error). Beyond the largest loss k is at most 0."""
     largest = -np.log1p(-q)
     k = -np.expm1(np.clip(eps - largest, -np.inf, 1.0))
     return k, 8.0 * ROUNDOFF * (np.abs(k) + 3.0 * (largest + np.minimum(eps, largest + 1.0)))
@@ -162,7 +165,7 @@ def _factor(q: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def delta_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray | float = 0.0
 ) -> Answer:
-    """Bracket of delta(eps) of one Poisson sampled Gaussian, eps >= 0 known up to `off`."""
+    """Return the bracket of delta of one Poisson sampled Gaussian at eps >= 0 known up to `off`."""
     value, error = log_delta_of_one_step(sigma, q, removing, eps, off)
     low, middle, high = _exponentials(value, error)
     most = np.where(removing, q, np.maximum(np.sum(_factor(q, eps), axis=0) + 1.1 * off, 0.0)) * (1.0 + 4.0 * ROUNDOFF)
@@ -177,7 +180,7 @@ def delta_of_one_step(
 def _most_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> np.ndarray:
-    """Upper bound of delta(eps) where k or eps is hardly known: delta at the least eps, and with the largest k there.
+    """Bound delta where k or eps is hardly known: take the least possible eps, and the largest k there.
 
     `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k.
     """
@@ -195,9 +198,9 @@ def _most_of_one_step(
 def profile_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian for any real eps, known up to `off`.
+    """Return (lower, upper) of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian for any real eps, known up to `off`.
 
-    Below 0 it is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, the other direction's delta.
+    For eps < 0 it is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, by the other direction's delta.
     """
     negative = eps < 0.0
     low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)
@@ -212,7 +215,7 @@ def profile_of_one_step(
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
-    """A bracket of e^value.  Its upper end does not underflow; if nothing is known the bracket is [0, 1]."""
+    """Return a bracket of e^value. The upper end does not underflow; an unknown value has the bracket [0, 1]."""
     with np.errstate(invalid="ignore", over="ignore"):
         high, low = np.exp(value + error), np.exp(value - error)
         upper = np.where(value > -np.inf, np.maximum(high, contour.LEAST_DELTA), 0.0)
@@ -225,19 +228,20 @@ def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
 def epsilon_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, delta: np.ndarray, slack: np.ndarray
 ) -> Answer:
-    """Bracket of epsilon of one Poisson sampled Gaussian: each end by bisection on the bound that it must meet.
+    """Return the bracket of epsilon of one Poisson sampled Gaussian, each end by bisection on the bound of delta.
 
-    The bisection begins where a theorem holds the upper end: the Gaussian that is not sampled, or the largest loss.
+    The bisection begins at an upper end by a theorem: the epsilon of the Gaussian without sampling, or the largest
+    loss.
     """
     target = np.log(delta)
     largest = simple_epsilon(1.0 / sigma, target, slack).upper
     top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * ROUNDOFF)))
 
     def crossing(certain: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(low, high) around the point beyond which the bound is met (`certain`), or may be."""
+        """Return (low, high) around the eps beyond which the bound is met for certain, or is possibly met."""
         low, high = np.zeros_like(top), top.copy()
         for turn in range(BISECTIONS):
-            # the exponent is halved first: epsilon may be as small as float64 goes
+            # The exponent is halved first, since epsilon may be as small as float64 goes.
             root = np.sqrt(np.maximum(low, LEAST_EPSILON)) * np.sqrt(high)
             at = np.where(high > 4.0 * np.maximum(low, LEAST_EPSILON), root, 0.5 * (low + high))
             at = np.zeros_like(top) if turn == 0 else at
@@ -250,7 +254,7 @@ def epsilon_of_one_step(
                 before = low, high
                 low, high = np.where(met, low, at), np.where(met, at, high)
                 if np.array_equal(before, (low, high)):
-                    break  # neighbours in float64, all of them: no turn moves them any more
+                    break  # low and high are neighbours in float64 in every row
         return np.where(high == 0.0, 0.0, low), high
 
     _, upper = crossing(True)

@@ -1,8 +1,8 @@
 """Where accounting runs: JAX's default device, or the host's CPU where that device has no float64 or no complex128.
 
-TPUs are such devices: they have no complex128, and their float64 is put together from pairs of float32, with fewer
-digits and a smaller range.  A certificate that was computed there would not hold.  So what certifies is computed on the
-host, and what trains stays where it is.  No setting of JAX is changed: `double_precision` holds within its block.
+A TPU has no complex128, and puts its float64 together from two float32 with fewer digits and a smaller range. A
+certificate computed there would not hold. So the host computes certificates, and training stays on the device. No
+setting of JAX is changed: `double_precision` holds within its block.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from jaxacct.core.validation import InputError
 __all__ = ["double_precision", "fault", "local", "only_numpy", "platform", "quiet"]
 
 CLOSE_UNITS = 4.0
-"""Units of 2^-52, relative, by which an operation that is tried may differ from NumPy's: float64 has them, pairs of
-float32 do not."""
+"""Units of 2^-52, relative, by which an operation may differ from NumPy's. float64 stays within them, pairs of float32
+do not."""
 WORDS = 120
 """Characters of a device's error message that are shown."""
 
 
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
-    """Inside, JAX has float64, and computes by default on a device that really has it.
+    """Give JAX float64 inside the block, computing by default on a device that has float64.
 
-    Without such a device, JAX takes no data from the host: NumPy works, and a function of JAX raises.
+    Without such a device JAX takes no data from the host: NumPy works, and a function of JAX raises.
     """
     device = _first()
     if device is None:
@@ -47,7 +47,7 @@ def double_precision() -> Iterator[None]:
 
 
 def local() -> list[jax.Device]:
-    """The devices of this process that certify, on which work is shared out; InputError where there are none."""
+    """Return the devices of this process that certify and share work; raise InputError where there are none."""
     default, device = _default(), _first()
     if device is None:
         raise InputError(
@@ -59,32 +59,32 @@ def local() -> list[jax.Device]:
 
 
 def only_numpy() -> bool:
-    """Whether JAX has no device that certifies; NumPy still does."""
+    """Return whether JAX has no device that certifies, so that NumPy alone does."""
     return _first() is None
 
 
 def platform() -> str:
-    """The platform on which accounting runs: "cpu", "gpu" and so on; "cpu" also if `only_numpy`."""
+    """Return the platform on which accounting runs: "cpu", "gpu" and so on; "cpu" also if `only_numpy`."""
     device = _first()
     return "cpu" if device is None else device.platform
 
 
 def quiet() -> bool:
-    """Whether $JAXACCT_QUIET asks for no lines on standard error."""
+    """Return whether $JAXACCT_QUIET asks for no lines on standard error."""
     return os.environ.get("JAXACCT_QUIET", "0") not in ("", "0")
 
 
 def _default() -> jax.Device:
-    """The device that JAX would take."""
+    """Return the device that JAX would take."""
     config: Any = jax.config
-    named = config.jax_default_device  # of this thread
+    named = config.jax_default_device  # the setting of this thread
     if named is None:
         return jax.local_devices()[0]
     return jax.local_devices(backend=named)[0] if isinstance(named, str) else named
 
 
 def _first() -> jax.Device | None:
-    """The default device if it certifies; else the host's CPU, or None, with one warning to the user."""
+    """Return the default device if it certifies; else the host's CPU, or None, with one warning to the user."""
     default = _default()
     if fault(default) is None:
         return default
@@ -93,10 +93,10 @@ def _first() -> jax.Device | None:
 
 @functools.cache
 def _instead(default: jax.Device) -> jax.Device | None:
-    """The host's CPU in place of a device that does not certify, if JAX has it; warns the user."""
+    """Return the host's CPU in place of a device that does not certify, if JAX has it, and warn the user."""
     try:
         host = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves it out
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
         host = None
     if not quiet():
         where = "the host's CPU" if host is not None else "NumPy alone (JAX_PLATFORMS leaves out the host's CPU)"
@@ -106,10 +106,10 @@ def _instead(default: jax.Device) -> jax.Device | None:
 
 @functools.cache
 def fault(device: jax.Device) -> str | None:
-    """What a device lacks for certificates, in words that follow "it has", or None; tried once a process.
+    """Return what a device lacks for certificates, in words that follow "it has", or None; tried once a process.
 
-    This asks whether there is float64 and complex128 at all.  How accurate a device's elementary functions are is an
-    assumption of kernels/README.md.  CPUs are not asked: JAX has both there.
+    The question is whether the device has float64 and complex128 at all. How accurate its elementary functions are is
+    an assumption of kernels/README.md. CPUs are not tried, since JAX has both types there.
     """
     if device.platform == "cpu":
         return None
@@ -122,7 +122,7 @@ def fault(device: jax.Device) -> str | None:
 
 
 def lacking(run: Callable[..., list[Any]]) -> str | None:
-    """What is lacking, where `run(function, *arguments)` evaluates a function of a NumPy-like module and arguments."""
+    """Return what is lacking where `run(function, *arguments)` evaluates a function of a NumPy-like module."""
     rng = np.random.default_rng(0)
     x, y = np.exp(rng.uniform(-400.0, 400.0, (2, 32)))  # beyond the range of float32, with all digits
     a, b = rng.normal(size=(2, 32, 2)) @ [1.0, 1.0j]
@@ -141,10 +141,10 @@ def lacking(run: Callable[..., list[Any]]) -> str | None:
 
 
 def _real(numpy: Any, x: Any, y: Any) -> list[Any]:
-    """Operations that IEEE 754 rounds correctly, at numbers of all digits and a wide range."""
+    """Return results of operations that IEEE 754 rounds correctly."""
     return [x * 1.0, x + y, numpy.sqrt(x) * numpy.sqrt(y), x / numpy.sqrt(y)]
 
 
 def _complex(numpy: Any, a: Any, b: Any) -> list[Any]:
-    """Products, quotients and moduli, whose errors are relative to the modulus."""
+    """Return products, quotients and moduli, whose errors are relative to the modulus."""
     return [a * b, a / b, numpy.abs(a) * b]

@@ -1,8 +1,9 @@
 """Programs compiled by XLA: kept on the disk, loaded from there or compiled, counted, and shown to users.
 
-A kept program is native code that will be run.  So the folder and each file must belong to this user and be writable by
-nobody else.  A file's name is a hash of all that its program depends on, so that programs of other versions or machines
-are never looked at.  A program that is damaged or does not load counts as absent (README.md, "Compiled programs").
+A kept program is native code that this process will run. So the folder and each file must belong to this user, and
+nobody else may write to them. A file's name is a hash of everything that its program depends on, so that programs of
+other versions or machines are never read. A program that is damaged or does not load counts as absent (README.md,
+"Compiled programs").
 """
 
 from __future__ import annotations
@@ -34,34 +35,36 @@ from jaxacct.engines import devices
 __all__ = ["CacheInfo", "Run", "cache_info", "clear_cache"]
 
 Run = Callable[..., Sequence[Any]]
-"""A program: flat arrays on one device in, the leaves of the answer out."""
+"""A program: it takes flat arrays on one device and returns the leaves of the answer."""
 
 # The folder and its files
 
 VARIABLE = "JAXACCT_CACHE_DIR"
-"""Environment variable that names the folder; empty, it turns the keeping of programs off."""
+"""Environment variable that names the folder. If it is empty, programs are not kept."""
 LIMIT_BYTES = 512 * 2**20
-"""Most bytes that the programs take together; beyond it those unused for longest go.  A program takes 1 to 6 MiB."""
+"""Most bytes of all programs together. Beyond this limit the programs unused for longest are removed. One takes 1 to 6
+MiB."""
 ENDING, WARM_ENDING = ".program", ".warm"
-"""Endings of the names of a kept program, and of an empty file which marks that `jaxacct warm` kept those of sweeps."""
+"""Endings of a kept program's name, and of the empty file that marks that `jaxacct warm` kept the programs of sweeps.
+"""
 TEMPORARY = ".unfinished-"
 """Beginning of the name of a program that is being written."""
 ABANDONED_SECONDS = 3600.0
-"""Age of an unfinished file whose process has surely ended: writing one takes a second."""
+"""Age at which the process that wrote an unfinished file has surely ended, since writing takes a second."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 """Length of the digest at the beginning of a file."""
 
 
 class Unusable(Exception):
-    """Why programs are not kept, in one line."""
+    """Raised with the reason, in one line, why programs are not kept."""
 
 
 class Missing(Unusable):
-    """The folder is not there yet."""
+    """Raised where the folder does not exist yet."""
 
 
 def directory() -> Path | None:
-    """$JAXACCT_CACHE_DIR, or the folder jaxacct under $XDG_CACHE_HOME or ~/.cache; None if the first is empty."""
+    """Return $JAXACCT_CACHE_DIR, None if it is empty, or else jaxacct under $XDG_CACHE_HOME or ~/.cache."""
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         return Path(chosen) if chosen else None
@@ -73,7 +76,7 @@ def directory() -> Path | None:
 
 
 def safe_folder(create: bool) -> Path:
-    """The folder, which is there and safe, or Unusable with the reason; `create` makes it, with mode 0700."""
+    """Return the folder if it exists and is safe, or raise Unusable; `create` makes it with mode 0700."""
     path = directory()
     if path is None:
         raise Unusable(f"{VARIABLE} is empty")
@@ -96,7 +99,7 @@ def safe_folder(create: bool) -> Path:
 
 
 def read(path: Path) -> bytes | None:
-    """The payload of a file, which then counts as used; None if the file is missing, damaged or not safe."""
+    """Return the payload of a file and mark it as used; None if the file is missing, damaged or not safe."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -107,13 +110,13 @@ def read(path: Path) -> bytes | None:
         return None
     if _digest(path.name, payload) != digest:
         return None
-    with contextlib.suppress(OSError):  # a folder that may only be read
+    with contextlib.suppress(OSError):  # the folder may be read-only
         os.utime(path)
     return payload
 
 
 def write(path: Path, payload: bytes) -> bool:
-    """Write a payload beside its place and rename it, so that half of it is never read; returns whether this worked."""
+    """Write a payload beside its place and rename it, so that no half is ever read. Return whether this worked."""
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)  # with mode 0600
@@ -121,7 +124,7 @@ def write(path: Path, payload: bytes) -> bool:
             file.write(_digest(path.name, payload))
             file.write(payload)
         os.replace(temporary, path)
-    except OSError:  # a full disk, or a folder that may only be read
+    except OSError:  # a full disk, or a read-only folder
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -131,7 +134,7 @@ def write(path: Path, payload: bytes) -> bool:
 
 
 def kept(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    """The programs in the folder, unused for longest first."""
+    """Return the programs in the folder, those unused for longest first."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.glob(f"*{ENDING}"):
@@ -176,7 +179,7 @@ def _others_write(status: os.stat_result) -> bool:
 
 
 def _digest(name: str, payload: bytes) -> bytes:
-    """The digest of a kept program; it covers the file's name, so that a renamed file is refused."""
+    """Return the digest of a kept program. It covers the file's name, so that a renamed file is refused."""
     digest = hashlib.sha256(name.encode() + b"\n")
     digest.update(payload)
     return digest.digest()
@@ -185,11 +188,12 @@ def _digest(name: str, payload: bytes) -> bytes:
 # What the name of a file depends on
 
 ROOMS = ("kernels", "engines", "mechanisms", "selection")
-"""Packages whose code gets into compiled programs."""
+"""Rooms whose code gets into compiled programs."""
 FOUNDATIONS = ("core/floats.py",)
-"""Modules of other packages whose constants get into compiled programs."""
+"""Modules of other rooms whose constants get into compiled programs."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
-"""Environment variables that change what compilers make.  One too many costs a compilation, a missing one soundness."""
+"""Environment variables that change what compilers produce. One too many costs a compilation, a missing one soundness.
+"""
 HARMLESS = re.compile(
     r"cache|(^|_)log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard"
 )
@@ -197,11 +201,11 @@ HARMLESS = re.compile(
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 """Lines of /proc/cpuinfo that decide which instructions a program may use."""
 CPUINFO_CHARACTERS = 16384
-"""How much of /proc/cpuinfo is read: more than the entry of one processor."""
+"""Characters of /proc/cpuinfo that are read: more than the entry of one processor."""
 
 
 def path_of(folder: Path, label: str, device: Any) -> Path:
-    """The file of a program; the label says the kernel, the shapes and the compile options."""
+    """Return the file of a program. The label names the kernel, the shapes and the compile options."""
     settings = sorted((name, repr(value)) for name, value in jax.config.values.items() if not HARMLESS.search(name))
     variables = [(name, value) for name, value in os.environ.items() if STEERING.match(name)]
     steering = sorted((name, value) for name, value in variables if not HARMLESS.search(name.lower()))
@@ -224,14 +228,14 @@ def _sources() -> str:
 
 @functools.cache
 def _machine() -> tuple[str, ...]:
-    """The processor, and how many of them a program may divide its work among."""
+    """Return the processor and the number of threads that a program may use."""
     try:
         with open("/proc/cpuinfo") as file:
             first = file.read(CPUINFO_CHARACTERS).split("\n\n")[0].splitlines()
         lines = [line for line in first if line.startswith(CPU_FIELDS)]
     except OSError:
         lines = []
-    if not lines:  # the instruction sets are not known: programs stay on this host
+    if not lines:  # the instruction sets are unknown, so programs stay on this host
         lines = [platform.processor(), platform.node()]
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (platform.machine(), platform.system(), str(threads), *lines)
@@ -241,7 +245,7 @@ def _machine() -> tuple[str, ...]:
 
 
 def load(folder: Path, label: str, device: Any) -> Run | None:
-    """The program kept under a label, as a function of flat arrays on one device; None where there is no sound one."""
+    """Return the sound program kept under a label, as a function of flat arrays on one device, or None."""
     payload = read(path_of(folder, label, device))
     if payload is None:
         return None
@@ -249,7 +253,9 @@ def load(folder: Path, label: str, device: Any) -> Run | None:
         from jaxlib import xla_client
 
         loaded = device.client.deserialize_executable(payload, xla_client.DeviceList((device,)), None)
-    except Exception:  # XLA raises many kinds of error for a program that it cannot load, and a jaxlib may lack this
+    except (
+        Exception
+    ):  # XLA raises many kinds of error for a program that it cannot load, and a jaxlib may lack this function
         return None
 
     def run(*arrays: Any) -> Sequence[Any]:
@@ -262,10 +268,10 @@ def load(folder: Path, label: str, device: Any) -> Run | None:
 def prepare(
     function: Callable[..., Any], options: dict[str, Any] | None, label: str, leaves: list[Any], tree: Any, device: Any
 ) -> Run:
-    """The program for a function of pytrees at arguments of given shapes; it returns the leaves of the answer.
+    """Return the program for a function of pytrees at arguments of given shapes; it returns the leaves of the answer.
 
-    label : all that the program depends on, but sources, versions and the machine.
-    device : None for the first.
+    label : everything that the program depends on besides sources, versions and the machine.
+    device : None for the default device.
     """
     if device is None:
         device = jax.device_put(0.0).device  # the default device
@@ -283,7 +289,7 @@ def prepare(
 
     with announced():
         compiled = _compile(jax.jit(flat, keep_unused=True).lower(*leaves), options)
-    # glibc keeps memory that compiling has freed, some 100 MiB for each optimised program
+    # glibc keeps memory that compiling has freed, some 100 MiB for each optimised program.
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if give_back is not None:
         give_back(0)
@@ -295,11 +301,11 @@ def prepare(
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
-    """Whether a program was kept.  XLA serialises one that came from JAX's own cache without its functions."""
+    """Return whether a program was kept. XLA serialises a program from JAX's own cache without its functions."""
     try:
         executable: Any = compiled.runtime_executable()
         payload = executable.client.serialize_executable(executable)
-    except Exception:  # not every backend and version can
+    except Exception:  # some backends and versions cannot serialise
         return False
     path = path_of(folder, label, device)
     if not write(path, payload):
@@ -314,8 +320,8 @@ def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, 
 
 
 def _folder(create: bool) -> Path | None:
-    """The folder of kept programs; None if it is turned off or not safe, or this is one of several processes."""
-    if jax.process_count() > 1:  # programs are kept for single processes only
+    """Return the folder of kept programs; None if it is turned off, not safe, or one of several processes asks."""
+    if jax.process_count() > 1:  # several processes would write one folder
         return None
     try:
         return safe_folder(create)
@@ -324,7 +330,7 @@ def _folder(create: bool) -> Path | None:
 
 
 def _warm_mark(folder: Path) -> Path:
-    """The file that says that the programs of sweeps are kept, of these versions and for this machine."""
+    """Return the file that marks that the programs of sweeps are kept for these versions and this machine."""
     return path_of(folder, "jaxacct warm", devices.local()[0]).with_suffix(WARM_ENDING)
 
 
@@ -336,13 +342,13 @@ def note_warm() -> None:
 
 
 def are_kept() -> bool:
-    """Whether `jaxacct warm` has kept the programs of sweeps."""
+    """Return whether `jaxacct warm` has kept the programs of sweeps."""
     folder = _folder(create=False)
     return folder is not None and read(_warm_mark(folder)) is not None
 
 
 def _own(tree: Any) -> bool:
-    """Whether a tree is made of containers and classes of jaxacct alone: the code of others is not in a file's name."""
+    """Return whether a tree has only containers and classes of jaxacct: a file's name covers no other code."""
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
     ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")
@@ -350,17 +356,17 @@ def _own(tree: Any) -> bool:
 
 
 def _works(program: Run, leaves: list[Any]) -> bool:
-    """Whether a kept program runs: some load and fail when they are called."""
+    """Return whether a kept program runs: some load, and fail when they are called."""
     try:
         jax.block_until_ready(program(*leaves))
-    except Exception:  # whatever the runtime raises for it, compiling anew is the remedy
+    except Exception:  # whatever the runtime raises, compiling anew is the remedy
         return False
     return True
 
 
 @functools.cache
 def known(**options: Any) -> dict[str, Any]:
-    """The compile options that this XLA knows."""
+    """Return the compile options that this XLA knows."""
     lowered = jax.jit(lambda x: x).lower(0)
 
     def has(name: str) -> bool:
@@ -381,17 +387,17 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        return lowered.compile(compiler_options=known(**options or {}))  # another XLA, which has dropped some
+        return lowered.compile(compiler_options=known(**options or {}))  # this XLA has dropped some of the options
 
 
 # What preparing programs has cost, and the line that says so
 
 NOTICE_SECONDS = 1.0
-"""Seconds of compiling after which a line tells the user why it takes long."""
+"""Seconds of compiling after which a line tells the user why compiling takes long."""
 
 
 class Clock:
-    """Seconds in which at least one thread was inside `running`, and how much of the work succeeded, in `count`."""
+    """Seconds in which at least one thread was inside `running`; `count` is the number of successes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -417,25 +423,25 @@ class Clock:
             return self._spent + (time.monotonic() - self._begin if self._inside else 0.0)
 
     def add(self) -> None:
-        """Count one more."""
+        """Count one more success."""
         with self._lock:
             self.count += 1
 
 
 preparing, compiling, loading, saving = Clock(), Clock(), Clock(), Clock()
-"""All of it; tracing and compiling; loading kept programs and trying them; writing them."""
+"""Clocks of all preparation; of tracing and compiling; of loading and trying kept programs; of writing them."""
 _once = threading.Lock()
-"""Held for ever by the first who says the line, or who wants it not to be said."""
+"""Acquired, and never released, by the first who says the line or suppresses it."""
 
 
 def seconds() -> float:
-    """Seconds of this process in which programs were being prepared: a rate of answers leaves them out."""
+    """Return the seconds in which this process prepared programs. Rates of answers leave them out."""
     return preparing.seconds
 
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
-    """Count a compilation; a line announces it once this process has compiled for more than a second."""
+    """Count a compilation, and announce it once this process has compiled for more than a second."""
     timer = None
     if not _once.locked() and _shown():
         timer = threading.Timer(max(NOTICE_SECONDS - compiling.seconds, 0.0), _say)
@@ -451,7 +457,7 @@ def announced() -> Iterator[None]:
 
 
 def say_nothing() -> None:
-    """Show no line: for a command that shows its compilations itself."""
+    """Suppress the line, for a command that shows its compilations itself."""
     _once.acquire(blocking=False)
 
 
@@ -466,7 +472,7 @@ def _say() -> None:
 
 
 def _shown() -> bool:
-    """Whether to show progress: on a terminal or in a notebook, unless the user has asked for quiet."""
+    """Return whether to show progress: on a terminal or in a notebook, unless the user has asked for quiet."""
     return not devices.quiet() and (progress.on_terminal() or progress.in_notebook())
 
 
@@ -475,24 +481,24 @@ def _shown() -> bool:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Compiled programs on the disk and in this process.  `jaxacct.cache_info` makes one.
+    """Compiled programs on the disk and in this process, as `jaxacct.cache_info` returns them.
 
     Parameters
     ----------
     folder : Path or None
-        Where programs are kept; None where that is turned off or there is no such place.
+        Where programs are kept; None where this is turned off or no such place exists.
     used : bool
-        Whether programs are loaded from there.
+        Whether programs are loaded from the folder.
     reason : str
-        Why not, or why none are written there, in one line; else empty.
+        Why the folder is not used, or why no programs are written there, in one line; else empty.
     programs, bytes : int
-        How many programs there are, of all versions of jaxacct, and their size together.
+        How many programs the folder holds, of all versions of jaxacct, and their size together.
     limit_bytes : int
         The size beyond which the programs unused for longest are removed.
     loaded, compiled, saved : int
         How many programs this process has loaded, compiled, and kept.
     load_seconds, compile_seconds, save_seconds : float
-        The time in which it did; compiling includes tracing.
+        The time that each has taken; compiling includes tracing.
 
     >>> import jaxacct as ja
     >>> isinstance(ja.cache_info(), ja.CacheInfo)
@@ -514,11 +520,11 @@ class CacheInfo:
 
 
 def cache_info() -> CacheInfo:
-    """Where compiled programs are kept, how large they are, and what this process has loaded and compiled.
+    """Return where compiled programs are kept, how large they are, and what this process has loaded and compiled.
 
-    XLA compiles a kernel once for each machine.  The program is then kept in the folder that ``$JAXACCT_CACHE_DIR``
-    names, else in ``jaxacct`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; where the variable is set and empty, programs
-    are not kept.  A folder is used only if it belongs to this user and nobody else may write to it.
+    XLA compiles a kernel once for each machine. The program is then kept in the folder that ``$JAXACCT_CACHE_DIR``
+    names, else in ``jaxacct`` under ``$XDG_CACHE_HOME`` or ``~/.cache``. If the variable is set and empty, programs are
+    not kept. A folder is used only if it belongs to this user and nobody else may write to it.
 
     Returns
     -------

@@ -26,24 +26,24 @@ LARGEST_LOSS_UNITS = 256.0
 LOG_ERROR = 1e-12
 """Error of a logarithm, absolute if its size is at most 1 and relative beyond."""
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
-"""Thresholds of the tests on sums: this many deviations below the mean, both under P."""
+"""Thresholds of the tests on sums, as deviations below the mean under P."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
-"""Pr[N(0, 1) > each of them]."""
+"""Pr[N(0, 1) > x] for each threshold x."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 """Pr[N(0, 1) > -1], rounded down."""
 TAIL_TERMS = 16
-"""How many terms of a binomial tail are added up from below: nearly all of it where few hits are expected."""
+"""Terms of a binomial tail that a lower bound adds up: nearly the whole tail where few hits are expected."""
 
 
 class LargestLoss(NamedTuple):
-    """The supremum of the loss of the Laplace and finite parts, 0 if it is negative."""
+    """The supremum of the loss of the Laplace and finite parts, 0 where it is negative."""
 
-    near: np.ndarray  # to LARGEST_LOSS_UNITS units of its terms
+    near: np.ndarray  # off by at most LARGEST_LOSS_UNITS units of its terms
     above: np.ndarray  # rounded up
 
 
 def largest_loss(parts: Components) -> LargestLoss:
-    """n times the largest loss of each Laplace and each finite part, added up."""
+    """Return the sum, over Laplace and finite parts, of n times the part's largest loss."""
     if parts.laplace_n.shape[1] + parts.finite_n.shape[1] == 0:
         return LargestLoss(np.zeros(parts.sign.shape), np.zeros(parts.sign.shape))
     rate = parts.laplace_q
@@ -62,14 +62,14 @@ def largest_loss(parts: Components) -> LargestLoss:
 
 
 def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of the "epsilon" at a delta known up to a relative slack, or of the "delta" at an epsilon.
+    """Return (lower, upper) of the "epsilon" at a delta known up to a relative slack, or of the "delta" at an epsilon.
 
-    Both are those of the finite part.
+    Both are those of the finite part of the loss.
     """
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
         above = largest_loss(parts).above
-        # mu of all Gaussians as if none were sampled, rounded up
+        # mu of all Gaussians as if none were sampled, rounded up.
         each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
         largest = np.max(each, axis=1, initial=0.0)
         mu = np.hypot(parts.mu, largest * math.sqrt(max(each.shape[1], 1))) * (1.0 + LOG_ERROR)
@@ -93,7 +93,7 @@ def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarr
 
 
 def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """(log P(S) from below, log Q(S) from above), each (B, M), for the finite part of P."""
+    """Return (log P(S) from below, log Q(S) from above) of tests S, each (B, M), for the finite part of P."""
     with np.errstate(all="ignore"):
         mu = parts.mu[:, None]
         log_p = np.where(mu > 0.0, np.log(_BELOW)[None, :] - LOG_ERROR, -np.inf)
@@ -115,7 +115,7 @@ def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _crude_tail(x: np.ndarray) -> np.ndarray:
-    """An upper bound of log Pr[N(0, 1) > x]."""
+    """Return an upper bound of log Pr[N(0, 1) > x]."""
     return np.where(x > 0.0, -0.5 * x * x * (1.0 - LOG_ERROR) - math.log(2.0), 0.0)
 
 
@@ -123,7 +123,7 @@ def _sampled(
     sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     s, root = 1.0 / sigma, np.sqrt(n)
-    # the sum of the outputs over its deviation without hits; the mixture's lower tail by Chernoff
+    # A sum of the outputs, in its deviation without hits. Chernoff bounds the mixture's lower tail.
     spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
     x = np.where(removing, root * q * s - DEVIATIONS * spread, DEVIATIONS)
     v = np.maximum(root * q * s - x, 0.0) / root
@@ -133,7 +133,7 @@ def _sampled(
     of_mixture = np.where(low < -LOG_ERROR, np.log(-np.expm1(np.minimum(low, -LOG_ERROR))) - LOG_ERROR, -np.inf)
     log_p = np.where(removing, of_mixture, np.log(_BELOW) - LOG_ERROR)
     log_q = np.where(removing, _crude_tail(x * (1.0 - LOG_ERROR)), low)
-    # outputs beyond one deviation below a hit: at least q Phi(1) of them under the mixture
+    # A count of outputs beyond one deviation below a hit. Under the mixture their share is at least q Phi(1).
     u = (s - 1.0) * (1.0 - LOG_ERROR)
     hit, tail = np.log(q) + math.log(_HIT), np.minimum(_crude_tail(u), -math.log(2.0))
     zero = np.zeros_like(u)
@@ -145,7 +145,7 @@ def _sampled(
     k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
-    # add: all outputs stay four deviations below the mean of a hit; under Q this nearly requires that no step is a hit
+    # add: all outputs stay four deviations below the mean of a hit. Under Q this nearly requires that no step is a hit.
     none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
     never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]
@@ -156,7 +156,7 @@ def _sampled(
 
 
 def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The atom of the largest loss in one step: P-mass (1 - q) e^-edge/2 + q/2, Q-mass e^-edge/2; add: the mirror."""
+    """Return the test on the atom of the largest Laplace loss in one step; README.md has both masses."""
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)
@@ -166,7 +166,7 @@ def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarra
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The atom of the largest loss in one step, given that the loss is finite."""
+    """Return the test on the atom of the largest loss in one step, given that the loss is finite."""
     top = np.argmax(np.where(mass > 0.0, loss, -np.inf), axis=1)[:, None]
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))
@@ -177,7 +177,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarr
 
 
 class Chance(NamedTuple):
-    """log p and log(1 - p) of a hit, with the error of each."""
+    """Log p and log(1 - p) of the chance p of a hit, with the error of each."""
 
     log_p: np.ndarray
     log_rest: np.ndarray
@@ -186,9 +186,9 @@ class Chance(NamedTuple):
 
 
 def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_rest: np.ndarray) -> Chance:
-    """A `Chance` from log p, log(1 - p) and their errors.
+    """Return the `Chance` with these logarithms and errors.
 
-    The one that is near 0 is computed from the other where that gives it a smaller error.
+    Of log p and log(1 - p), the one near 0 is computed from the other where this gives a smaller error.
     """
     log_p, log_rest, error_p, error_rest = np.broadcast_arrays(log_p, log_rest, error_p, error_rest)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -208,7 +208,7 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
 
 
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(n kl(k/n, p), `log sqrt(n/(2 pi k (n-k)))` less that, bound of the error of either)."""
+    """Return (n kl(k/n, p), `log sqrt(n/(2 pi k (n-k)))` less the first, bound of the error of either)."""
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):
         at_hits = np.where(k > 0, k * np.log(np.where(k > 0, x, 1.0)), 0.0)
@@ -223,7 +223,7 @@ def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, 
 
 
 def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """An upper bound of log Pr[N >= k], k >= 1 whole."""
+    """Return an upper bound of log Pr[N >= k], k >= 1 whole."""
     divergence, log_term, error = _divergence(n, k, hit)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         most = hit.log_p + hit.error_p
@@ -238,7 +238,7 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
 
 
 def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """A lower bound of log Pr[N >= k], k >= 1 whole: what Chernoff leaves, or the first terms of the tail."""
+    """Return a lower bound of log Pr[N >= k], k >= 1 whole: 1 less Chernoff's bound, or the tail's first terms."""
     _, log_term, error = _divergence(n, k, hit)
     fewer, _, off = _divergence(n, k - 1.0, hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -253,7 +253,7 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)
-        # log Pr[N < k] from above: Chernoff, 0 where that is no bound
+        # An upper bound of log Pr[N < k] by Chernoff; 0 where Chernoff does not apply.
         least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
         below = np.where(k - 1.0 <= least, np.minimum(off - fewer, 0.0), 0.0)
         none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * ROUNDOFF)
