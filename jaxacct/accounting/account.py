@@ -45,7 +45,7 @@ from jaxacct.engines import quick_bounds
 from jaxacct.engines.backend import job, on_cores
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import Answer, Effort, MechanismQuestion, Question
-from jaxacct.mechanisms import Components, Mechanism, random_allocation, batch_shape, components, directions
+from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, directions, random_allocation
 from jaxacct.mechanisms.base import element, require_mechanism, take_rows
 from jaxacct.mechanisms.random_allocation import rounds_inside
 

@@ -207,8 +207,7 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees whose programs are loaded or compiled at their first call; returns the leaves of the
-    answer.
+    """A function of pytrees whose programs are loaded or compiled when first called. A call returns its leaves.
 
     Arguments of new shapes or on another device need a new program. Several threads may call. The label names the
     function, apart from its sources.
