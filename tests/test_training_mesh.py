@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from training_runs import linear, plan_of
 
 from jaxacct.training import Ledger, Trainer
-from jaxacct.training.sharding.processes import Processes
+from jaxacct.training.sharding.placement import Processes
 
 
 def one_device():

@@ -21,7 +21,7 @@ import jaxacct as ja
 from jaxacct import cli
 from jaxacct.training import AdaptiveClip, Ledger, Plan
 from jaxacct.training.run.run_ledger import RunLedger
-from jaxacct.training.sharding.processes import Processes
+from jaxacct.training.sharding.placement import Processes
 
 DATA = np.eye(20, 2, dtype=np.float32)
 RULES = {

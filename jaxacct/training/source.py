@@ -1,4 +1,4 @@
-"""Source: examples that stay on a disk, say; threads load the next batches while a step runs."""
+"""Source: examples that need not be in memory, such as those on a disk; threads load the next batches during a step."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from jaxacct.core.validation import COUNT, Constraint, InputError, check
 __all__ = ["Source"]
 
 AHEAD = Constraint("use a number of batches from 0, such as 1", 0, 2**20, integral=True)
-"""How many batches may be loaded ahead."""
+"""Range of the number of batches that may be loaded ahead."""
 
 
 class Stopped(Exception):
-    """Loading was stopped because its batches are no longer wanted."""
+    """End of loading, because the batches are no longer wanted."""
 
 
 @dataclass(frozen=True)
 class Source:
     """Examples for `Trainer.fit` that need not fit in memory: each step loads those of its own batch.
 
-    The host draws the records that the device would draw from the same key, loads them in threads beside the step
-    before, and hands them over in micro-batches of one shape.  So a run compiles once.  At most ``prefetch + 2``
-    batches are in memory.
+    The host draws the records that the device would draw from the same key.  Threads load them during the step before,
+    and the step gets them in micro-batches of one shape.  So a run compiles once.  At most ``prefetch + 2`` batches are
+    in memory.
 
     Parameters
     ----------
     dataset : anything with ``__len__`` and ``__getitem__``: a NumPy array or memmap, grain's ``MapDataset``, a Hugging
         Face ``Dataset`` (with its format "numpy"), a list of examples; or a tuple or dict of these, one for each part
-        of an example.  Arrays are gathered a batch at a time, all else item by item; an item is a pytree of numbers and
-        arrays.  Item i is always of record i, and all items have one structure, with shapes and dtypes of item 0.
+        of an example.  Arrays are gathered a batch at a time, all other data item by item; an item is a pytree of
+        numbers and arrays.  Item i is always of record i, and all items have one structure, with shapes and dtypes of
+        item 0.
     workers : threads that load, >= 1; 1 for a dataset that several threads must not read at once.
     prefetch : batches that are loaded ahead of the step, >= 0; with 0 the step waits for its batch.
-    repeats : whether a record comes out the same, to the last bit, whenever it is loaded.  Then a run that was cut off
-        and has a ledger repeats its last steps exactly, which counts once.  False, as for random augmentation: what
-        follows a cut has randomness of its own, and counts again.
+    repeats : whether a record has the same bits whenever it is loaded.  A run that was cut off and has a ledger then
+        repeats its last steps exactly, and these steps count once.  False, as for random augmentation: the steps after
+        a cut have randomness of their own, and count again.
 
     Raises
     ------
@@ -67,11 +68,11 @@ class Source:
     def __post_init__(self) -> None:
         check("workers", self.workers, COUNT)
         check("prefetch", self.prefetch, AHEAD)
-        self.layout  # noqa: B018 - looks at the dataset, and refuses it now
+        self.layout  # noqa: B018 - refuses a bad dataset here, and not at its first use
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """How the examples lie, as item 0 shows."""
+        """Layout of the examples, as item 0 shows it."""
         return Layout(self.dataset)
 
     def __len__(self) -> int:
@@ -83,7 +84,7 @@ class Source:
 
 
 def source_of_mapped(data: Any) -> Any:
-    """Wrap data with a memory map in a Source, so that the file is not copied into memory; other data as given."""
+    """Wrap data with a memory map in a Source, so that no file is copied into memory; return other data as given."""
     structure: Any = jax.tree_util.tree_structure(data)
     if not any(_is_mapped(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         return data
@@ -94,16 +95,16 @@ def source_of_mapped(data: Any) -> Any:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Whether an array is a memory map, or a view of one."""
+    """Return whether an array is a memory map, or a view of one."""
     while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
         array = array.base
     return isinstance(array, np.memmap)
 
 
 class Layout:
-    """How the examples of a dataset lie, and how some of them are loaded.
+    """Layout of the examples of a dataset, and loading of some of them.
 
-    size : examples.  example : a pytree of shapes and dtypes, as one example has them on the device.
+    size : number of examples.  example : a pytree of shapes and dtypes, as one example has them on the device.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -120,11 +121,11 @@ class Layout:
         self.example = jax.tree_util.tree_unflatten(structure, [column.example() for column in self._columns])
 
     def buffers(self, shape: tuple[int, ...]) -> list[np.ndarray]:
-        """Zeros for the leaves of examples in an arrangement of some shape."""
+        """Return zeros for the leaves of examples in an arrangement of some shape."""
         return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in jax.tree_util.tree_leaves(self.example)]
 
     def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
-        """Put examples, by their numbers, into the rows of buffers; raises Stopped if they are no longer wanted."""
+        """Load examples, by their numbers, into the rows of buffers; raise Stopped if they are no longer wanted."""
         self._check_length()
         rest = list(into)
         for column in self._columns:
@@ -142,7 +143,7 @@ class Layout:
 
 
 class _Arrays:
-    """A part that is one array: rows are gathered at once."""
+    """Part of a dataset that is one array: its rows are gathered at once."""
 
     leaves = 1
 
@@ -156,7 +157,7 @@ class _Arrays:
         if stopped():
             raise Stopped
         if self.rows.dtype == into[0].dtype:
-            np.take(self.rows, numbers, axis=0, out=into[0], mode="clip")  # another mode would gather twice
+            np.take(self.rows, numbers, axis=0, out=into[0], mode="clip")  # other modes gather twice
         else:
             rows = self.rows[numbers]
             into[0][...] = rows
@@ -165,7 +166,7 @@ class _Arrays:
 
 
 class _Items:
-    """A part that is read item by item."""
+    """Part of a dataset that is read item by item."""
 
     def __init__(self, name: str, rows: Any) -> None:
         self.name, self.rows = name, rows
@@ -223,7 +224,7 @@ class _Items:
 
 
 def _is_column(part: Any) -> bool:
-    """Whether a part of a dataset has the examples in a row; a tuple or dict has parts of its own."""
+    """Return whether a part of a dataset has the examples in a row; a tuple or dict has parts of its own."""
     return not isinstance(part, tuple | dict) and (hasattr(part, "__getitem__") or hasattr(part, "__iter__"))
 
 
@@ -241,7 +242,7 @@ def _column(name: str, part: Any) -> _Arrays | _Items:
 
 
 def _dtype(name: str, array: np.ndarray) -> np.dtype[Any]:
-    """The dtype that an array has on the device; InputError for one that is no array of numbers."""
+    """Return the dtype that an array has on the device; raise InputError if it holds no numbers."""
     dtype = array.dtype
     if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
         raise InputError(f"{name} has dtype {dtype}, must be numbers; leave other parts out, or encode them")
@@ -249,7 +250,7 @@ def _dtype(name: str, array: np.ndarray) -> np.dtype[Any]:
 
 
 def _fits(given: Any, kept: Any) -> bool:
-    """Whether integers are the same in the dtype of the device, where they would wrap around otherwise."""
+    """Return whether integers keep their values in the dtype of the device; too large ones would wrap around."""
     return given.dtype == kept.dtype or given.dtype.kind not in "iu" or bool(np.all(given == kept))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jaxacct.core.files import optional_package
 from jaxacct.core.validation import InputError
 from jaxacct.training.run.state import History, document, from_document
-from jaxacct.training.sharding.processes import ALONE, Processes
+from jaxacct.training.sharding.placement import ALONE, Processes
 from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.step_function import Carried
 

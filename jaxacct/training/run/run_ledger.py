@@ -22,7 +22,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.program import require_same_rows
 from jaxacct.training.run.state import History, State, Stretch, document, followed, released
-from jaxacct.training.sharding.processes import Processes
+from jaxacct.training.sharding.placement import Processes
 from jaxacct.training.step.key_derivation import StepKey, digest
 from jaxacct.training.step.step_mechanisms import composed
 

@@ -1,7 +1,7 @@
-"""Which records take part in a step, by every batch rule; of users, which of their examples.
+"""Choice of the records that take part in a step, by every batch rule; of users, choice of their examples.
 
-Nothing is cut off unless the rule says so: a selection has room for every record, and the loop over its micro-batches
-runs as many times as this draw needs, in one compiled program.  The functions `host_...` draw the same in NumPy, word
+Nothing is cut off unless the rule says so.  A selection has room for every record.  One compiled program loops over
+the selection's micro-batches, as many times as the draw needs.  The functions `host_...` draw the same in NumPy, word
 for word, for data that the host loads.
 """
 
@@ -20,8 +20,14 @@ from jaxacct.core.chacha import host_bits, host_block, host_fold_in, host_split,
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import PROBABILITY, InputError, check
 
-__all__ = ["fixed_batches", "over_micro_batches", "poisson", "random_allocation", "truncated_poisson"]
-__all__ += ["without_replacement"]
+__all__ = [
+    "fixed_batches",
+    "over_micro_batches",
+    "poisson",
+    "random_allocation",
+    "truncated_poisson",
+    "without_replacement",
+]
 
 Carry = TypeVar("Carry")
 _HOST_PIECE = 2**20
@@ -29,14 +35,14 @@ _HOST_PIECE = 2**20
 
 
 class Selection(NamedTuple):
-    """The records of one logical batch: the first ``count`` of ``indices`` (int32, room for all that it can hold)."""
+    """Records of one logical batch: the first ``count`` of ``indices`` (int32, with places for the largest batch)."""
 
     indices: Any
     count: Any
 
 
 def threshold(sampling_probability: float) -> np.ndarray:
-    """The integer floor(q 2^64) that 64 random bits are compared with, as three words: certain, high, low.
+    """Return the integer floor(q 2^64) that 64 random bits are compared with, as three words: certain, high, low.
 
     >>> threshold(0.5)
     array([         0, 2147483648,          0], dtype=uint32)
@@ -49,17 +55,21 @@ def threshold(sampling_probability: float) -> np.ndarray:
 
 
 def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) -> Selection:
-    """Every example by itself with probability q: 64 random bits below ``threshold(q)``.
+    """Draw every example independently with probability q: 64 random bits below ``threshold(q)``.
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits, such as ``fresh_key()`` (InputError for fewer); it tells the batch.
+    key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
     dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : a number, or its ``threshold`` where it is traced.
+    sampling_probability : a number, or its ``threshold`` if it is traced.
 
     Returns
     -------
     Selection : the count is binomial(dataset_size, q), with no upper limit below dataset_size.  Indices ascend.
+
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad number.
 
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
     an example.
@@ -76,21 +86,25 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
 
 
 def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike, cap: int) -> Selection:
-    """A Poisson sample, and of one of more than ``cap`` records a uniformly random subset of ``cap``.
+    """Draw a Poisson sample; of more than ``cap`` records keep a uniformly random subset of ``cap``.
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits, such as ``fresh_key()`` (InputError for fewer); it tells the batch.
+    key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
     dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : a number, or its ``threshold`` where it is traced.
+    sampling_probability : a number, or its ``threshold`` if it is traced.
     cap : int, static: the number of places of the selection.
 
     Returns
     -------
-    Selection : of cap places.  How many were drawn before the cut is in it nowhere, and must be released nowhere.
+    Selection : of cap places.  It does not hold the number of records before the cut, which must never be released.
 
-    The records are put in a random order that does not depend on the draw, and the first of those drawn are kept: given
-    their number every subset is equally likely, exactly.  A step with this batch is accounted for as
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad number.
+
+    The records are put in a random order that does not depend on the draw, and the first of those drawn are kept.  So
+    given their number every subset is equally likely, exactly.  A step with this batch is accounted for as
     TruncatedPoissonSampled(Gaussian(noise_multiplier), q, dataset_size, cap).
 
     References
@@ -111,14 +125,14 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
 
 
 def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike, position: ArrayLike) -> Selection:
-    """The records of one slot of a round: each has drawn one of ``number`` slots by itself, uniformly.
+    """Return the records of one slot of a round: each record draws one of ``number`` slots independently, uniformly.
 
     Parameters
     ----------
     round_key : one JAX key of at least 256 bits for all steps of the round, and for no other round.
     dataset_size : int from 1 to 2**31 - 1, static.
     number : slots of the round; may be traced.
-    position : which slot, from 0; may be traced.
+    position : number of the slot, from 0; may be traced.
 
     Returns
     -------
@@ -139,7 +153,7 @@ def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike
 
 
 def slots(key: Any, size: int, number: Any) -> Any:
-    """An independent slot for each of ``size`` records, uint32, uniform on 0 to number - 1, exactly."""
+    """Draw an independent slot for each of ``size`` records, uint32, uniform on 0 to number - 1, exactly."""
     number = jnp.asarray(number, jnp.uint32)
     last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # modulo 2^32 the bracket is 2^32 - number
 
@@ -154,17 +168,21 @@ def slots(key: Any, size: int, number: Any) -> Any:
 
 
 def without_replacement(key: jax.Array, dataset_size: int, batch_size: ArrayLike) -> Selection:
-    """A uniformly random set of exactly ``batch_size`` examples: the beginning of a random permutation.
+    """Draw a uniformly random set of exactly ``batch_size`` examples: the beginning of a random permutation.
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits, such as ``fresh_key()`` (InputError for fewer); it tells the batch.
+    key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
     dataset_size : int from 1 to 2**31 - 1, static.
     batch_size : an integer; may be traced.
 
     Returns
     -------
-    Selection : of batch_size examples, or of all where there are fewer.
+    Selection : of batch_size examples, or of all if there are fewer.
+
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad dataset_size.
 
     A step with this batch is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size /
     dataset_size).
@@ -183,7 +201,7 @@ def without_replacement(key: jax.Array, dataset_size: int, batch_size: ArrayLike
 
 
 def fixed_batches(epoch_key: jax.Array, dataset_size: int, batch_size: ArrayLike, position: ArrayLike) -> Selection:
-    """Batch number ``position`` of an epoch: the data are shuffled once, then cut into batches.
+    """Return batch number ``position`` of an epoch: the data are shuffled once, then cut into batches.
 
     Every example is in exactly one of the ceil(dataset_size / batch_size) batches, the last of which may be smaller.
     There is no amplification by sampling: the epoch is accounted for as one Gaussian mechanism.
@@ -214,7 +232,7 @@ def fixed_batches(epoch_key: jax.Array, dataset_size: int, batch_size: ArrayLike
 
 
 def permutation(key: Any, size: int) -> Any:
-    """A random permutation of range(size), int32: the order of 64-bit sort keys, drawn again if two are equal."""
+    """Draw a random permutation of range(size), int32: the order of 64-bit sort keys, drawn again if two are equal."""
 
     def draw(key: Any) -> tuple[Any, Any, Any]:
         key, now = jax.random.split(key)
@@ -226,7 +244,7 @@ def permutation(key: Any, size: int) -> Any:
 
 
 def _sampled(key: Any, dataset_size: int, sampling_probability: Any) -> Any:
-    """Who is in a Poisson sample: bool, one for each record."""
+    """Draw the members of a Poisson sample: bool, one for each record."""
     size = _size("dataset_size", dataset_size)
     words = sampling_probability if np.shape(sampling_probability) == (3,) else threshold(sampling_probability)
     certain, high, low = (jnp.asarray(words, jnp.uint32)[i] for i in range(3))
@@ -235,7 +253,7 @@ def _sampled(key: Any, dataset_size: int, sampling_probability: Any) -> Any:
 
 
 def _of_taken(taken: Any) -> Selection:
-    """The selection of all who are marked, in ascending order."""
+    """Return the selection of all marked records, in ascending order."""
     indices = jnp.nonzero(taken, size=taken.shape[0], fill_value=0)[0]
     return Selection(indices.astype(jnp.int32), jnp.sum(taken, dtype=jnp.int32))
 
@@ -254,15 +272,15 @@ def over_micro_batches(
     ----------
     selection : Selection
     micro_size : int, static: examples in one call of body.
-    body : (carry, indices, mask) -> carry.  In the last call the mask is False, and the index 0, where there is no
-        example left.
+    body : (carry, indices, mask) -> carry.  In the last call the mask is False, and the index 0, for places beyond the
+        last example.
     init : the first carry.
-    all_places : static: whether to go through all places, whatever the count, so that every draw does the same work.
+    all_places : static: whether to go through all places, whatever the count, so that every draw takes the same work.
 
     Returns
     -------
-    The last carry.  Unless all places are gone through, body runs ceil(count / micro_size) times, which the draw
-    decides, and not the program.
+    The last carry.  Without all_places, body runs ceil(count / micro_size) times; the draw decides the number, not the
+    program.
 
     >>> total = lambda sum, indices, mask: sum + (indices * mask).sum()
     >>> int(over_micro_batches(Selection(jnp.array([4, 2, 7, 1, 0, 0]), jnp.int32(4)), 3, total, 0))
@@ -282,14 +300,18 @@ def over_micro_batches(
 
 
 def _size(name: str, value: Any) -> int:
-    """A number of examples that fits in int32; InputError for anything else."""
+    """Return a number of examples that fits in int32; raise InputError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value < 2**31:
         raise InputError(f"{name} = {value!r:.40} must be an integer from 1 to 2**31 - 1; use a number of examples")
     return int(value)
 
 
 class UserData(NamedTuple):
-    """Examples along the first axis; their places, user by user; where each user's begin, and how many there are."""
+    """Examples of users, along the first axis.
+
+    order : places of the examples, user by user.  first : for each user the place in ``order`` of the first example.
+    count : for each user the number of examples.
+    """
 
     examples: Any
     order: Any
@@ -298,13 +320,13 @@ class UserData(NamedTuple):
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
-    """Examples grouped by users, integers from 0 to number - 1, one for each example; InputError for any others."""
+    """Group examples by users, integers from 0 to number - 1, one for each example; raise InputError for any others."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
     return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
 
 
 def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The columns order, first and count of `UserData`, for examples whose first axes are given."""
+    """Return the columns order, first and count of `UserData`, for examples whose first axes are given."""
     ids = np.asarray(users)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or sizes != {ids.shape}:
         raise InputError(
@@ -323,9 +345,9 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 
 
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
-    """(their examples, weights) of some users, shapes (users, most, ...) and (users, most); and who has any.
+    """Return (examples, weights) of some users, (users, most, ...) and (users, most), and whether each has examples.
 
-    before : where the data are a part of all, how many users come before them.  (Subsets are uniform up to 2^-32 times
+    before : the number of users before the data, if the data are a part of all.  (Subsets are uniform up to 2^-32 times
     the number of examples; no guarantee depends on it.)
     """
     count, first = data.count[users], data.first[users]
@@ -351,7 +373,7 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
 
 
 def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
-    """The members of `poisson`, drawn a million records at a time; low words are drawn only where they decide."""
+    """Return the members of `poisson`, drawn a million records at a time; low words are drawn only if they decide."""
     certain, high, low = threshold
     if certain:
         return np.arange(size)
@@ -367,7 +389,7 @@ def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
 
 
 def host_slots(key: Any, size: int, number: int) -> np.ndarray:
-    """`slots` of all records on the host, with the same result."""
+    """Draw `slots` of all records on the host, with the same result."""
     last = 2**32 - 1 - 2**32 % number
     found, again = np.zeros(size, np.uint32), np.ones(size, bool)
     while again.any():
@@ -379,7 +401,7 @@ def host_slots(key: Any, size: int, number: int) -> np.ndarray:
 
 
 def host_permutation(key: Any, size: int) -> np.ndarray:
-    """`permutation` on the host, with the same result."""
+    """Draw `permutation` on the host, with the same result."""
     while True:
         key, now = host_split(key)
         high, low = host_bits(now, 2 * size).reshape(2, size).astype(np.uint64)
@@ -393,7 +415,7 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(numbers, weights), shape (users, most), of the examples that `of_users` takes of users who have any."""
+    """Return (numbers, weights), (users, most), of the examples that `of_users` takes of users who have any."""
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

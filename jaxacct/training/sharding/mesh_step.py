@@ -1,8 +1,8 @@
 """One private step on the devices of a mesh, and one in three programs, for batches that the host loads.
 
-It is the same mechanism as `private_step`: README.md of this folder, "Several devices".  Parameters, sums over the
-members of a batch, and what is noisy already cross devices; examples do not.  Each device draws the noise of its own
-part, which follows from the key and from an entry's number in the whole array, whichever device has it.
+The step is the same mechanism as `private_step`: README.md of this folder, "Several devices".  Parameters, sums over
+the members of a batch, and noisy values cross devices; examples do not.  Each device draws the noise of its own part.
+The noise of an entry follows from the key and the entry's number in the whole array, on whichever device.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from jaxacct.training.step.step_function import (
 )
 
 MODES = ("data", "fsdp")
-"""Ways to lay out parameters that have a name; any other is a pytree of PartitionSpecs."""
+"""Named layouts of the parameters; any other layout is a pytree of PartitionSpecs."""
 _LEAST = 1024
-"""Entries of an array below which it is not worth cutting: every device has all of it."""
+"""Entries of an array below which cutting does not pay: every device has the whole array."""
 _PIECE = 2_046
 """Units at a time, some 1.5 MB of scratch memory: devices that are simulated on one processor share its caches."""
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
-    """`private_step` over the devices of a mesh, for jit: the same arguments, and the same results.
+    """Return `private_step` over the devices of a mesh, for jit: the same arguments, and the same results.
 
-    size : of records, or users.  Device number d has those from d r on, r = ceil(size / devices); data are r rows for
-    each device, of which those beyond the last record are never drawn.
+    size : of records, or users.  Device number d has those from d r on, r = ceil(size / devices).  The data are r rows
+    for each device; rows beyond the last record are never drawn.
     """
 
     def step(
@@ -70,7 +70,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             at_hand = Carried(zipped(gathered, params, specs), None, clip_norm, None)
             of_model = frozen if frozen is None else zipped(gathered, frozen, rest)
             summed, members, seen = sums_over(rule, at_hand, key, here, data, of_model, first)
-            # all devices get here: no loop is left in which other devices may have more rounds
+            # The sum over devices comes after the loop, in which other devices may have more rounds.
             return added_up(Sums(summed, members, seen), cuts, mesh)
 
         sums = jax.shard_map(
@@ -86,7 +86,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
 
 
 def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
-    """The part of a selection that lies in the `rows` records from `first` on, as places among these records."""
+    """Return the part of a selection in the `rows` records from `first` on, as places among these records."""
     places = drawn.indices.shape[0]
     at = drawn.indices - first
     mine = (jnp.arange(places, dtype=jnp.int32) < drawn.count) & (at >= 0) & (at < rows)
@@ -95,7 +95,7 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
 
 
 def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
-    """The sums over all devices; each device keeps its part.  Called once for a step, in a `shard_map`."""
+    """Return the sums over all devices; each device keeps its part.  Called once for a step, in a `shard_map`."""
     total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
     others = (mine.clipped.clipped, mine.clipped.not_finite, mine.members, mine.seen)
     clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
@@ -103,15 +103,15 @@ def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
 
 
 def specs_of_sums(cuts: Any) -> Any:
-    """How that lies."""
-    everywhere: Any = P()  # for all that was seen
-    return Sums(Clipped(cuts, P(), P()), P(), everywhere)
+    """Return the PartitionSpecs of the result of `added_up`."""
+    on_all: Any = P()  # a prefix of `Seen`
+    return Sums(Clipped(cuts, P(), P()), P(), on_all)
 
 
 def released(
     rule: StepRule, mesh: Mesh, shard: Any, carried: Carried, key: Any, sums: Sums, now: Numbers
 ) -> tuple[Carried, Observed]:
-    """`release` for sums that lie as `sum_specs` says."""
+    """Return `release` for sums that are cut as `sum_specs` says."""
     specs = param_specs(mesh, shard, carried.params)
     add_noise = sharded_noise(mesh, sum_specs(mesh, shard, carried.params))
 
@@ -123,14 +123,14 @@ def released(
 
 
 def zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
-    """A function of every array of a tree and its PartitionSpec."""
+    """Apply a function to every array of a tree and its PartitionSpec."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     cuts = jax.tree_util.tree_leaves(specs, is_leaf=is_spec)
     return jax.tree_util.tree_unflatten(structure, list(map(function, leaves, cuts)))
 
 
 def gathered(part: Any, spec: P) -> Any:
-    """A whole array from the parts of all devices, in a `shard_map`."""
+    """Return a whole array from the parts of all devices, in a `shard_map`."""
     for axis, names in enumerate(spec):
         if axes_of(names):
             part = jax.lax.all_gather(part, axes_of(names), axis=axis, tiled=True)
@@ -138,7 +138,7 @@ def gathered(part: Any, spec: P) -> Any:
 
 
 def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
-    """The sum over all devices; each device keeps its part."""
+    """Return the sum over all devices; each device keeps its part."""
     left = set(mesh.axis_names)
     for axis, names in enumerate(spec):
         if axes_of(names):
@@ -149,10 +149,11 @@ def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
 
 
 def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
-    """(key, tree, std) -> the tree with independent N(0, std^2) on every entry, for arrays that lie as specs say.
+    """Return (key, tree, std) -> the tree with independent N(0, std^2) on every entry, for arrays cut as specs say.
 
-    For jit.  As `noise.add`, but for the order: entry p of a leaf, counted row by row in the whole array, is draw
-    p % 32 of unit p // 32.  So meshes of all sizes use the same random words for the same entry.
+    The function is for jit.  It differs from `noise.add` in the order of draws: entry p of a leaf, counted row by row
+    in the whole array, is draw p % 32 of unit p // 32.  So meshes of all sizes use the same random words for the same
+    entry.
     """
 
     def add(key: Any, tree: Any, std: Any) -> Any:
@@ -179,11 +180,11 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 class _Box(NamedTuple):
-    """The part of an array that one device has, as runs of entries whose numbers follow each other.
+    """Part of an array that one device has, as runs of entries with consecutive numbers.
 
-    first : the number of the first entry of every run, uint32; the device's own.  length : entries of a run.
-    units : of a run, those it begins and ends in included.  aligned : runs begin with a unit.
-    shape : of all runs together.  begins, sizes : where in that, and how large, is the part itself.
+    first : the number of the first entry of every run, uint32; different on each device.  length : entries of a run.
+    units : units of a run, with the partial units at its ends.  aligned : whether all runs begin with a unit.
+    shape : of all runs together.  begins, sizes : place in that shape, and size, of the part itself.
     """
 
     first: Any
@@ -195,7 +196,7 @@ class _Box(NamedTuple):
     sizes: tuple[int, ...]
 
     def cut(self, draws: Any) -> Any:
-        """The part's own draws, out of those of all its units, shape (runs * units, 32)."""
+        """Return the part's own draws, out of the draws of all its units, shape (runs * units, 32)."""
         rows = draws.reshape(self.first.size, self.units * UNIT)
         if self.aligned:
             rows = rows[:, : self.length]
@@ -206,7 +207,7 @@ class _Box(NamedTuple):
 
 
 def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
-    """The box of the device that this runs on, of an array that is cut as a spec says."""
+    """Return the box of the device that runs this, of an array that is cut as a spec says."""
     names = [axes_of(spec[axis]) if axis < len(spec) else () for axis in range(len(whole))]
     place: list[Any] = [jax.lax.axis_index(own).astype(jnp.uint32) if own else np.uint32(0) for own in names]
     strides = [math.prod(whole[axis + 1 :]) for axis in range(len(whole))]
@@ -219,7 +220,7 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
         if UNIT * _units(length, aligned=length % UNIT == 0) <= whole[axis] * strides[axis]:
             last = axis
             break
-        # shorter runs would need many more units: it costs less to draw other devices' entries as well
+        # A cut along this axis needs many more units for its short runs: drawing other devices' entries costs less.
         shape[axis], begins[axis], place[axis] = whole[axis], place[axis] * np.uint32(part[axis]), np.uint32(0)
     first: Any = jnp.zeros((), jnp.uint32)
     for axis in range(last + 1):
@@ -233,14 +234,14 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
 
 
 def _units(length: int, aligned: bool) -> int:
-    """The number of units that `length` entries can lie in."""
+    """Return the largest number of units that `length` entries can lie in."""
     return -(-length // UNIT) if aligned else (length + UNIT - 2) // UNIT + 1
 
 
 def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[Any]:
-    """Standard normal draws of all units of some boxes, each of shape (runs * units, 32): the words of `noise.add`."""
+    """Draw standard normals for all units of some boxes, each (runs * units, 32), from the words of `noise.add`."""
     numbers = lambda box: box.first[:, None] // UNIT + jnp.arange(box.units, dtype=jnp.uint32)
-    counters = [numbers(box).reshape(-1) for box in boxes.values()]  # of the units of all runs, one after the other
+    counters = [numbers(box).reshape(-1) for box in boxes.values()]  # units of all runs of a box, run after run
     begins = np.cumsum([0, *(counter.size for counter in counters)])
     total = int(begins[-1])
     pieces = max(1, -(-total // _PIECE))
@@ -259,12 +260,12 @@ def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[
 
 
 def is_spec(node: Any) -> bool:
-    """Whether a node of a pytree is a PartitionSpec, which JAX may take for a container."""
+    """Return whether a node of a pytree is a PartitionSpec, which JAX may take for a container."""
     return isinstance(node, P)
 
 
 def check_layout(mesh: Any, shard: Any) -> Mesh:
-    """The mesh, with axes that JAX shards by itself; InputError where mesh or shard is none."""
+    """Return the mesh, with axes that JAX shards by itself; raise InputError for a bad mesh or shard."""
     if not isinstance(mesh, Mesh):
         raise InputError(f"mesh = {mesh!r:.40} must be a jax.sharding.Mesh; use jax.make_mesh((n,), ('devices',))")
     if not (isinstance(shard, str) and shard in MODES):
@@ -282,16 +283,16 @@ def check_layout(mesh: Any, shard: Any) -> Mesh:
 
 
 def axes_of(names: Any) -> tuple[str, ...]:
-    """The mesh axes along which one axis of an array is cut."""
+    """Return the mesh axes along which one axis of an array is cut."""
     return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
 def _axes_in(spec: P) -> list[str]:
-    """The mesh axes that a spec names; InputError where it names one twice, or leaves to JAX how an array lies."""
+    """Return the mesh axes that a spec names; raise InputError if it names one twice, or names anything else."""
     found: list[str] | None
     try:
         found = [name for names in spec for name in axes_of(names)]
-    except (TypeError, ValueError):  # P.UNCONSTRAINED, or sums that are still to be formed
+    except (TypeError, ValueError):  # P.UNCONSTRAINED, or a spec of unreduced sums
         found = None
     if found is None or len(set(found)) < len(found):
         raise InputError(f"shard has {spec}, must name an axis once at most, and nothing else; use names and None")
@@ -299,12 +300,12 @@ def _axes_in(spec: P) -> list[str]:
 
 
 def over_examples(mesh: Mesh) -> P:
-    """Rows lie over all devices, whatever the axes of the mesh are for."""
+    """Return the PartitionSpec that puts rows over all axes of the mesh."""
     return P(mesh.axis_names)
 
 
 def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """A PartitionSpec for every parameter; InputError where one does not divide its array."""
+    """Return a PartitionSpec for every parameter; raise InputError if one does not divide its array."""
     if shard == "data":
         return jax.tree.map(lambda _: P(), params)
     if shard == "fsdp":
@@ -326,14 +327,17 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """How the sums of gradients lie: as the parameters do, but cut where these are not: each device adds its noise."""
+    """Return the PartitionSpecs of sums of gradients: those of the parameters, and cuts of the uncut ones.
+
+    Each device adds the noise of its part.
+    """
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
     return jax.tree.map(one, params, specs)
 
 
 def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
-    """PartitionSpecs of a `Carried`; arrays of the optimizer lie as the parameters whose path and shape they have."""
+    """Return the PartitionSpecs of a `Carried`; optimizer arrays follow the parameters with their path and shape."""
     params = jax.tree_util.tree_flatten_with_path(carried.params)[0]
     specs = param_specs(mesh, shard, carried.params)
     known = [
@@ -353,7 +357,7 @@ def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
 
 
 def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -> Any:
-    """A PartitionSpec for every frozen array: as if it were trained."""
+    """Return a PartitionSpec for every frozen array, as if it were trained."""
     if rest is None:
         return None
     model = join_model(trained, rest)
@@ -361,14 +365,14 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
     specs = jax.tree_util.tree_leaves(param_specs(mesh, shard, numbers), is_leaf=is_spec)
     left, own = list(rest.frozen), []
     for leaf, spec in zip(jax.tree_util.tree_leaves(model), specs, strict=True):
-        if left and leaf is left[0]:  # both are in the order of the model
+        if left and leaf is left[0]:  # frozen arrays and leaves are both in the order of the model
             left.pop(0)
             own.append(spec)
     return Untrained(tuple(own), rest.form)
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Along the first axis that the number of devices divides: a part is then in one piece, or in few."""
+    """Cut along the first axis that the number of devices divides: each part is then in one piece, or in few."""
     if mesh.size == 1 or math.prod(shape) < _LEAST:
         return P()
     for axis, size in enumerate(shape):
@@ -379,13 +383,14 @@ def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
 
 LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[Carried, Observed]]]
 """Pure functions: (carried, frozen) -> so far; (carried, key words, so far, rows, indices, mask, frozen) -> so far; and
-(carried, key words, so far, numbers) -> (carried, observed)."""
+(carried, key words, so far, numbers) -> (carried, observed).
+"""
 
 
 class Gathering(NamedTuple):
-    """What a step on a mesh keeps between its micro-batches.
+    """Values that a step on a mesh keeps between its micro-batches.
 
-    sums : the first axis is the devices; each has its own.  params, frozen : whole, on every device.
+    sums : the first axis is the devices; each has its own sums.  params, frozen : whole, on every device.
     """
 
     sums: Any
@@ -394,7 +399,7 @@ class Gathering(NamedTuple):
 
 
 def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
-    """The step on loaded batches for one device; ``rows`` holds the shapes of a micro-batch."""
+    """Return the step on loaded batches for one device; ``rows`` holds the shapes of a micro-batch."""
 
     def nothing(carried: Carried, frozen: Untrained | None) -> Sums:
         return no_sums(rule, carried, rows, frozen)
@@ -411,7 +416,7 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
 
 
 def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> LoadedStep:
-    """The step on loaded batches for a mesh; each device has an equal part of every micro-batch."""
+    """Return the step on loaded batches for a mesh; each device has an equal part of every micro-batch."""
     spread = over_examples(mesh)
     over = lambda function, ins, outs: jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
     at_hand = lambda params, clip_norm: Carried(params, None, clip_norm, None)

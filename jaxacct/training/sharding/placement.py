@@ -1,6 +1,7 @@
-"""Places a run's arrays on one device or on a mesh, and digests them.
+"""Placement of a run's arrays on one device or on a mesh, their digests, and the processes of a run.
 
-A device of a mesh has the rows of its own records, or of its own users.
+A device of a mesh has the rows of its own records, or of its own users.  `jax.distributed` starts the processes: the
+first one writes, and all take each step together.
 """
 
 from __future__ import annotations
@@ -28,15 +29,103 @@ from jaxacct.training.sharding.mesh_step import (
     sharded_loaded_step,
     sharded_step,
 )
-from jaxacct.training.sharding.processes import ALONE, Processes
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, StepRule, private_step
 
+_FRAME = 256
+"""Bytes of a message that are sent together with its length; a longer message takes a second round."""
+_DONE, _REFUSED, _FAILED = b"D", b"R", b"F"
+
+
+class Processes:
+    """Number of processes that take the steps of a run, and the number of this process.
+
+    What a process tells or gathers is also a barrier: no process gets the answer before the first process has given it.
+    """
+
+    def __init__(self, count: int, number: int) -> None:
+        self.count, self.number = count, number
+
+    @classmethod
+    def of(cls, mesh: Any) -> Processes:
+        """Return the processes of a mesh's devices: this one, or all of them; raise InputError for any other set."""
+        own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
+        if there == [own]:
+            return ALONE
+        if there != list(range(jax.process_count())):
+            raise InputError(
+                f"mesh has devices of processes {there}, must have some of all {jax.process_count()}, or this one's "
+                "alone; make it from jax.devices() or from jax.local_devices()"
+            )
+        return cls(len(there), own)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes the ledger."""
+        return self.number == 0
+
+    def gather(self, own: bytes) -> list[bytes]:
+        """Return the bytes that every process gives, in the order of the processes."""
+        if self.count == 1:
+            return [own]
+        from jax.experimental.multihost_utils import process_allgather
+
+        together = lambda content, room: np.asarray(process_allgather(np.frombuffer(content.ljust(room, b"\0"), "u1")))
+        head = len(own).to_bytes(8, "little") + own
+        frames = [bytes(row) for row in together(head[:_FRAME], _FRAME)]
+        lengths = [int.from_bytes(frame[:8], "little") for frame in frames]
+        if max(lengths) > _FRAME - 8:
+            room = max(lengths) - (_FRAME - 8)
+            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # few sizes, since each size is compiled
+            frames = [frame + bytes(row) for frame, row in zip(frames, rest, strict=True)]
+        return [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
+
+    def tell(self, told: bytes) -> bytes:
+        """Return the bytes that the first process gives; those of the other processes are ignored."""
+        return self.gather(told if self.first else b"")[0]
+
+    def decide(self, function: Callable[[], bytes]) -> bytes:
+        """Run a function in the first process only; its result, or its exception, goes to all processes."""
+        if self.count == 1:
+            return function()
+        kind, answer = _DONE, b""
+        raised: BaseException | None = None
+        if self.first:
+            try:
+                answer = function()
+            except InputError as error:
+                kind, answer, raised = _REFUSED, str(error).encode(), error
+            except BaseException as error:
+                kind, answer, raised = _FAILED, f"{type(error).__name__}: {error}".encode(), error
+        told = self.tell(kind + answer)
+        if raised is not None:
+            raise raised
+        if told[:1] == _REFUSED:
+            raise InputError(told[1:].decode())
+        if told[:1] == _FAILED:
+            raise RuntimeError(f"the first process failed: {told[1:].decode()}")
+        return told[1:]
+
+    def agree(self, name: str, own: bytes) -> None:
+        """Raise InputError if the processes were given different values."""
+        everyone = self.gather(own)
+        others = [number for number, given in enumerate(everyone) if given != everyone[0]]
+        if others:
+            raise InputError(f"{name} of process {others[0]} is another than that of process 0; give all the same")
+
+    def any(self, *own: bool) -> tuple[bool, ...]:
+        """Return for each question whether any process answers yes."""
+        return tuple(any(answers) for answers in zip(*self.gather(bytes(own)), strict=True))
+
+
+ALONE = Processes(1, 0)
+"""Run of one process."""
+
 
 class Placement:
-    """All of a run on JAX's default device; or, on a mesh, records over all devices and parameters as `shard` says."""
+    """Arrays of a run on JAX's default device, or on a mesh: records over all devices, parameters as `shard` says."""
 
     def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
         if mesh is None and shard is not None:
@@ -52,14 +141,14 @@ class Placement:
         )
 
     def describe(self) -> list[tuple[str, str]]:
-        """(name, value) pairs that a notebook shows of the placement."""
+        """Return the (name, value) pairs that a notebook shows of the placement."""
         if self.mesh is None:
             return []
         shape = " x ".join(f"{size} {name}" for name, size in self.mesh.shape.items())
         return [("mesh", shape), ("shard", self._shard if isinstance(self._shard, str) else "PartitionSpecs")]
 
     def data(self, data: Any, users: Any) -> Any:
-        """The data, and whose they are, as the step takes them: every device has its own rows."""
+        """Return the data, with their users if any, as the step takes them: every device has its own rows."""
         if self.mesh is None:
             data = _anew(data)
             return data if users is None else user_data(data, users, self._size)
@@ -68,19 +157,19 @@ class Placement:
         return _users_on_mesh(data, users, self.mesh, self._size, self.processes)
 
     def carried(self, state: Any, trained: Any) -> Carried:
-        """The `Carried` of a `State` with this trained part, as new arrays, so that their origin does not show."""
+        """Return the `Carried` of a `State` with this trained part, as new arrays, which do not show their origin."""
         carried = Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite))
         placed: Carried = self._put(carried, self._where(carried))
         return placed
 
     def frozen(self, trained: Any, frozen: Untrained | None) -> Untrained | None:
-        """The rest of the model as new arrays, cut as the parameters are."""
+        """Return the rest of the model as new arrays, cut as the parameters are."""
         specs = None if self.mesh is None else frozen_specs(self.mesh, self._shard, trained, frozen)
         rest: Untrained | None = self._put(frozen, self._shardings(specs))
         return rest
 
     def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
-        """The first parameters and optimizer state, made where they are to be."""
+        """Make the first parameters and optimizer state on the devices where they stay."""
         if self.mesh is None:
             return params, init(params)
         params = self._put(params, self._where(Carried(params, (), (), ())).params)
@@ -88,7 +177,7 @@ class Placement:
         return params, jax.jit(init, out_shardings=where.opt_state)(params)
 
     def digest(self, tree: Any) -> bytes:
-        """SHA-256 of a pytree of arrays; on a mesh of every part, made where it is, and of these together."""
+        """Return the SHA-256 digest of a pytree of arrays; on a mesh, of the digests of all parts."""
         if self.mesh is None:
             return key_derivation.digest_tree(tree)
         leaves, structure = jax.tree_util.tree_flatten(tree)
@@ -98,7 +187,7 @@ class Placement:
             parts = list(dict.fromkeys(map(str, leaf.sharding.devices_indices_map(leaf.shape).values())))
             found = np.zeros((len(parts), 32), np.uint8)
             for part in leaf.addressable_shards:
-                if part.replica_id == 0:  # of equal parts one is digested
+                if part.replica_id == 0:  # one of several equal parts is digested
                     content = np.ascontiguousarray(np.asarray(part.data)).reshape(-1).view(np.uint8)
                     own_digest = hashlib.sha256(content.data).digest()
                     found[parts.index(str(part.index))] = np.frombuffer(own_digest, np.uint8)
@@ -106,7 +195,7 @@ class Placement:
         return digest(*told, *self.processes.gather(b"".join(found.tobytes() for found in own)))
 
     def digest_program(self, traced: Any) -> bytes:
-        """A digest of a traced program, of the mesh, and of what runs it in every process."""
+        """Return a digest of a traced program, of the mesh, and of what runs the program in every process."""
         own = key_derivation.digest_program(traced)
         if self.mesh is None:
             return own
@@ -115,11 +204,11 @@ class Placement:
         return digest(*self.processes.gather(digest(mesh, own)))
 
     def step(self, carried: Carried, *rest: Any) -> Any:
-        """The step's program, traced."""
+        """Trace the step's program."""
         return jax.jit(self.step_function, **self._after(carried)).trace(carried, *rest)
 
     def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
-        """The three programs of a step whose batch is loaded, traced; ``batch`` holds shapes of a micro-batch."""
+        """Trace the three programs of a step whose batch is loaded; ``batch`` holds shapes of a micro-batch."""
         lies: dict[str, Any] = {}
         if self.mesh is None:
             nothing, one, end = loaded_step(self._rule, batch[0])
@@ -140,7 +229,7 @@ class Placement:
         ]
 
     def batch(self, batch: Any) -> Any:
-        """A micro-batch as these programs take it: an equal part of it on each device."""
+        """Return a micro-batch as these programs take it: an equal part on each device."""
         if self.mesh is None:
             return batch
         where = NamedSharding(self.mesh, over_examples(self.mesh))
@@ -148,7 +237,7 @@ class Placement:
         return jax.tree.map(put, batch)
 
     def _after(self, carried: Carried) -> dict[str, Any]:
-        """How the results of a step lie."""
+        """Return the layout of the results of a step, as an option of jit."""
         return {} if self.mesh is None else {"out_shardings": (self._where(carried), NamedSharding(self.mesh, P()))}
 
     def _where(self, carried: Carried) -> Any:
@@ -159,7 +248,7 @@ class Placement:
         return None if mesh is None else jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
-        """A pytree's numbers as new arrays; on a mesh, arrays on the host must be the same in every process."""
+        """Return a pytree's numbers as new arrays; on a mesh, arrays on the host must be the same in every process."""
         if self.mesh is None:
             return _anew(tree)
         if self.processes.count > 1:
@@ -187,17 +276,20 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _numbers(leaf: Any) -> Any:
-    """An array of numbers; of random keys, their words."""
+    """Return an array of numbers; for random keys, their words."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _spread(leaf: Any) -> bool:
-    """Whether an array is on several processes."""
+    """Return whether an array is on several processes."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """Rows over the devices, in order; of arrays on the host a process reads its own alone, and zeros fill the end."""
+    """Put rows over the devices, in order, and zeros at the end.
+
+    A process reads only its own rows of arrays on the host.
+    """
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, over_examples(mesh))
 
@@ -217,7 +309,7 @@ def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
 
 
 def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Processes) -> UserData:
-    """`user_data` on a mesh: every device has all examples of its own users, in an array as large as on any device."""
+    """Return `user_data` on a mesh: every device has all examples of its own users, in arrays of one size."""
     ids = np.asarray(users)
     if any(_spread(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         raise InputError("data of users must be arrays of all examples in every process; give those")
@@ -225,7 +317,7 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
     order, first, count = grouped(users, size, {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)})
     rows = -(-size // mesh.size)
     begins = [min(device * rows, size) for device in range(mesh.size + 1)]
-    ends = np.append(first, len(ids))[begins]  # of the devices, among the examples in the order of the users
+    ends = np.append(first, len(ids))[begins]  # first example of each device, in the order of the users; then the end
     room = max(int(np.max(np.diff(ends))), 1)
     where = NamedSharding(mesh, over_examples(mesh))
     of = lambda device: order[ends[device] : ends[device + 1]]
@@ -245,13 +337,13 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
 
 
 def _on_host(leaf: Any) -> tuple[Any, Any]:
-    """(array from which rows are read, dtype of the rows on a device)."""
+    """Return (array from which rows are read, dtype of the rows on a device)."""
     array = leaf if hasattr(leaf, "shape") and not isinstance(leaf, jax.Array) else np.asarray(leaf)
     return array, jax.dtypes.canonicalize_dtype(array.dtype)
 
 
 def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
-    """An array with a part of this shape on every device: rows from the part's first row on, then zeros."""
+    """Return an array with a part of this shape on every device: rows from the part's first row on, then zeros."""
 
     def one(index: Any) -> np.ndarray:
         have = read(index[0].start or 0)
