@@ -230,9 +230,8 @@ COMMANDS = {
         ),
     ),
     "plot": Command(
-        "Draw the result of a sweep: a value against an input with its bracket as a band, a heat map over two "
-        "inputs, or the privacy profiles or trade-off curves of some rows. What is not asked for is chosen by the "
-        "data.",
+        "Draw the result of a sweep: a value against an input with its bracket as a band, a heat map over two inputs, "
+        "or the privacy profiles or trade-off curves of some rows. What is not asked for is chosen by the data.",
         "jaxacct plot result.csv --out figure.pdf --x target_epsilon --by epochs",
         (
             _word("result", "the result of a sweep, .csv or .parquet"),

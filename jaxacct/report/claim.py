@@ -1,4 +1,4 @@
-"""Claim: one answer that a report states, whether it may be published, and its figures as safe text."""
+"""Claim: one answer that a report states, any obstacle to claiming it, and its figures rounded to the safe side."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxacct.mechanisms import Mechanism
 
 
 def safe(text: str) -> str:
-    """Text from a file, with everything that does not print as a question mark."""
+    """Return text from a file with a question mark for every character that does not print."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def up(value: float, digits: int) -> str:
-    """A number of at most `digits` significant digits, rounded up.
+    """Write a number with at most `digits` significant digits, rounded up.
 
     >>> up(1.23401, 4), up(float("inf"), 4)
     ('1.235', 'inf')
@@ -26,7 +26,7 @@ def up(value: float, digits: int) -> str:
 
 
 def down(value: float, digits: int) -> str:
-    """A number of at most `digits` significant digits, rounded down.
+    """Write a number with at most `digits` significant digits, rounded down.
 
     >>> down(1.23499, 4)
     '1.234'
@@ -35,7 +35,7 @@ def down(value: float, digits: int) -> str:
 
 
 def percent(value: float) -> str:
-    """A probability in per cent with three digits, rounded up, and never above 100.
+    """Write a probability in per cent with three digits, rounded up, but never above 100.
 
     >>> percent(0.0291392), percent(0.9999999), percent(0.0)
     ('2.92 %', '100 %', '0 %')
@@ -46,7 +46,7 @@ def percent(value: float) -> str:
 
 
 def plain_percent(value: float, other: bool = False) -> str:
-    """A probability that was given, not computed, or (`other`) 1 less it, in per cent with every digit.
+    """Write a given probability p in per cent with every digit; with `other`, write 1 - p.
 
     >>> plain_percent(0.01), plain_percent(0.001), plain_percent(0.07, other=True), plain_percent(0.9999999999)
     ('1 %', '0.1 %', '93 %', '99.99999999 %')
@@ -67,37 +67,37 @@ CLAIMABLE = ("certified", "bound")
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """One answer, its subject, and any obstacle to claiming it.
+    """An answer, the mechanism that it is about, and any obstacle to claiming it.
 
-    What may be claimed is `upper`:
+    A claim uses `upper`:
 
         (epsilon <= upper) at the given delta, or (delta <= upper) at the given epsilon.
 
     Parameters
     ----------
     title : str
-        What the answer is of.
+        Name of the mechanism or run that the answer is about.
     quantity : {"epsilon", "delta"}
-        What `bounds` brackets.
+        The quantity that `bounds` brackets.
     given : float
-        The delta or the epsilon at which it does.
+        The delta or the epsilon at which `bounds` holds.
     relation : str
         The neighbouring relation.
     bounds : Bounds or None
-        The bracket of one configuration; None where there is none.
+        The bracket of one configuration; None where there is no answer.
     mechanism : Mechanism or None
-        What is claimed of, where it can be written down as one mechanism.
+        The mechanism of the claim; None where no single mechanism describes it.
     happened : bool
-        False of a plan or a configuration, which says what would be released.
+        False for a plan or a configuration, which only says what would be released.
     trouble : str
-        Why nothing may be claimed although `bounds` may say ok; empty where nothing stands in the way.
+        A reason against the claim that `bounds` does not show; empty if there is none.
     profile : tuple of (epsilon, delta), or None
-        Points of the privacy profile from which the risks are read, where the mechanism itself does not give them.
+        Points of the privacy profile from which the risks are read, where the mechanism itself does not give the risks.
 
     Raises
     ------
     ValueError
-        Bounds of a batch.
+        If `bounds` is a batch.
 
     References
     ----------
@@ -126,31 +126,28 @@ class Claim:
 
     @property
     def upper(self) -> float:
-        """The end that a claim may use; NaN where there is none."""
+        """The end of the bracket that a claim may use; NaN where there is no bracket."""
         return math.nan if self.bounds is None else float(self.bounds.upper)
 
     @property
     def kind(self) -> str:
-        """What kind of statement the bounds are; empty where there are none."""
+        """The kind of statement of the bounds; empty where there are no bounds."""
         return "" if self.bounds is None else str(self.bounds.kind)
 
     @property
     def status(self) -> str:
-        """The status of the bounds; empty where there are none."""
+        """The status of the bounds; empty where there are no bounds."""
         return "" if self.bounds is None else str(self.bounds.status)
 
     @property
     def obstacle(self) -> str:
-        """Why nothing may be claimed, in words; empty where it may."""
+        """The reason against the claim, in words; empty where the claim may be made."""
         if self.trouble:
             return self.trouble
         if self.bounds is None:
             return "There is no answer."
-        if not bool(self.bounds.ok) or self.kind.split(":")[0] not in CLAIMABLE:
-            return str(explain(self.status, self.kind))
-        if not math.isfinite(self.upper):
-            return str(explain(self.status, self.kind))
-        return ""
+        claimable = bool(self.bounds.ok) and self.kind.split(":")[0] in CLAIMABLE and math.isfinite(self.upper)
+        return "" if claimable else str(explain(self.status, self.kind))
 
     @property
     def may_be_claimed(self) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 import jaxacct
-from jaxacct.core.bounds import KINDS, explain
+from jaxacct.core.bounds import KINDS, Bounds, explain
 from jaxacct.core.files import replacing
 from jaxacct.core.progress import Progress
-from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one, shown
+from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one
 from jaxacct.interop.documents import to_json
 from jaxacct.mechanisms import Mechanism
 from jaxacct.report import wording
@@ -38,19 +38,19 @@ from jaxacct.report.page import (
 )
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings, attacker_curve, readings_of
 from jaxacct.report.subjects import Subject, subject_of
+from jaxacct.sweeps.table import out_path
 from jaxacct.training import Ledger
 
 ENDINGS = (".html", ".htm", ".md")
-"""How the name of a page may end."""
+"""File endings of a page."""
 _TICKS_OF_A_CLAIM = 6
-"""Steps of the progress bar for each claim."""
+"""Steps of the progress bar for each claim: at least the calls of `tick` in `readings_of`, and one."""
 _VERIFIED = (
     "“Verified” means that a second program, which shares no code with the first, started again from the definition of "
     "the privacy loss and enclosed delta in ball arithmetic on the right side of both ends of the bracket. “Refuted” "
-    "means that one end is false. “Undecided” says nothing either way: the time ran out, or the mechanism is "
-    "not covered. "
-    "It needs the package python-flint: pip install 'jaxacct[verify]'. Verification is of the numbers. It does not "
-    "check that the run did what the file says."
+    "means that one end is false. “Undecided” says nothing either way: the time ran out, or the mechanism is not "
+    "covered. It needs the package python-flint: pip install 'jaxacct[verify]'. Verification is of the numbers. It "
+    "does not check that the run did what the file says."
 )
 
 
@@ -63,27 +63,29 @@ def report(
     prior: float = 0.5,
     relation: str | None = None,
 ) -> Report:
-    """One page on a privacy claim, for somebody who must sign it.
+    """Make one page on a privacy claim, for the person who must sign it.
 
-    The page says what is claimed in words, (epsilon <= upper) at a delta; under which neighbouring relation and which
-    assumptions; what an attacker can reach at most; every mechanism; how to verify it; and what the claim does not say.
-    Every figure that a claim relies on is the upper end of a bracket.  What is not ok is shown as not to be claimed.
+    The page states the claim (epsilon <= upper) at a delta, in words.  It states the neighbouring relation and the
+    assumptions, what an attacker can reach at most, every mechanism, how to verify the claim, and what the claim does
+    not say.  Every figure of a claim is the upper end of a bracket.  An answer that is not ok is shown as not to be
+    claimed.
 
     Parameters
     ----------
     subject : path, Ledger, Plan, Table or Mechanism
-        A path is that of a ledger, of the result of a sweep (.csv or .parquet), of a plan or of a mechanism as JSON.
+        A path is that of a ledger, of the result of a sweep (.csv or .parquet), or of a plan or a mechanism as JSON.
         The epsilon of a ledger is derived again from its entries, and that of a row from its parameters.
     out : path ending in .html or .md, optional
-        Where the page is written; a file that is there is replaced.
+        The file to write the page to; an existing file is replaced.
     delta : float in (0, 1), optional
-        Of a ledger (by default that of its last plan), and of a mechanism, which needs one.
+        For a ledger (by default the delta of its last plan) or a mechanism, which needs one.
     rows : row numbers from 0, optional
-        Of a result: up to 20 rows to be told in detail; by default the first 3, and the first 50 in a table.
+        For a result: up to 20 rows to describe in detail.  By default the first 3 in detail and the first 50 in a
+        table.
     prior : float in (0, 1)
         The probability, stated beforehand, from which an attacker starts.
     relation : str, optional
-        Of a mechanism, "add_or_remove_one" by default; all others have their own.
+        For a mechanism, by default "add_or_remove_one"; every other subject has its own relation.
 
     Returns
     -------
@@ -92,8 +94,8 @@ def report(
     Raises
     ------
     InputError
-        One line for whatever cannot be read, reported or written: a ledger that is damaged or still being written, a
-        file that is none of these, options that are for another subject.
+        If the subject cannot be read or reported, such as a damaged or open ledger, if an option is for another
+        subject, or if the page cannot be written.
 
     References
     ----------
@@ -107,8 +109,8 @@ def report(
     >>> round(page.readings[0].rate(0.01), 4)
     0.0339
     """
-    if out is not None:
-        _refuse_same(subject, _page_path(out))  # refused before the work
+    if out is not None:  # refuse before the work
+        _refuse_same(subject, _page_path(out))
     prior = check_one("prior", prior, OPEN_PROBABILITY, "a report has one")
     bar = Progress(_TICKS_OF_A_CLAIM, None, unit="steps", pauses=(0.0, 60.0))
     done, most = 0, _TICKS_OF_A_CLAIM - 1
@@ -140,9 +142,9 @@ def report(
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A page on one or several privacy claims; made by `jaxacct.report.report`.
+    """A page on one or several privacy claims; `jaxacct.report.report` makes it.
 
-    Every figure on the page that a claim relies on is the upper end of a bracket, which the fields hold:
+    The fields hold the brackets behind the page.  Every figure of a claim is an upper end:
 
         epsilon <= claims[k].upper at delta = claims[k].given.
 
@@ -150,9 +152,9 @@ class Report:
     ----------
     title : str
     claims : tuple of Claim
-        Those that the page states in detail.
+        The claims that the page states in detail.
     readings : tuple of Readings or None
-        The risks of each claim; None where there are none.
+        The risks of each claim; None where there are no risks.
     blocks : tuple
         The pieces of the page, in order.
     rows_not_claimed : int
@@ -177,19 +179,19 @@ class Report:
 
     @property
     def may_all_be_claimed(self) -> bool:
-        """Whether everything that the page shows, its table of rows included, may be claimed."""
+        """Whether every claim and every row of the table may be claimed."""
         return self.rows_not_claimed == 0 and all(claim.may_be_claimed for claim in self.claims)
 
     def to_html(self) -> str:
-        """The page as one HTML file, without scripts and without anything from elsewhere."""
+        """Return the page as one HTML file, which has no scripts and loads nothing."""
         return html(self.title, self.blocks)
 
     def to_markdown(self) -> str:
-        """The page as Markdown, without the picture."""
+        """Return the page as Markdown, without the picture."""
         return markdown(self.blocks)
 
     def write(self, out: str | os.PathLike[str]) -> None:
-        """Write the page, as HTML or Markdown by the ending of its name; InputError where that cannot be."""
+        """Write the page to a file, as Markdown or HTML by its ending; raise InputError if that fails."""
         path = _page_path(out)
         text = self.to_markdown() if path.suffix.lower() == ".md" else self.to_html()
         with replacing(path) as temporary:
@@ -197,10 +199,8 @@ class Report:
 
 
 def _page_path(out: object) -> Path:
-    """The path of a page; InputError if it is no path, has another ending or is a folder."""
-    if not isinstance(out, str | os.PathLike) or not os.fspath(out):
-        raise InputError(f"out = {shown(out)} must be the path of a file; name the page, such as 'report.html'")
-    path = Path(os.fsdecode(out))
+    """Return the path of a page; refuse an object that is no path, another ending, and a folder."""
+    path = out_path(out, "the page, such as 'report.html'")
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: a report must end in {', '.join(ENDINGS)}")
     if path.is_dir():
@@ -209,20 +209,20 @@ def _page_path(out: object) -> Path:
 
 
 def _refuse_same(subject: Any, out: Path) -> None:
-    """Refuse a page that would replace the file that it is about; a ledger may have any name."""
+    """Refuse a page that would replace its own subject; a ledger may have any ending."""
     path = getattr(subject, "path", None) if isinstance(subject, Ledger) else subject
     if not isinstance(path, str | bytes | os.PathLike):
         return
     try:
         same = out.samefile(os.fsdecode(path))
-    except (OSError, ValueError):  # one of them is not there, or is no path at all
+    except (OSError, ValueError):  # one of the two does not exist, or is no path
         return
     if same:
         raise InputError(f"{out}: the report would overwrite what it is about; give another name")
 
 
 def _blocks(subject: Subject, readings: Sequence[Readings | None], when: datetime) -> Iterator[Block]:
-    """The pieces of the page."""
+    """Yield the pieces of the page."""
     path = safe(subject.path)
     yield Heading("Privacy report", 1)
     of = f"{subject.what}, {path}" if path else subject.what
@@ -282,8 +282,7 @@ def _risk(claim: Claim, readings: Readings | None, level: int, unit: str) -> Ite
     if readings is None:
         yield Paragraph("The risks of this claim were not derived, since its profile is known in one direction only.")
         return
-    every = (readings.tpr, readings.advantage, readings.posterior, readings.bayes_success)
-    kinds = sorted({str(kind) for bounds in every for kind in np.ravel(bounds.kind)})
+    kinds = sorted({str(kind) for bounds in readings if isinstance(bounds, Bounds) for kind in np.ravel(bounds.kind)})
     yield Paragraph(
         f"These are limits for every attacker, also one who knows all other {unit}s, the program and its settings. "
         f"The kind of these figures is {' or '.join(kinds)}."
@@ -311,7 +310,7 @@ def _record(subject: Subject, when: datetime) -> list[tuple[str, str]]:
 
 
 def _document(mechanism: Mechanism) -> str:
-    """The digest of what `jaxacct.interop.to_json` writes of a mechanism."""
+    """Return the SHA-256 of the mechanism's JSON document (`jaxacct.interop.to_json`)."""
     try:
         return hashlib.sha256(to_json(mechanism).encode()).hexdigest()
     except InputError as error:

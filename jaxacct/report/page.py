@@ -1,4 +1,4 @@
-"""The page: its pieces, each as HTML and as Markdown.  Text in a piece is plain, and is escaped when it is written."""
+"""The pieces of a page, each as HTML and as Markdown.  A piece holds plain text and escapes the text when it writes."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ pre { background: #f3f5f7; padding: 12px 14px; font: .84rem/1.5 ui-monospace, Me
 }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What a browser may load: nothing but the style in the page."""
+"""The content security policy: a browser may load only the style in the page."""
 
 
 def html(title: str, blocks: Sequence[Block]) -> str:
-    """The page as one HTML file, for a screen of any width and for paper."""
+    """Return the page as one HTML file, for a screen of any width and for paper."""
     body = "\n".join(block.html() for block in blocks)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -88,12 +88,12 @@ def html(title: str, blocks: Sequence[Block]) -> str:
 
 
 def markdown(blocks: Sequence[Block]) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     return "\n\n".join(block.markdown() for block in blocks) + "\n"
 
 
 class Heading(NamedTuple):
-    """A title; level 1 is the page's, 2 a section's, 3 a part's."""
+    """A title: level 1 of the page, 2 of a section, 3 of a part."""
 
     text: str
     level: int = 2
@@ -108,7 +108,7 @@ class Heading(NamedTuple):
 
 
 class Paragraph(NamedTuple):
-    """Running text."""
+    """A paragraph of text."""
 
     text: str
 
@@ -120,7 +120,7 @@ class Paragraph(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """The claim, or why there is none; may : whether it may be claimed."""
+    """A claim, or the reason why there is none; `may` is whether it may be claimed."""
 
     label: str
     figure: str
@@ -137,7 +137,7 @@ class Statement(NamedTuple):
 
 
 class Items(NamedTuple):
-    """A list."""
+    """A list of texts."""
 
     texts: Sequence[str]
 
@@ -149,7 +149,7 @@ class Items(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Names and their values."""
+    """Names with their values."""
 
     pairs: Sequence[tuple[str, str]]
 
@@ -161,7 +161,7 @@ class Facts(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A table.  stop : numbers of rows that must not be claimed."""
+    """A table; `stop` holds the numbers of the rows that must not be claimed."""
 
     caption: str
     header: Sequence[str]
@@ -186,7 +186,7 @@ class Rows(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """An SVG of our own, a description for readers who cannot see it, and the caption."""
+    """An SVG from this package, a description for readers who cannot see it, and a caption."""
 
     svg: str
     description: str
@@ -201,7 +201,7 @@ class Picture(NamedTuple):
 
 
 class Code(NamedTuple):
-    """Command lines."""
+    """Command lines or lines of Python."""
 
     lines: Sequence[str]
 
@@ -228,16 +228,16 @@ Block = Heading | Paragraph | Statement | Items | Facts | Rows | Picture | Code 
 
 
 def _text(text: str) -> str:
-    """Plain text as HTML; formulas get their signs, and numbers such as 1e-05 stay on one line."""
+    """Write plain text as HTML in which numbers such as 1e-05 stay on one line."""
     return re.sub(r"\d[\d.]*e-\d+", r'<span class="n">\g<0></span>', _plain(text))
 
 
 def _plain(text: str) -> str:
-    """Plain text as it may stand in an attribute or a title."""
+    """Write plain text as HTML that may stand in an attribute or a title."""
     return escape(text.replace("<=", "≤").replace(" %", "\u00a0%"))
 
 
 def _marked(text: str) -> str:
-    """Plain text as Markdown: what Markdown or HTML would take for a sign of its own, or for a link, is escaped."""
+    """Write plain text as Markdown; escape the signs of Markdown and HTML, and whatever would become a link."""
     marked = re.sub(r"([\\`*_\[\]|~#]|:(?=//)|(?<=www)\.)", r"\\\1", text.replace("<=", "≤"))
     return escape(marked, quote=False)

@@ -1,4 +1,4 @@
-"""The risks of a claim: what an attacker can get out of one output, in rates and probabilities, and as a picture."""
+"""The risks of a claim: the success that an attacker can reach from one output, in numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection import AdaptiveSelection, Selection
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 96.0, 22.0, 464.0, 320.0
-"""The plotting area, in the units of the view box."""
+"""The plotting area of the picture, in the units of the SVG's view box."""
 _DECADES = 4
-"""Both axes go from 10^-4 to 1."""
+"""Decades of both axes, which go from 10^-4 to 1."""
 _LINE, _GUESS, _INK, _GRID = "#0b5394", "#777777", "#333333", "#e2e2e2"
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """The false-positive rates at which a report states the true-positive rate."""
 _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_RATES]))
-"""The false-positive rates of the picture; they include those of the sentences."""
+"""The false-positive rates of the picture, `FALSE_POSITIVE_RATES` among them."""
 _SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
-"""A slow profile is evaluated at these multiples of the claimed epsilon."""
+"""Multiples of the claimed epsilon at which a slow profile is evaluated."""
 _LEAST_GAP = 1e-4
-"""Least distance of two points of a profile, above what `PrivacyProfile` asks for."""
+"""Least distance in epsilon of two profile points, more than `PrivacyProfile` asks for."""
 _BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
 """Relations under which a profile holds in both directions."""
 
 
 class Readings(NamedTuple):
-    """The success that an attacker can reach; every field is certified from above by its `upper`.
+    """The success that an attacker can reach; the `upper` of each field is a certified upper bound.
 
-    fpr, tpr : false-positive rates and the largest true-positive rates at them, (G,).
-    advantage : the largest difference of the two.  prior : a probability stated beforehand.
-    posterior : the largest probability that an accusation is right, at `FALSE_POSITIVE_RATES`, given the prior.
-    bayes_success : the largest probability of a right guess, given the prior.
+    fpr, tpr : false-positive rates, and the largest true-positive rate at each, (G,).
+    advantage : the largest true-positive rate less false-positive rate.
+    prior : the probability, stated beforehand, that the record was used.
+    posterior : the largest probability, given the prior, that an accusation is right, at `FALSE_POSITIVE_RATES`.
+    bayes_success : the largest probability, given the prior, that the attacker's guess is right.
     """
 
     fpr: np.ndarray
@@ -50,11 +51,11 @@ class Readings(NamedTuple):
     bayes_success: Bounds
 
     def rate(self, fpr: float) -> float:
-        """The upper end of the true-positive rate at one of `FALSE_POSITIVE_RATES`."""
+        """Return the upper end of the true-positive rate at one of `FALSE_POSITIVE_RATES`."""
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """The upper ends alone, as bounds for any mechanism that leaks less than the one that was evaluated."""
+        """Return the upper ends alone, which also hold for any mechanism that leaks less."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
@@ -63,10 +64,11 @@ class Readings(NamedTuple):
 
 
 def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
-    """The risks of a claim; None where nothing may be claimed, or where its profile is known in one direction only.
+    """Return the risks of a claim, or None where nothing may be claimed or the profile is known in one direction only.
 
-    prior : the probability, before the output is seen, that the record was used.  tick : told of each piece of work.
-    Where a mechanism takes seconds for each value of its profile, or there is none, points of the profile are read.
+    prior : the probability, before the output is seen, that the record was used.
+    tick : called with the name of each piece of work. Points of the profile are read where a mechanism takes seconds
+    for each value of its profile, or where the claim has no mechanism.
     """
     if not claim.may_be_claimed:
         return None
@@ -87,7 +89,7 @@ def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Read
 
 
 def _read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str], None]) -> Readings:
-    """The readings of one configuration."""
+    """Return the readings of one mechanism."""
     known = profile(mechanism, relation)
     tick("true-positive rates")
     tpr = known.true_positive_rate(_CURVE)
@@ -100,7 +102,7 @@ def _read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """A mechanism that leaks at least what the points of a profile allow, in either direction; None without a point."""
+    """Return a mechanism that leaks at least what the profile points allow, both ways; None without a point."""
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):
@@ -108,13 +110,13 @@ def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
         if kept and delta >= kept[-1][1]:
             continue
         least = kept[-1][0] + _LEAST_GAP if kept else _LEAST_GAP if epsilon else 0.0
-        epsilon = max(epsilon, least)  # the profile falls: delta at an epsilon also bounds delta beyond it
+        epsilon = max(epsilon, least)  # safe: a profile falls, so its delta at a smaller epsilon bounds delta here
         kept.append((epsilon, delta))
     return PrivacyProfile([e for e, _ in kept], [d for _, d in kept]) if kept else None
 
 
 def attacker_curve(readings: Readings) -> str:
-    """True-positive rate against false-positive rate on logarithmic axes, with the two rates of the sentences."""
+    """Draw the true-positive rate against the false-positive rate on logarithmic axes, as SVG text."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 410" role="img" font-family="inherit" '
         f'font-size="14" fill="{_INK}">'
@@ -158,9 +160,9 @@ def attacker_curve(readings: Readings) -> str:
 
 
 def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points of a line that is no lower than the best attacker between the rates that were computed, either.
+    """Return the corners of a line that is nowhere below the best attacker, from points of its rates.
 
-    True-positive rates only grow with the false-positive rate, and their quotient by it only falls.
+    True-positive rates only grow with the false-positive rate, and the quotient TPR/FPR only falls.
 
     >>> _above([(0.1, 0.4), (0.2, 0.5)])
     [(0.1, 0.4), (0.125, 0.5), (0.2, 0.5)]
@@ -181,5 +183,5 @@ def _y(value: float) -> float:
 
 
 def _share(value: float) -> float:
-    """The place of a rate on an axis, from 0 to 1; a rate below the axis lies at its end."""
+    """Return the place of a rate on an axis, from 0 to 1; a rate below the axis is placed at its lower end."""
     return 1.0 + math.log10(min(max(value, 10.0**-_DECADES), 1.0)) / _DECADES

@@ -39,34 +39,39 @@ SAMPLING = {
     "without_replacement": "batches of one size without replacement",
     "fixed_batches": "one pass over fixed batches",
 }
-"""How a batch is drawn, in words."""
+"""The ways of drawing batches, in words."""
 _DELTAS = np.geomspace(1e-10, 0.3, 14)
 """Deltas at which a Rényi filter's epsilon is computed; the risks of its run follow from these points."""
 _LONGEST = 600
-"""Characters of a mechanism that a page shows."""
+"""Most characters of a mechanism on a page."""
 _LONGEST_DOCUMENT = 2**24
-"""Bytes up to which a file may be a plan or a mechanism; a longer one is a ledger."""
+"""Most bytes of a file that may be a plan or a mechanism; a longer file is a ledger."""
 _MOST_RELEASES = 500
-"""Kinds of release that a page lists."""
+"""Most kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Default rows in the table, default rows in detail, and most rows that may be asked for, a page each."""
+"""Default rows in the table, default rows in detail, and most rows to ask for, each of which takes a page."""
 _SHOWN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps", "cap", "group", "repetitions")
 """Columns of a result that the page shows if the result has them."""
 
 Tick = Callable[[str], None]
-"""Shows progress; called with the name of each piece of work before it is done."""
+"""Shows progress; called with the name of each piece of work before the work begins."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
     """The subject of a page.
 
-    what : what was read, in words.  summary : one sentence on what happened, or would happen.
-    claims : those to be told in detail.  spent : every mechanism, as a table.
-    details : names and what they are, for each claim.
-    mechanisms : all that takes part, for the assumptions.  assumed : assumptions of its own.
-    verify : command lines, or lines of Python, that check the claims.  note : what they do not check.
-    unit : what neighbours differ in, "record" or "user".  path, sha256 : the file that was read, and its digest.
+    what : the kind of subject, in words.
+    summary : a sentence on what happened, or would happen.
+    claims : the claims to state in detail.
+    spent : every release, or every row, as a table.
+    details : names and values for each claim.
+    mechanisms : all mechanisms of the subject, from which assumptions follow.
+    assumed : further assumptions.
+    verify : command lines, or lines of Python, that check the claims.
+    note : a limit of these checks.
+    unit : the unit in which neighbours differ, "record" or "user".
+    path, sha256 : the file of the subject, and its digest.
     """
 
     what: str
@@ -86,7 +91,7 @@ class Subject:
 def subject_of(
     source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None, tick: Tick
 ) -> Subject:
-    """The subject of an object or of a file; InputError where there is none, or the file changes while it is read."""
+    """Return the subject of an object or of a file; refuse anything else, and a file that changes while it is read."""
     kind = _kind(source)
     if delta is not None and kind in ("result", "plan"):
         raise InputError(f"delta is for a ledger or a mechanism; a {kind} has its own")
@@ -97,11 +102,11 @@ def subject_of(
     in_file = isinstance(source, str | os.PathLike)
     path = os.fsdecode(source) if in_file else ""
     before = _digest(path) if in_file else ""
-    if in_file and kind == "ledger":
-        _refuse_open(path)
     if in_file and kind in ("ledger", "result"):
         tick(f"reading the {kind}")
     if kind == "ledger":
+        if in_file:
+            _refuse_open(path)
         found = _of_ledger(Ledger.read(path) if in_file else source, delta, tick, path)
     elif kind == "result":
         found = _of_table(read_table(path) if in_file else source, rows, tick, path)
@@ -121,7 +126,7 @@ def subject_of(
 
 
 def _kind(source: Any) -> str:
-    """Whether a source is a "ledger", "result", "plan" or "mechanism"; any other file is taken for a ledger."""
+    """Return the kind of a source, "ledger", "result", "plan" or "mechanism"; any other file counts as a ledger."""
     for kind, word in ((Ledger, "ledger"), (Plan, "plan"), (Table, "result"), (Mechanism, "mechanism")):
         if isinstance(source, kind):
             return word
@@ -156,19 +161,19 @@ def _digest(path: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    """A path as a word of a command line, which no command takes for an option."""
+    """Return a path as a word of a command line that no command takes for an option."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def counted(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Rows:
-    """A table of releases, cut at a stated limit."""
+    """Return a table of releases, cut at a limit that its caption states."""
     if len(rows) > _MOST_RELEASES:
         caption += f" The first {_MOST_RELEASES:,} of {len(rows):,} kinds are shown; epsilon counts all."
     return Rows(caption, header, rows[:_MOST_RELEASES])
 
 
 def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick: Tick, path: str) -> Subject:
-    """The subject of one configuration, at a delta."""
+    """Return the subject of one configuration, at a delta."""
     if delta is None:
         raise InputError("delta is missing; a mechanism has none of its own, give one such as 1e-5")
     at = check_one("delta", delta, DELTA, "a report has one")
@@ -201,14 +206,14 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, tick
 
 
 def _typed(mechanism: Mechanism) -> str:
-    """A mechanism with every digit of its numbers; a very long one is cut."""
+    """Write a mechanism with every digit of its numbers; cut a very long text."""
     with np.printoptions(floatmode="unique", threshold=40):
         text = safe(repr(mechanism))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... (cut)"
 
 
 def _made(mechanism: Mechanism) -> list[str]:
-    """Lines of Python that make the mechanism again, to the last digit."""
+    """Return lines of Python that make the mechanism again, to the last digit."""
     text = repr(mechanism)
     if "array(" not in text and len(text) <= _LONGEST:
         return [f"m = {safe(text)}"]
@@ -222,7 +227,7 @@ def _made(mechanism: Mechanism) -> list[str]:
 
 
 def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
-    """A plan that was not run, at its own delta."""
+    """Return the subject of a plan that was not run, at the plan's delta."""
     tick("epsilon of the plan")
     bounds, mechanism, profile = plan.epsilon, plan.mechanism, None
     if plan.repetitions is not None:
@@ -256,7 +261,7 @@ def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
 
 
 def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
-    """The plan in numbers; with a schedule they are averages."""
+    """Return the plan's numbers; numbers of a schedule are averages."""
     average = " (average)" if len(plan.segments) > 1 else ""
     facts = [
         (f"{plan.unit.capitalize()}s in the data", f"{plan.dataset_size:,}"),
@@ -272,7 +277,7 @@ def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _release(plan: Plan, what: str, release: Any, count: int) -> list[str]:
-    """A kind of release as cells of a table."""
+    """Return a kind of release as cells of a table."""
     numbers = repr(release.noise_multiplier), repr(release.sampling_probability), f"{count:,}"
     return [about(plan.unit, f"{what}{SAMPLING[release.sampling]}"), *numbers]
 
@@ -294,7 +299,7 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
 
 
 def _checks_of_plan(plan: Plan, path: str) -> list[str]:
-    """Lines that derive the claim again, and verify it where the second program covers it."""
+    """Return lines that derive the plan's claim again, and verify it where the second program covers the plan."""
     code = f"p = Plan.from_json(open({path or 'plan.json'!r}).read()); print(p.epsilon)"
     if plan.filter is None and plan.repetitions is None:
         code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
@@ -303,39 +308,37 @@ def _checks_of_plan(plan: Plan, path: str) -> list[str]:
 
 
 def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Subject:
-    """A ledger, epsilon derived again from its entries, at a delta that is by default the last plan's."""
+    """Return the subject of a ledger at a delta; epsilon is derived again from the ledger's entries."""
     at = ledger.plan.target_delta if delta is None else check_one("delta", delta, DELTA, "a report has one")
     tick("epsilon of the entries")
     names = list(ledger.runs)
     several = len(names) > 1
     bounds = ledger.epsilon(at)
     relation = ledger.plan.relation
-    filtered = any(line.plan.filter for headers in ledger.headers.values() for line in headers)
+    lines = [line for headers in ledger.headers.values() for line in headers]
+    filtered = any(line.plan.filter for line in lines)
     profile = None
-    if filtered:  # a filter promises an epsilon at every delta
+    if filtered:  # a Renyi filter promises an epsilon at every delta
         promised = ((float(ledger.epsilon(float(d)).upper), float(d)) for d in _DELTAS)
         profile = tuple((e, d) for e, d in promised if np.isfinite(e))
     title = "All runs of the ledger together" if several else f"The run “{safe(names[0])}”"
     mechanism = None if filtered else ledger.spent()
     claims = [Claim(title, "epsilon", at, relation, bounds, mechanism, True, _candidate(ledger), profile)]
     steps = sum(len(spent.numbers) for spent in ledger.runs.values())
-    who = sorted({safe(line.by) for headers in ledger.headers.values() for line in headers if line.by})
+    who = sorted({safe(line.by) for line in lines if line.by})
     others = sum(len(spent.noted) for spent in ledger.runs.values())
     inside = (one for spent in ledger.runs.values() for other in spent.others for one in mechanisms_in(other))
     choice_noted = any(isinstance(one, Selection | AdaptiveSelection) for one in inside)
     also = f" and {others:,} other release{'s' if others > 1 else ''}" if others else ""
-    summary = (
-        f"{len(names)} run{'s' if several else ''} with {steps:,} training steps{also} {'have' if several else 'has'} "
-    )
-    summary += f"been noted{' by ' + ', '.join(who) if who else ''}. Epsilon was derived again from the entries."
     name = _quoted(path or str(ledger.path))
     return Subject(
         "a ledger of training runs",
-        summary,
+        f"{len(names)} run{'s' if several else ''} with {steps:,} training steps{also} {'have' if several else 'has'} "
+        f"been noted{' by ' + ', '.join(who) if who else ''}. Epsilon was derived again from the entries.",
         claims,
         _spent(ledger, at),
         [_target_kept(ledger)],
-        [ledger.spent(), *(line.plan.mechanism for headers in ledger.headers.values() for line in headers)],
+        [ledger.spent(), *(line.plan.mechanism for line in lines)],
         _assumed_of_ledger(ledger, at),
         [f"sha256sum {name}", *(f"jaxacct {word} {name} --delta {at!r}" for word in ("ledger show", "verify"))],
         FILTER_NOTE if filtered else CHOICE_NOTE if choice_noted else "",
@@ -344,7 +347,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Su
 
 
 def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
-    """The target of the last plan, and whether it was kept."""
+    """Return the target of the last plan, and whether the ledger keeps it."""
     plan = ledger.plan
     if plan.target_epsilon is None:
         return [("Target of the plan", "none")]
@@ -355,7 +358,7 @@ def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
 
 
 def _refuse_open(path: str) -> None:
-    """Refuse a ledger that another process holds for writing, where the system has such locks."""
+    """Refuse a ledger that another process has locked for writing, where the system has locks."""
     if os.name != "posix":
         return
     import fcntl
@@ -366,28 +369,27 @@ def _refuse_open(path: str) -> None:
     except BlockingIOError:
         raise InputError(f"{path}: another process is writing it; make the report when the run has ended") from None
     except OSError:
-        return  # a file system without such locks
+        return  # a file system without locks
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Why steps of one candidate of a private choice are no claim; empty where there are none.
+    """Return the reason why steps of one candidate of a private choice are no claim; empty where there are none.
 
-    A candidate that was chosen by its score costs more than its own steps: the choice depends on the data, too.
+    A candidate that was chosen by its score costs more than its own steps, since the choice depends on the data, too.
     """
     for name, spent in ledger.runs.items():
         plan = ledger.headers[name][-1].plan
         if plan.repetitions is not None and (spent.numbers or spent.torn):
             return (
-                f"The plan of the run “{safe(name)}” is for one candidate of a private choice, and what the "
-                f"choice costs is not in its steps. By the plan the whole tuning costs epsilon "
-                f"{_epsilon(plan.epsilon)} at delta = {plan.target_delta!r}. "
-                "Report the plan, or a ledger that holds the tuning as one release."
+                f"The plan of the run “{safe(name)}” is for one candidate of a private choice, and what the choice "
+                f"costs is not in its steps. By the plan the whole tuning costs epsilon {_epsilon(plan.epsilon)} at "
+                f"delta = {plan.target_delta!r}. Report the plan, or a ledger that holds the tuning as one release."
             )
     return ""
 
 
 def _spent(ledger: Ledger, delta: float) -> Rows:
-    """Every release that counts; for several runs also the cost of each by itself."""
+    """Return every release that counts; for several runs also the epsilon of each run by itself."""
     several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
     for name, spent in ledger.runs.items():
         lines = [_release(plan, "Gaussian noise, ", *item) for item in spent.releases.items()]
@@ -407,7 +409,7 @@ def _epsilon(bounds: Bounds) -> str:
 
 
 def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
-    unit = ledger.plan.unit  # one of all runs: others are not added up
+    unit = ledger.plan.unit  # all runs of a ledger have one unit
     sizes = sorted({f"{line.plan.dataset_size:,}" for headers in ledger.headers.values() for line in headers})
     found = [
         *(about(unit, text) for text in TRAINING),
@@ -441,7 +443,7 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
 
 
 def _seen(ledger: Ledger, name: str) -> str:
-    """The reason why more than the steps taken counts."""
+    """Return the reason why the ledger counts more than the steps taken."""
     looks, spent, plan = ledger.runs[name].looks, ledger.runs[name], ledger.headers[name][-1].plan
     text = f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
     if not ledger.headers[name][-1].told:
@@ -457,7 +459,7 @@ def _seen(ledger: Ledger, name: str) -> str:
 
 
 def _early(ledger: Ledger, name: str, delta: float) -> str:
-    """The meaning of an early end, with the epsilon that covers an end decided by the data."""
+    """Return the meaning of an early end, with the epsilon that also covers an end decided by the data."""
     spent, plan = ledger.runs[name], ledger.headers[name][-1].plan
     text = (
         f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
@@ -468,13 +470,13 @@ def _early(ledger: Ledger, name: str, delta: float) -> str:
 
 
 def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -> Subject:
-    """Rows of a result, each computed again; `rows`, from 0, are shown in detail, by default the first few."""
+    """Return the subject of a result, whose rows are computed again; `rows`, from 0, are shown in detail."""
     listed, detailed = _chosen(len(table), rows)
     claims = []
     for row in listed:
         tick(f"row {row}")
         claims.append(_claim(table, row))
-    told = [claim for row, claim in zip(listed, claims, strict=True) if row in detailed]
+    stated = [claim for row, claim in zip(listed, claims, strict=True) if row in detailed]
     inputs = [name for name in INPUTS if name in table.columns]
     cells = [[(name, _cell(name, table[name][row])) for name in inputs] for row in detailed]
     details = [[(name.replace("_", " ").capitalize(), c) for name, c in row if c != "none"] for row in cells]
@@ -484,7 +486,7 @@ def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -
         "the result of a sweep",
         f"The file has {len(table):,} row{'s' if len(table) > 1 else ''}, one configuration of DP-SGD each. "
         "It says what such a run would cost. Nothing on this page says that one was carried out.",
-        told,
+        stated,
         _overview(table, listed, claims, stop, rows is not None),
         details,
         [claim.mechanism for claim in claims if claim.mechanism is not None],
@@ -495,7 +497,7 @@ def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -
 
 
 def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]]:
-    """(rows in the table, rows in detail)."""
+    """Return (rows in the table, rows in detail)."""
     if size == 0:
         raise InputError("the result has no rows; there is nothing to report")
     if rows is None:
@@ -515,7 +517,7 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
 
 
 def _claim(table: Table, row: int) -> Claim:
-    """Recompute the row and compare."""
+    """Return the claim of a row, which is computed again and compared with the file."""
     cells = {name: column[row] for name, column in table.columns.items()}
     quantity = "delta" if str(cells["quantity"]) == "delta" else "epsilon"
     asked = "epsilon" if quantity == "delta" else "delta" if str(cells["quantity"]) == "epsilon" else "target_delta"
@@ -533,20 +535,21 @@ def _claim(table: Table, row: int) -> Claim:
         trouble = f"The row has no {missing[0].replace('_', ' ')}."
     if not trouble and not missing:
         try:
-            mechanism = _mechanism(cells)
+            _refuse_other_batches(cells)
+            mechanism = run_of_row(cells)
+            if word := str(cells.get("repetitions", "")):
+                mechanism = select(mechanism, law_of_k(word, {name: float(cells[name]) for name in LAWS[word]}))
         except (InputError, ValueError, KeyError) as error:
             trouble = f"Its parameters describe no run: {safe(str(error))[:200]}"
     claim = Claim(label, quantity, given, relation, bounds, mechanism, False, trouble)
-    if not claim.may_be_claimed or mechanism is None:
-        return claim
-    return _compared(claim, mechanism)
+    return claim if not claim.may_be_claimed or mechanism is None else _compared(claim, mechanism)
 
 
 def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
-    """The bracket that the file states, and an objection to it, if any."""
+    """Return the bracket that the file states, and an objection to the bracket, or an empty text."""
     low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
     kind, status = safe(str(cells.get("kind", ""))), str(cells.get("status", ""))
-    without = math.isnan(high) and not kind  # a row without an answer has no kind
+    without = math.isnan(high) and not kind  # only a row without an answer has no kind
     try:
         return Bounds(
             low, middle, high, "certified" if without else kind, status, safe(str(cells.get("engine", "")))
@@ -555,18 +558,8 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
         return None, f"The row of the file is no bracket that jaxacct writes (status {safe(status)[:60]!r})."
 
 
-def _mechanism(cells: dict[str, Any]) -> Mechanism:
-    _refuse_other_batches(cells)
-    run = run_of_row(cells)
-    word = str(cells.get("repetitions", ""))
-    if not word:
-        return run
-    numbers = {name: float(cells[name]) for name in LAWS[word]}
-    return select(run, law_of_k(word, numbers))
-
-
 def _refuse_other_batches(cells: dict[str, Any]) -> None:
-    """Refuse a batch size, slots or epochs, on the page, that do not give the sampling probability and the steps."""
+    """Refuse a row whose batch size, slots or epochs do not give its sampling probability or steps."""
     stated = {name: float(cells[name]) for name in NUMBERS if not math.isnan(float(cells.get(name, math.nan)))}
     sources = {name: other for name, *others in (RATES, LENGTHS) for other in others if {name, other} <= stated.keys()}
     given = {name: number for name, number in stated.items() if name not in sources}
@@ -578,30 +571,29 @@ def _refuse_other_batches(cells: dict[str, Any]) -> None:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """The claim with the larger of both upper ends; nothing to claim where the two brackets have no point in common.
+    """Return the claim with the larger of the file's and the recomputed upper end.
 
-    All else that is stated of the bracket, its lower end, kind and status, is what was derived.
+    No claim remains if the brackets are disjoint.  The lower end, the kind and the status are the recomputed ones.
     """
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
-    fields = {name: getattr(claim, name) for name in ("title", "quantity", "given", "relation", "mechanism")}
     try:
         again = ask(mechanism, claim.given, relation=claim.relation)
     except InputError as error:
-        return Claim(**fields, bounds=claim.bounds, trouble=f"It cannot be derived again: {safe(str(error))[:200]}")
+        return dataclasses.replace(claim, trouble=f"It cannot be derived again: {safe(str(error))[:200]}")
     if not again.ok:
         words = f"Its parameters give an answer of status {again.status!r} now. {explain(str(again.status))}"
-        return Claim(**fields, bounds=again, trouble=words)
+        return dataclasses.replace(claim, bounds=again, trouble=words)
     if not (again.lower <= claim.bounds.upper and claim.bounds.lower <= again.upper):
         words = (
             f"The file says {claim.quantity} <= {up(claim.upper, 9)}, but its parameters give "
-            f"{down(float(again.lower), 9)} "
-            f"to {up(float(again.upper), 9)} now. The file was changed, or is not of these parameters."
+            f"{down(float(again.lower), 9)} to {up(float(again.upper), 9)} now. The file was changed, or is not of "
+            "these parameters."
         )
-        return Claim(**fields, bounds=again, trouble=words)
+        return dataclasses.replace(claim, bounds=again, trouble=words)
     upper = max(float(claim.bounds.upper), float(again.upper))
     bounds = Bounds(again.lower, again.estimate, upper, again.kind, again.status, again.engine)
-    return Claim(**fields, bounds=bounds)
+    return dataclasses.replace(claim, bounds=bounds)
 
 
 def _overview(table: Table, listed: list[int], claims: list[Claim], stop: frozenset[int], asked: bool) -> Rows:
@@ -622,7 +614,7 @@ def _overview(table: Table, listed: list[int], claims: list[Claim], stop: frozen
 
 
 def _cell(name: str, value: Any) -> str:
-    """A cell in full: a run with a rounded noise multiplier could cost more than the page says."""
+    """Write a cell in full: a run with a rounded noise multiplier could cost more than the page says."""
     if isinstance(value, str):
         return safe(value) or "none"
     number = float(value)

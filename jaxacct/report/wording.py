@@ -1,4 +1,4 @@
-"""The sentences of a report: relations, kinds, statuses, assumptions, and the limits of a claim."""
+"""The sentences of a report: relations, claims, assumptions, risks, and the limits of a claim."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNIT = {
     "record": "One record of the data set: whatever the run sampled and clipped as one example.",
     "user": "One user: all examples of a user together, which the run sampled and clipped as one.",
 }
-"""The unit by which neighbouring data sets differ."""
+"""The units in which neighbouring data sets differ."""
 PERSONS = {
     "record": (
         "It says nothing about a person with several records. Such a person has a weaker guarantee than one record "
@@ -48,16 +48,15 @@ LIMITS = (
     "file states.",
     "Epsilon and delta are upper bounds on what any attacker can do. They do not measure what a known attack achieves.",
 )
-"""Statements that a claim does not make: about persons, by the unit, and others."""
+"""Limits of every claim; `PERSONS` holds the limits about persons, by the unit."""
 SECRECY = (
     "The random keys and the noise stay secret, and the noise has the stated law to anybody else. Whoever has the keys "
     "can take the noise away."
 )
 """The assumption about every release with noise."""
 TRAINING = (
-    "The gradient of every record is clipped before noise is added, so that one record moves the sum by at most "
-    "the clip "
-    "norm. The noise multiplier is relative to that norm.",
+    "The gradient of every record is clipped before noise is added, so that one record moves the sum by at most the "
+    "clip norm. The noise multiplier is relative to that norm.",
     f"{SECRECY} The sampled batches stay secret, too. Checkpoints of the trainer hold the keys.",
 )
 """The assumptions about a training run."""
@@ -97,20 +96,18 @@ _OF_CLASS = {
     "ApproximateDP": "The stated epsilon and delta hold for the mechanism that they stand for.",
 }
 """The assumption that each class of mechanism adds."""
-
-
 FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
 CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
 """Notes on checks that `jaxacct verify` does not make."""
 
 
 def about(unit: str, text: str) -> str:
-    """One of our own sentences with "record" replaced by the unit; never for text from a file."""
+    """Return one of our own sentences with "record" replaced by the unit; never pass text from a file."""
     return text.replace("record", unit)
 
 
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
-    """A mechanism and all that it is made of."""
+    """Yield a mechanism and all mechanisms inside it."""
     yield mechanism
     for one in mechanism.inside():
         yield from mechanisms_in(one)
@@ -119,7 +116,7 @@ def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
 def assumptions(
     mechanisms: Iterable[Mechanism], kinds: Iterable[str], own: Iterable[str], unit: str = "record"
 ) -> list[str]:
-    """The assumptions: those of the source, those about these mechanisms, and those of answers of these kinds."""
+    """Return the assumptions of the subject, of its mechanisms, and of the kinds of its answers."""
     names = {type(one).__name__ for mechanism in mechanisms for one in mechanisms_in(mechanism)}
     found = [*own, *(about(unit, text) for name, text in _OF_CLASS.items() if name in names)]
     for kind in dict.fromkeys(kinds):
@@ -131,7 +128,7 @@ def assumptions(
 
 
 def figure(claim: Claim) -> str:
-    """The claim as a formula, or that there is none."""
+    """Return the claim as a formula, or the words that there is none."""
     if not claim.may_be_claimed:
         return "Not to be claimed"
     if claim.quantity == "delta":
@@ -140,45 +137,37 @@ def figure(claim: Claim) -> str:
 
 
 _GROWN = "the probability of any result would be at most {times} times as large"
-_EITHER = f"If one record were added or taken out, {_GROWN}"
 _CHANGE = {
+    "add_or_remove_one": f"If one record were added or taken out, {_GROWN}",
     "replace_one": f"If one record were replaced by another, {_GROWN}",
     "zero_out": f"If the contribution of one record were set to zero, or no longer were, {_GROWN}",
     "add_one": "The probability of any result without a record is at most {times} times what it is with that record",
     "remove_one": "The probability of any result with a record is at most {times} times what it is without that record",
 }
-"""For each relation, the sentence that says which probability bounds which."""
-_ONE_WAY = dict.fromkeys(("add_one", "remove_one"), " in one direction only")
+"""For each relation, the sentence that compares the two probabilities."""
 
 
 def in_words(claim: Claim) -> str:
-    """The claim as sentences, or what stands in its way."""
+    """Return the claim as sentences, or the reason why nothing may be claimed."""
     if not claim.may_be_claimed:
         status = f" The status is “{claim.status}”." if claim.status else ""
         return f"Nothing may be claimed of this.{status} {claim.obstacle}"
     epsilon = claim.given if claim.quantity == "delta" else claim.upper
     given = repr(claim.given).removesuffix(".0")
     shown = {"epsilon": given, "delta": given, claim.quantity: up(claim.upper, 6)}
-    times = (
-        "1"
-        if epsilon == 0.0
-        else up(math.exp(epsilon) * (1.0 + 1e-15), 4)
-        if epsilon < 700.0
-        else f"e^{up(epsilon, 6)}"
-    )
+    # exp rounds by less than 1e-15, and overflows beyond 709
+    times = up(math.exp(epsilon) * (1.0 + 1e-15), 4) if epsilon < 700.0 else f"e^{up(epsilon, 6)}"
+    change = _CHANGE.get(claim.relation, _CHANGE["add_or_remove_one"]).format(times=times if epsilon else "1")
     would = "is" if claim.happened else "would be"
-    return (
-        f"What {would} released is ({shown['epsilon']}, {shown['delta']})-differentially private"
-        f"{_ONE_WAY.get(claim.relation, '')}. "
-        f"{_CHANGE.get(claim.relation, _EITHER).format(times=times)}, plus {shown['delta']}."
-    )
+    only = " in one direction only" if claim.relation in ("add_one", "remove_one") else ""
+    private = f"({shown['epsilon']}, {shown['delta']})-differentially private{only}"
+    return f"What {would} released is {private}. {change}, plus {shown['delta']}."
 
 
 _TELLS = {
     "replace_one": (
-        "An attacker who tells two given records apart, and wrongly names the first one in 1 of {n} cases, "
-        "rightly names "
-        "it in at most {rate} of the cases where it was used",
+        "An attacker who tells two given records apart, and wrongly names the first one in 1 of {n} cases, rightly "
+        "names it in at most {rate} of the cases where it was used",
         "the first one to be used",
         "which of the two records was used, the first with probability {prior} beforehand,",
     ),
@@ -195,11 +184,14 @@ _ACCUSES = (
     "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""For each relation: the meaning of a true-positive rate, of the prior, and of the attacker's guess."""
+"""For each relation: the true-positive rate in words, the belief behind `prior`, and the attacker's guess.
+
+`_ACCUSES` serves the relations that `_TELLS` does not list.
+"""
 
 
 def risks(readings: Readings, relation: str) -> list[str]:
-    """The readings as sentences; each figure is the upper end of its bracket, rounded up."""
+    """Return the readings as sentences; each figure is the upper end of its bracket, rounded up."""
     sentence, belief, what = _TELLS.get(relation, _ACCUSES)
     prior, found = plain_percent(readings.prior), []
     for place, fpr in enumerate(FALSE_POSITIVE_RATES):

@@ -277,11 +277,11 @@ def solved_for(columns: Mapping[str, np.ndarray]) -> list[str]:
     return [quantity for quantity in QUANTITIES if quantity in set(columns["quantity"])]
 
 
-def out_path(out: Any) -> Path:
-    """Return the path of a result; refuse anything that is no path."""
+def out_path(out: object, named: str = "the result, such as 'result.csv'") -> Path:
+    """Return the path of a file to write; refuse an object that is no path, with the advice to name `named`."""
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
-        raise InputError(f"out = {shown(out)} must be the path of a file; name the result, such as 'result.csv'")
-    return Path(out)
+        raise InputError(f"out = {shown(out)} must be the path of a file; name {named}")
+    return Path(os.fsdecode(out))
 
 
 def refuse_existing(path: Path, remedy: str = REPLACE) -> None:
