@@ -1,8 +1,8 @@
 """One round of random allocation: brackets of delta and epsilon (jaxacct/kernels/contour/README.md).
 
-Remove is (P, Q), add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I); S = dP/dQ.
-delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+.  Epsilon is found by Newton steps; the
-contour is placed anew for each.
+Remove is (P, Q), add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) and S = dP/dQ. Then
+delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. Newton steps find epsilon, with a new
+contour for each.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = ["delta", "delta_of_both", "epsilon", "epsilon_of_both", "excess", "gu
 ROUNDS = 14
 """Most placements of the contour."""
 NARROW = 1e-2
-"""Relative width at which a search ends, as a share of the width asked for."""
+"""Relative width at which a search ends, as a share of the wanted width."""
 CUT_OFF = 3e-3
-"""Tolerance of a contour in the search for epsilon: terms left out over delta, as a share of the width asked for."""
+"""Tolerance of a contour in the search for epsilon (terms left out over delta), as a share of the wanted width."""
 NEAR = 0.01
 """Newton ends at steps this small, relative to the width at which the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
-"""1: delta is a call option on S, E(S - k)_+.  -1: it is e^eps times a put option, E(k - S)_+."""
+"""1: delta is a call option on S, E(S - k)_+. -1: delta is e^eps times a put option, E(k - S)_+."""
 LEAST_S, MOST_S = 1e-4, 20.0
 """The contour is used only for 1/sigma in this range."""
 ROUGH = 0.5
-"""From this rtol on, theorems give lower ends of epsilon first: they may make the contour unnecessary."""
+"""From this rtol on, theorems give lower ends of epsilon first, which may make the contour unnecessary."""
 PLACEMENTS = 3
 """Most placements of the contour for one delta."""
 SMALL = 1e-8
@@ -51,7 +51,7 @@ MOST_SLOTS = 1e9
 
 
 def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str) -> Answer:
-    """Brackets of delta at eps >= 0 in one direction, "remove" or "add"; all arguments broadcast to (B,).
+    """Return brackets of delta at eps >= 0 in one direction, "remove" or "add"; all arguments broadcast to (B,).
 
     slots : whole numbers from 1 to 2**53.
     """
@@ -61,7 +61,7 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str)
 
 
 def delta_of_both(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray) -> Answer:
-    """Delta in the worse direction, end by end; "add" is skipped where Chernoff's bound shows that it is smaller."""
+    """Return delta in the larger direction. "add" is skipped where Chernoff's bound shows that it is smaller."""
 
     def both(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
         worst = _delta_block(1.0, sigma, t, eps)
@@ -85,7 +85,7 @@ def epsilon(
     rtol: float = 1e-4,
     near: np.ndarray | None = None,
 ) -> Answer:
-    """Brackets of inf {eps >= 0 : delta(eps) <= delta} in one direction; all arguments broadcast to (B,).
+    """Return brackets of inf {eps >= 0 : delta(eps) <= delta} in one direction; all arguments broadcast to (B,).
 
     near : where the search begins.
     """
@@ -101,7 +101,7 @@ def epsilon(
 def epsilon_of_both(
     sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rtol: float = 1e-4, near: np.ndarray | None = None
 ) -> Answer:
-    """Epsilon in the worse direction, end by end.
+    """Return epsilon in the larger direction.
 
     "add" is not solved where its epsilon is shown to lie below the lower end of "remove".
     """
@@ -115,7 +115,7 @@ def epsilon_of_both(
 
 
 def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndarray, direction: str) -> np.ndarray:
-    """Estimate of log(epsilon at delta) - log(eps), (B,), by one Newton step at eps."""
+    """Estimate log(epsilon at delta) - log(eps), (B,), by one Newton step at eps."""
     sign = SIGNS[direction]
 
     def step(sigma: np.ndarray, t: np.ndarray, delta: np.ndarray, eps: np.ndarray) -> np.ndarray:
@@ -123,7 +123,7 @@ def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndar
         rows = np.flatnonzero(reach(s, t) & (eps > 0.0) & (eps < 600.0))
         if rows.size:
             log_option = np.log(delta[rows]) + min(sign, 0.0) * eps[rows]
-            # what a contour leaves out, relative to delta, where only an estimate is asked for
+            # For an estimate the contour may leave out 1e-5 of delta.
             for some, contour in contours_at(sign, s[rows], t[rows], np.exp(sign * eps[rows]), log_option, 1e-5):
                 at = rows[some]
                 mid, slope = estimate_of(contour, eps[at])
@@ -134,7 +134,7 @@ def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndar
 
 
 def guess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Estimate of epsilon in the direction "remove", (B,)."""
+    """Estimate epsilon in the direction "remove", (B,)."""
     sigma, slots, delta = _flat(sigma, slots, delta)
     with np.errstate(all="ignore"):
         s = 1.0 / sigma
@@ -151,14 +151,14 @@ def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of delta by theorems: closed forms, and from above the Gaussian mechanism, which reveals the slot."""
+    """Bound delta by theorems: by closed forms, and from above by the Gaussian mechanism that reveals the slot."""
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
     if sign < 0:
         low, high = low / k * (1.0 - 8.0 * ROUNDOFF), high / k * (1.0 + 8.0 * ROUNDOFF)
     gaussian = closed_form.delta(s * (1.0 + 2.0 * ROUNDOFF), eps)
     low, high = np.where(low > 0.0, low, 0.0), np.where(high >= 0.0, np.minimum(high, 1.0), 1.0)
-    # k = e^eps is rounded by up to eps + 2 units
+    # k = e^eps is rounded by up to eps + 2 units.
     wrong = (np.abs(eps) + 4.0) * 2.0 * ROUNDOFF
     low = np.maximum(low - wrong * np.minimum(k, 1.0 / k), 0.0) if sign < 0 else np.maximum(low - wrong * k, 0.0)
     high = np.minimum(high + wrong * np.maximum(k, 1.0 / k), 1.0)
@@ -191,7 +191,10 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of delta_remove by E(S - k)_+ = 1 - k + E(k - S)_+; its error is absolute: for large deltas."""
+    """Return (lower, upper) of delta_remove by E(S - k)_+ = 1 - k + E(k - S)_+.
+
+    The error is absolute, which suits large deltas.
+    """
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
     wrong = 16.0 * ROUNDOFF * k
@@ -199,7 +202,7 @@ def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarra
 
 
 def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> Value:
-    """Delta by the contour, which is placed again if the guess of delta was poor."""
+    """Return delta by the contour, which is placed again if the guess of delta was poor."""
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
@@ -241,7 +244,7 @@ def _epsilon_block(
     if one.any():
         exact = closed_form.epsilon(s[one], delta[one], 4.0 * ROUNDOFF * np.ones(one.sum()))
         low[one], mid[one], high[one] = exact.lower, exact.estimate, exact.upper
-    # Scarf's bound at 0 is the largest delta
+    # Scarf's bound at 0 is the largest delta.
     zero = theorems_of(sign, s, t, np.zeros_like(s))[1] <= delta
     low[zero], mid[zero], high[zero] = 0.0, 0.0, 0.0
     if rtol >= ROUGH:  # theorems may suffice
@@ -260,7 +263,7 @@ def _epsilon_block(
 
 
 def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """The largest epsilon tried at which theorems show a delta above the target; 0 where none does."""
+    """Return the largest epsilon tried at which theorems show a delta above the target; 0 where none does."""
     low, high = np.zeros_like(s), np.minimum(most, 600.0)
     for _ in range(12):
         middle = 0.5 * (low + high)
@@ -270,17 +273,17 @@ def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: n
 
 
 class Value(NamedTuple):
-    """A bracket of delta, (B,) each."""
+    """A bracket of delta, and its slope, (B,) each."""
 
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
     slope: np.ndarray
-    """-d delta / d eps, estimated."""
+    """Estimate of -d delta / d eps."""
 
 
 def value_of(contour: Contour, eps: np.ndarray) -> Value:
-    """The bracket of delta at an eps near the one for which the contour was placed."""
+    """Return the bracket of delta at an eps near the one for which the contour was placed."""
     k = np.exp(contour.sign * eps)
     low, mid, high, slope = bracket_near(contour, k)
     if contour.sign > 0:
@@ -290,7 +293,7 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
 
 
 def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(estimate, slope) of `value_of`, for a fraction of its work."""
+    """Return (estimate, slope) of `value_of`, for a fraction of its work."""
     k = np.exp(contour.sign * eps)
     mid, slope = estimate_near(contour, k)
     with np.errstate(all="ignore"):
@@ -307,11 +310,11 @@ def search(
     floor: np.ndarray | float = 0.0,
     near: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """(lower, estimate, upper) of epsilon, at most `most`; ends that are not shown to hold are 0 and inf.
+    """Return (lower, estimate, upper) of epsilon, at most `most`; ends that are not shown to hold are 0 and inf.
 
-    rtol : the width wanted; what can be had for nothing is narrower.
-    floor : where epsilon is at most this, that is all that is found out: (0, 0, floor).
-    near : where the search begins, where it is positive and there is no floor.
+    rtol : the wanted width. A narrower bracket that costs nothing is returned as well.
+    floor : where epsilon is at most this, the answer is (0, 0, floor).
+    near : where the search begins, if it is positive and there is no floor.
     """
     narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-3, 1e-5))
     floor = np.broadcast_to(floor, s.shape)
@@ -347,7 +350,7 @@ def search(
 
 
 def _below_floor(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Rows where Chernoff's bound of delta_add at the floor is at most delta, so that epsilon is at most the floor."""
+    """Return whether Chernoff's bound of delta_add at the floor shows that epsilon is at most the floor."""
     below = np.zeros(len(s), bool)
     if sign < 0:
         rows = np.flatnonzero((floor > 0.0) & (floor < 500.0))
@@ -357,7 +360,7 @@ def _below_floor(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, f
 
 
 def start(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Epsilon by the guessed profile, by bisection."""
+    """Return epsilon by the guessed profile, by bisection."""
     low, high, goal = np.zeros_like(s), most.copy(), np.log(delta)
     for _ in range(22):
         eps = 0.5 * (low + high)
@@ -375,9 +378,9 @@ def _newton(
     floor: np.ndarray,
     narrow: float,
 ) -> tuple[tuple[np.ndarray, Value], np.ndarray, np.ndarray]:
-    """((eps, delta there), low, high): Newton on log delta, kept between ends that brackets of delta move.
+    """Return ((eps, delta there), low, high) by Newton on log delta, kept between ends that brackets of delta move.
 
-    The steps need estimates only; brackets are taken where the contour was placed and where Newton ends.
+    The steps need estimates only. Brackets are taken where the contour was placed and where Newton ends.
     """
 
     def read(value: Value, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -389,7 +392,9 @@ def _newton(
     value = value_of(contour, eps)
     usable, low, high = read(value, eps)
     middle = 0.5 * (low + high)
-    middle = np.where(np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high))  # nothing was learnt at eps
+    middle = np.where(
+        np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high)
+    )  # the bracket at eps decided nothing
     new, mid, slope = np.where(usable, eps, middle), value.estimate, value.slope
     for _ in range(5):  # Newton steps on one contour
         step = (np.log(mid) - np.log(delta)) * mid / slope
@@ -401,7 +406,7 @@ def _newton(
             break
         mid, slope = estimate_of(contour, new)
     if np.any(new != eps):
-        for _ in range(4):  # most readings where Newton ends
+        for _ in range(4):  # most brackets where Newton ends
             reached, value = new, value_of(contour, new)
             good, low, high = read(value, reached)
             back = usable & ~good  # estimates went further than brackets reach
@@ -415,7 +420,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ends about an estimate that the brackets of delta there show to hold; 0 and inf otherwise."""
+    """Return the ends about an estimate that brackets of delta there prove; 0 and inf in place of the others."""
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

@@ -1,9 +1,9 @@
 """The lattice engine: brackets of epsilon and delta from laws on a lattice, composed by FFT (README.md).
 
-A plan (tilt, window, range) is made on a sketch of the laws.  Each lattice length in turn gives a composition that
-dominates and one that is dominated, and with them a bracket, until it is narrow enough or the memory limit is reached.
-Brackets of several lengths are intersected.  A mechanism may be known between two pairs: then the dominating
-composition is made from the one, the dominated from the other.
+A plan (tilt, window, range) is made on a sketch of the laws. Each lattice length in turn gives a composition that
+dominates, one that is dominated, and so a bracket. Longer lattices follow until the bracket is narrow enough or the
+memory limit is reached. Brackets of several lengths are intersected. Where a mechanism is known between two pairs, the
+dominating composition is made from the upper pair and the dominated one from the lower pair.
 """
 
 from __future__ import annotations
@@ -31,45 +31,46 @@ from jaxacct.mechanisms.loss_components import Components
 __all__ = ["NOTHING", "LatticeAnswer", "deltas", "deltas_of_pairs", "epsilon", "epsilon_of_pairs"]
 
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
-"""Lengths of lattices; the width of a bracket falls as length^-2, its time grows a little faster than the length."""
+"""Lengths of lattices. A bracket's width falls as length^-2, and its time grows a little faster than the length."""
 QUICK = 2**18
-"""Longest lattice made for a bracket narrower than the user's rtol; it costs a tenth of the longest of all."""
+"""Longest lattice that is made for a bracket narrower than the user's rtol. It costs a tenth of the longest of all."""
 NARROW = 2e-4
 """A row is given up if the longest lattice would leave its bracket wider, relatively, than both this and rtol."""
 SAYS_NOTHING = 0.9
-"""Relative width of a bracket whose lower end is next to nothing, or whose upper end is missing."""
+"""Relative width of a bracket whose lower end is next to nothing, or that has no upper end."""
 NEARLY_AS_NARROW = 1.5
-"""A bracket from a composition for another eps is used if it is at most this factor wider than at that eps."""
+"""A composition for another eps is read if its bracket is at most this factor wider than at its own eps."""
 ATTEMPTS = 3
-"""Most plans for one length: if the solution is far from the eps of a plan, another is made for the solution."""
+"""Most plans for one length. If the solution is far from a plan's eps, another plan is made for the solution."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
 """float64 arrays of the lattice's length that are alive at once (measured), and those that each law adds."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
-"""Lengths of lattices for two pairs; each try moves LONGER places ahead in this list."""
+"""Lengths of lattices for two pairs. Each try moves LONGER places ahead in this list."""
 LONGER = 2
 ENOUGH = 4e-4
 """Relative width of a bracket of epsilon between two pairs at which no longer lattice is tried."""
 MOST_PAIRS_OF_ROUNDS = 2**14
-"""In place of MOST_PAIRS for two pairs: their rounds have only hundreds of atoms."""
+"""Replaces MOST_PAIRS for two pairs, whose rounds have only hundreds of atoms."""
 SHARE_OF_LATTICE = 0.1
-"""For two pairs, a longer lattice is taken if discretisation makes up more than this share of the bracket's width."""
+"""For two pairs, a longer lattice is made if discretisation makes up more than this share of the bracket's width."""
 UNDERFLOW = 1e-300
-"""Upper bound of all that underflow takes from a payoff: 2.3e-308 from f and from each T f, at most 2^22 of them.
+"""Upper bound of everything that underflow takes from a payoff: at most 2^22 terms of 2.3e-308.
 
-Times e^700, at which the scale of delta is capped, it is above 1, so that the cap is an upper bound too.
+Times e^700, the cap of delta's scale, it exceeds 1. So a capped value is an upper bound, too.
 """
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 LOST_MASS = 1e-290
 """Upper bound of the P-mass of one law that underflow removes from the lattice, or moves on it."""
 CROSSING_STEPS = 60
-"""Most steps of Newton's method and bisections; the ends are evaluated wherever they lead."""
+"""Most steps of Newton's method and bisections. The ends are evaluated wherever the steps end."""
 
 
 class LatticeAnswer(NamedTuple):
-    """lower <= truth <= upper; status "ok", "zero" (epsilon is 0), "width" (wider than asked for), or "contradiction".
+    """A bracket, lower <= truth <= upper, with a status.
 
-    Ends that contradict each other are not used; the bracket is then (-inf, inf).
+    The status is "ok", "zero" (epsilon is 0), "width" (wider than asked for), or "contradiction". Ends that contradict
+    each other are not used; their bracket is (-inf, inf).
     """
 
     lower: float
@@ -87,7 +88,7 @@ class Case(NamedTuple):
     above: list[LatticePart]
     """The laws of the pair that dominates."""
     below: list[LatticePart]
-    """The laws of the pair that is dominated: the same list where there is one pair."""
+    """The laws of the pair that is dominated; the same list object where there is one pair."""
     rtol: float
     enough: float
     """A larger relative width that is enough."""
@@ -95,11 +96,11 @@ class Case(NamedTuple):
     run: Runner
 
     def two(self) -> bool:
-        """Whether the bracket is one between two pairs."""
+        """Return whether the bracket is one between two pairs."""
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """The compositions cut into pieces for the lattice; the outcomes left out have mass e^cut."""
+        """Return the case with its compositions cut into pieces for the lattice, without outcomes of mass e^cut."""
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -119,18 +120,16 @@ def epsilon(
     enough: float = 0.0,
     memory_bytes: int = 2**30,
 ) -> LatticeAnswer:
-    """Bracket of eps = inf {eps >= 0 : delta_fin(eps) <= d} for configuration `index`.
+    """Return the bracket of eps = inf {eps >= 0 : delta_fin(eps) <= d} for configuration `index`.
 
-    Parameters
-    ----------
-    parts : Components of one direction.
-    delta_lower, delta_upper : a bracket of d > 0, the target for the finite part of the loss.  The answer's
-        `upper` holds for the first, its `lower` for the second.
+    Call it inside `with devices.double_precision():`.
+
+    parts : components of one direction.
+    delta_lower, delta_upper : a bracket of d > 0, the target for the finite part of the loss. The upper end of the
+        answer holds for the first, the lower end for the second.
     rtol : wanted (upper - lower)/upper.
-    enough : a larger width; lattices longer than QUICK are made only to reach it.
+    enough : a larger width. Lattices longer than QUICK are made only to reach it.
     memory_bytes : limit that decides the longest lattice.
-
-    Call inside `with devices.double_precision():`.
     """
     laws = laws_of(parts, index)
     if not laws or delta_lower >= 1.0:
@@ -147,10 +146,10 @@ def epsilon_of_pairs(
     rtol: float,
     memory_bytes: int,
 ) -> LatticeAnswer:
-    """Bracket of eps, as `epsilon`, between an upper and a lower pair.
+    """Return the bracket of eps, as `epsilon`, between an upper and a lower pair.
 
     targets : d > 0 less the mass at infinity, rounded down for the pair above and rounded up for the pair below.
-    ceiling : where eps is shown to be at most this, and it is above 0, that is the answer.
+    ceiling : a positive eps that is enough: if epsilon is shown to be below it, it is the upper end.
     """
     laws, others = laws_of(above, index), laws_of(below, index)
     if not laws or not others or not 0.0 < targets[0] < 1.0:
@@ -179,7 +178,8 @@ def _epsilon(case: Case, targets: tuple[float, float], ceiling: float = np.inf) 
             high = min(high, crossing(up, targets[0], guess, tolerance)[1])
             middle = 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            # else the middle is no estimate of epsilon; between two pairs it is one however wide the bracket is
+            # A single pair's middle is no estimate of epsilon where the bracket is wide. Between two pairs it always is
+            # one.
             known = case.two() or high - low < SAYS_NOTHING * high
             if near or not known or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
@@ -200,10 +200,10 @@ def deltas(
     enough: float = 0.0,
     memory_bytes: int = 2**30,
 ) -> list[LatticeAnswer]:
-    """Brackets of delta_fin(eps) = E_P[(1 - e^{eps - L})_+ ; L finite] of configuration `rows[i]` at `epsilon[i]`.
+    """Return brackets of delta_fin(eps) = E_P[(1 - e^{eps - L})_+ ; L finite] of configuration rows[i] at epsilon[i].
 
-    Rows of the same numbers are one configuration, whose compositions are shared.  The other arguments are those of
-    `epsilon`; the width is relative here too.
+    Rows of equal numbers are one configuration, whose compositions are shared. The other arguments are those of
+    `epsilon`; rtol and enough are relative widths of delta.
     """
     answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok")] * len(rows)
     run = runner()
@@ -220,7 +220,7 @@ def deltas(
 def deltas_of_pairs(
     above: Components, below: Components, rows: Sequence[int], epsilon: np.ndarray, rtol: float, memory_bytes: int
 ) -> list[LatticeAnswer]:
-    """Brackets of delta, as `deltas`, between an upper and a lower pair."""
+    """Return brackets of delta, as `deltas`, between an upper and a lower pair."""
     answers = [NOTHING] * len(rows)
     run = runner()
     for places in _alike(rows, epsilon, above, below):
@@ -232,7 +232,7 @@ def deltas_of_pairs(
 
 
 def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list[list[int]]:
-    """The places of `rows` in groups of the same numbers, ascending in eps."""
+    """Return the places of `rows` in groups of equal numbers, each group ascending in eps."""
     groups: dict[tuple[bytes, ...], list[int]] = {}
     for place, row in enumerate(rows):
         groups.setdefault(tuple(x[row].tobytes() for parts in pairs for x in parts), []).append(place)
@@ -240,10 +240,10 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 
 
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
-    """(lower, upper) of delta at ascending eps.
+    """Return (lower, upper) of delta at ascending eps.
 
-    A composition made for one eps brackets delta at others too, and as narrowly where they are near.  So one is made
-    for the middle eps of those that are left.  Its neighbours are read off as long as their brackets are narrow enough.
+    A composition for one eps also brackets delta at other eps, and nearly as narrowly where they are near. So one is
+    made for the middle eps of those that are left. Its neighbours are read off while their brackets are narrow enough.
     """
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
@@ -254,7 +254,7 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
-        # epsilons farther out have wider brackets still; those between two pairs are wide everywhere
+        # Epsilons farther out have wider brackets still. Brackets between two pairs are wide everywhere.
         farther = max(case.enough, NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
         before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
         for side, enough in ((before, farther if case.two() else case.enough), (after, farther)):
@@ -268,7 +268,7 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
 
 
 def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side, Side]]:
-    """(lower, upper) of delta at one eps, and the last compositions that gave it."""
+    """Return (lower, upper) of delta at one eps, and the last compositions that gave them."""
     share = share_of(case.rtol)
     log_delta = plan_for(case.above, epsilon, 0.0, share).cut - share
     low, high, pieces = 0.0, 1.0, case
@@ -293,16 +293,17 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
         return LatticeAnswer(-np.inf, np.nan, np.inf, "contradiction")
     if high == 0.0:
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-    # where the truth lies between lower and upper for a smooth law: the errors are as 2 to 1
+    # Where the truth of a smooth law lies between the ends: the errors below and above are as 2 to 1.
     middle = low + (2.0 / 3.0) * (high - low) if np.isfinite(high) else high
     status = "ok" if np.isfinite(high) and high - low <= rtol * high else "width"
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
 
 def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> int:
-    """The next lattice length, 0 to stop; `tried` : the lengths so far with the relative widths that they gave.
+    """Return the next lattice length, 0 to stop.
 
-    first : the place of the first length for two pairs.
+    tried : the lengths so far with the relative widths of their brackets.
+    first : place of the first length for two pairs.
     """
     known = fitting(case)
     if case.two():
@@ -317,7 +318,7 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
     longer = [n for n in known if n > length]
     if width <= rtol or not longer:
         return 0
-    if not width < SAYS_NOTHING:  # one longer lattice; if it gives no bracket either, no length does
+    if not width < SAYS_NOTHING:  # if one longer lattice gives no bracket either, no length does
         return longer[0] if length == first_length else 0
     end = lambda n: width * (length / n) ** 2
     quick = [n for n in longer if n <= QUICK]
@@ -331,30 +332,30 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
 
 
 def fitting(case: Case) -> list[int]:
-    """The lengths of lattices for which the memory suffices, the shortest in any case."""
+    """Return the lengths of lattices that fit into the memory, the shortest length in any case."""
     lengths, size = PAIR_LENGTHS if case.two() else LENGTHS, ARRAYS + ARRAYS_PER_LAW * len(case.above)
     return [n for n in lengths if 8 * n * size <= case.memory_bytes] or [lengths[0]]
 
 
 def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
-    """Place of the first length to be tried for two pairs.
+    """Return the place of the first length to be tried for two pairs.
 
-    Above, a loss goes to two nodes h apart, so that E e^{theta L} grows by a share theta (theta + 1) h^2/12 on average
-    in each of n steps, and epsilon by n (theta + 1) h^2/12.  Below it loses about twice as much.
+    Above, a loss goes to two nodes h apart. E e^{theta L} then grows by a share theta (theta + 1) h^2/12 on average in
+    each of n steps, and epsilon by n (theta + 1) h^2/12. Below, epsilon loses about twice as much.
     """
     steps = sum(law.count for law in laws)
     for place, length in enumerate(PAIR_LENGTHS):
         step = (plan.top - plan.bottom) / length
-        # what discretisation may add to epsilon at the first length for two pairs, relatively, by a formula
+        # The formula says what discretisation may add to epsilon, relatively.
         if 0.25 * steps * (plan.theta + 1.0) * step * step <= 1e-4 * plan.centre:
             return place
     return len(PAIR_LENGTHS) - 1
 
 
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
-    """Whether discretisation adds little to the last bracket between two pairs, judged by the bracket before it.
+    """Return whether discretisation adds little to the last bracket between two pairs, judged by the bracket before it.
 
-    Relative widths never exceed 1; therefore the widths compared are log(upper/lower).
+    Relative widths never exceed 1, so log(upper/lower) is compared instead.
     """
     length, width = tried[-1]
     if width <= rtol:
@@ -369,7 +370,7 @@ def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
 
 
 def laws_of(parts: Components, index: int) -> list[LatticePart]:
-    """The parts of configuration `index` that are present."""
+    """Return the parts of configuration `index` that are present."""
     sign = float(parts.sign[index])
     laws: list[LatticePart] = []
     if parts.mu2[index] > 0:
@@ -390,29 +391,29 @@ def laws_of(parts: Components, index: int) -> list[LatticePart]:
 
 
 def highest_loss(laws: list[LatticePart]) -> float:
-    """A loss that the composition cannot exceed, inf where there is none; at least 0."""
+    """Return a loss that the composition cannot exceed, at least 0; inf where its loss is unbounded."""
     size = sum(law.count * abs(law.highest()) for law in laws)
     return max(sum(law.count * law.highest() for law in laws) + 256.0 * ROUNDOFF * size, 0.0)
 
 
-# Plans: nothing certified depends on them
+# Plans, on which nothing certified depends
 
 
 class LatticePlan(NamedTuple):
-    """The settings with which a bracket on the lattice is made; nothing certified depends on them."""
+    """The settings with which a bracket on the lattice is made. Nothing certified depends on them."""
 
     theta: float  # the tilt
     centre: float  # expected eps
     cut: float  # log of the mass of high losses that may be left out
     share: float  # log of the tilted mass of low losses that may be left out
     bottom: float  # lower end of the window in the composed loss
-    top: float  # upper end
+    top: float  # upper end of the window
     above: float  # added to the tilt for the Chernoff bound of the mass above the window
     below: float  # subtracted from the tilt for the bound of the mass below it
 
 
 def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, float, float]:
-    """K(theta) = log E[e^{theta L}] of the composition, its mean and its variance under the tilt."""
+    """Return K(theta) = log E[e^{theta L}] of the composition, and the loss's mean and variance under the tilt."""
     total, mean, variance = 0.0, 0.0, 0.0
     for loss, log_mass, count in sketches:
         exponent = log_mass + theta * loss
@@ -427,7 +428,7 @@ def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, flo
 
 
 def _log_m(sketches: list[ApproximateLaw], theta: float) -> float:
-    """K(theta) alone."""
+    """Return K(theta) alone."""
     total = 0.0
     for loss, log_mass, count in sketches:
         exponent = log_mass + theta * loss
@@ -437,16 +438,16 @@ def _log_m(sketches: list[ApproximateLaw], theta: float) -> float:
 
 
 def share_of(rtol: float) -> float:
-    """log of the share of delta that truncated mass may carry."""
+    """Return the log of the share of delta that truncated mass may carry."""
     return float(np.log(rtol)) - 4.0
 
 
 def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
-    """Tilt and window for `eps`, or, if it is None, for the eps at which delta is e^log_delta; eps < 0 counts as 0.
+    """Return tilt and window for `eps`; if it is None, for the eps at which delta is e^log_delta.
 
-    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1).  Losses that are too rare to matter at
-    `log_delta` are left out first: a heavy tail would draw the saddle to itself.  log_delta = 0 stands for an unknown
-    delta; then nothing is left out.
+    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1). Losses that are too rare to matter at
+    `log_delta` are left out first, since a heavy tail would draw the saddle to itself. log_delta = 0 stands for an
+    unknown delta; then nothing is left out.
     """
     untruncated = -1e4 if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]
@@ -457,7 +458,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
         curvature = variance + theta**-2.0 + (1.0 + theta) ** -2.0
         return k, at, k - theta * at - np.log(theta * (theta + 1.0)) - 0.5 * np.log(2 * np.pi * curvature)
 
-    # tilts are of the order of one over the spread of the loss
+    # Tilts are of the order of one over the spread of the loss.
     spread = max(1.0, float(np.sqrt(_cumulants(sketches, 0.0)[2])))
     low, high = np.log(1e-3 / spread), np.log(1e6)
     for _ in range(26):
@@ -470,7 +471,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     centre = max(at, 0.0) if eps is None else max(eps, 0.0)
     if log_delta == 0.0:
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
-    # delta over e^{K - theta eps}: small where the tilted law has two modes, as with few hits
+    # delta over e^{K - theta eps} is small where the tilted law has two modes, as with few hits.
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
     up = np.array([(_log_m(sketches, theta + t) - k - left_out) / t for t in grid])
@@ -489,7 +490,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 
 
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
-    """Whether the longest lattice is so coarse that rounding every step's loss up to a node exceeds eps itself."""
+    """Return whether the longest lattice is so coarse that rounding every step's loss up to a node exceeds eps."""
     step = (plan.top - plan.bottom) / length
     moved = 0.0
     for law in laws:
@@ -502,7 +503,7 @@ def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
 
 
 def common_step(step: float, laws: list[LatticePart]) -> float:
-    """The step in [step, 1.5 step] for which the laws' own gaps are closest to whole numbers of steps."""
+    """Return the step in [step, 1.5 step] for which the laws' own gaps are closest to whole numbers of steps."""
     gaps = [pair for law in laws for pair in law.gaps() if pair[0] >= step]
     if not gaps:
         return step
@@ -519,7 +520,7 @@ def common_step(step: float, laws: list[LatticePart]) -> float:
 
 
 def peak(theta: float) -> float:
-    """sup over d of e^{-theta d}(1 - e^{-d})."""
+    """Return the supremum of e^{-theta d}(1 - e^{-d}) over d."""
     return float(np.exp(theta * np.log(theta / (1.0 + theta)) - np.log1p(theta)))
 
 
@@ -527,25 +528,25 @@ def peak(theta: float) -> float:
 
 
 class Side(NamedTuple):
-    """A composition, rounded one way, with all that is needed to evaluate delta from it."""
+    """A composition, rounded one way, with everything that is needed to evaluate delta from it."""
 
     composed: Composition
     theta: float  # the tilt
     log_moment: float  # K(theta)
-    log_size: float  # magnitudes of its terms, for their rounding
+    log_size: float  # sum of the magnitudes of log_moment's terms, for their rounding
     start: float  # loss of the first element
-    step: float  # between nodes
+    step: float  # loss between neighbouring nodes
     span: float  # length of the lattice in loss
-    shift: float  # error of the losses
+    shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
-    below: float  # and from below it
+    below: float  # bound of the tilted mass that wraps around from below the lattice
     extra: float  # delta that mass at infinity adds (upper), or that overstated mass takes away (lower)
-    upper: bool  # whether it is rounded up
-    run: Runner  # where the kernels run
+    upper: bool  # whether the composition is rounded up
+    run: Runner  # calls the kernels
 
 
 def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
-    """The dominated and the dominating composition on lattices of one length."""
+    """Return the dominated and the dominating composition on lattices of one length."""
     extents = [[law.extent(plan.theta, plan.cut, plan.share) for law in laws] for laws in (case.below, case.above)]
     down, up = _steps(case.above, extents, plan, length)
     return _side(case.below, extents[0], plan, length, down, False, case.run), _side(
@@ -554,7 +555,7 @@ def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
 
 
 def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
-    """The dominating composition alone."""
+    """Return the dominating composition alone."""
     extents = [law.extent(plan.theta, plan.cut, plan.share) for law in case.above]
     return _side(case.above, extents, plan, length, _steps(case.above, [extents], plan, length)[1], True, case.run)
 
@@ -562,13 +563,13 @@ def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
 def _steps(
     laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
 ) -> tuple[float, float]:
-    """The steps of the dominated and of the dominating composition, for which all extents find room."""
+    """Return the steps of the dominated and the dominating composition, with room for all extents."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin
     span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # a law of one atom has no extent
     step = common_step(span / (length - 4), laws)
-    # one law adjusts the step to itself, in every repetition: the one that would lose most
+    # One law, in every repetition, adjusts the step to itself: the law that would lose most otherwise.
     main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
     return main.step(step, False), main.step(step, True)
 
@@ -597,7 +598,7 @@ def _side(
     k, k_above, k_below = logs.sum(axis=0)
     sizes = np.abs(coefficient[:, 0] * origin) + np.abs(np.asarray(composed.log_moments)[:, 0])
     start, span = base + roll * step, length * step
-    # moments are sums in any order: n times as many units as there are nodes, over all parts
+    # Moments are sums in any order: n times as many units as nodes, over all parts.
     growth = float(
         np.exp(min(1e-9 + ROUNDOFF * (8.0 * np.abs(logs).sum() + 2.0 * length * count.sum()), LARGEST_EXPONENT))
     )
@@ -622,21 +623,23 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """What mass at infinity adds to an upper delta, or a deficit takes from a lower one (README.md, on deficits)."""
+    """Return what mass at infinity adds to an upper delta, or a deficit takes from a lower one (README.md)."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))
     growth = float(sum(x.repeats * np.log1p(x.deficit + LOST_MASS) for x in placed))
-    # log of the P-mass of a lower composition above which no lower bound is drawn from it; below log 2
+    # The growth may reach log 2 at most: above .69 the composition gives no lower bound.
     return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < 0.69 else float("inf")
 
 
 def evaluate(side: Side, eps: float) -> tuple[float, float]:
-    """delta(eps) rounded outward, and the derivative of log delta."""
+    """Return delta at eps rounded outward, and the derivative of log delta."""
     theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
     eps = eps - outward if side.upper else eps + outward
     mass, start = side.composed.mass, side.start
-    if isinstance(mass, np.ndarray):  # no shapes to compile for: losses below eps pay nothing
+    if isinstance(
+        mass, np.ndarray
+    ):  # on NumPy no shape is compiled for, so losses below eps, which pay nothing, are left out
         before = (eps - start) / side.step - 2.0
         first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
         mass, start = mass[first:], start + first * side.step
@@ -662,10 +665,10 @@ def evaluate(side: Side, eps: float) -> tuple[float, float]:
 
 
 def crossing(side: Side, target: float, guess: float, tolerance: float) -> tuple[float, float]:
-    """(a, b) with delta(a) > target >= delta(b), evaluated at both but for a = 0, which needs no proof.
+    """Return (a, b) with delta(a) > target >= delta(b), evaluated at both ends but for a = 0, which needs no proof.
 
-    Newton on log delta, kept inside the bracket; b is 0 if already delta(0) <= target, inf if none was found.  An upper
-    delta of 1 and a lower one of 0 are no bounds; they move neither end to the wrong side.
+    Newton on log delta is kept inside the bracket. b is 0 if delta(0) <= target, inf if none was found. An upper delta
+    of 1 and a lower delta of 0 are no bounds, and move neither end to the wrong side.
     """
     if side.upper and evaluate(side, 0.0)[0] <= target:
         return 0.0, 0.0
@@ -691,6 +694,6 @@ def crossing(side: Side, target: float, guess: float, tolerance: float) -> tuple
 
 
 def read(sides: tuple[Side, Side], epsilon: float) -> tuple[float, float]:
-    """(lower, upper) of delta at an eps, from compositions for this or another."""
+    """Return (lower, upper) of delta at an eps, from compositions that were made for this eps or another."""
     down, up = sides
     return max(0.0, -float(np.expm1(epsilon)), evaluate(down, epsilon)[0]), min(1.0, evaluate(up, epsilon)[0])

@@ -1,6 +1,6 @@
 """The parts of a composition as the lattice engine sees them: sketched for planning, placed on nodes for the bracket.
 
-A sketch only steers choices of tilt, window and range.  Gaussian and Laplace parts are placed on the ratio coordinate l
+A sketch only steers choices of tilt, window and range. Gaussian and Laplace parts are placed on the ratio coordinate l
 = log mix, finite laws by their atoms (README.md, "The lattice engine").
 """
 
@@ -36,16 +36,16 @@ __all__ = [
 ]
 
 MOST_PAIRS = 2**17
-"""Most pairs of atoms that are added up; sorting them takes some ten milliseconds."""
+"""Most pairs of atoms that are added up. Sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""Mass that is cut off, over the mass that may be left out: little, since a few more deviations cost little."""
+"""Mass that is cut off, over the mass that may be left out. A few more deviations of the law cost little."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses below float64's range."""
 LOSS_UNITS = 128.0
-"""Error of a loss in units of rounding: 16 for the finite classes, `16 + 4 (1 + 1.45 |log q|)` for others that are
-sampled at q, down to 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
+"""Error of a loss in units of rounding: 16 for the finite classes, `16 + 4 (1 + 1.45 |log q|)` for classes sampled at q
+>= 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
 SUM_ROUNDING = 1e-8
-"""Rounding alone may leave the sum of up to 2^22 masses this far below 1 (4e-10, with room to spare)."""
+"""Rounding alone may leave the sum of up to 2^22 masses this far below 1: 4e-10, with room to spare."""
 
 
 class ApproximateLaw(NamedTuple):
@@ -53,7 +53,7 @@ class ApproximateLaw(NamedTuple):
 
     loss: np.ndarray
     log_mass: np.ndarray  # under P
-    repeats: float  # how often it is composed
+    repeats: float  # how often the part is composed
 
 
 class Placed(NamedTuple):
@@ -62,56 +62,58 @@ class Placed(NamedTuple):
     mass: np.ndarray  # (N,)
     origin: float
     direction: float  # +1 or -1
-    repeats: float  # how often it is composed
+    repeats: float  # how often the part is composed
     shift: float  # bound of the error of the losses
-    infinity: float  # P-mass moved to +infinity (upper law)
-    deficit: float  # bounds P-mass by which losses are overstated (lower law); its P-mass is at most 1 + deficit
+    infinity: float  # upper law: P-mass moved to +infinity
+    deficit: (
+        float  # lower law: bound of the P-mass by which losses are overstated; the law's P-mass is at most 1 + deficit
+    )
 
 
 class LatticePart(ABC):
     """A part as the engine sees it: sketched for planning, placed on nodes for the bracket."""
 
     count: float
-    """How often it is composed."""
+    """How often the part is composed."""
     sign: float
     """+1 remove, -1 add."""
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Approximate loss law under P without the highest losses, of mass e^cut in the composition."""
+        """Return an approximate loss law under P, without the highest losses, of mass e^cut in the composition."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
-        """Range of the ratio coordinate to put on the lattice.
+        """Return the range of the ratio coordinate to put on the lattice.
 
-        What lies beyond has mass at most e^cut (the highest losses) and tilted mass at most e^share (the lowest), in
-        the composition.
+        In the composition, losses above the range have mass at most e^cut, and losses below it tilted mass at most
+        e^share.
         """
 
     @abstractmethod
     def place(self, extent: tuple[float, float], step: float, nodes: int, upper: bool, run: Runner) -> Placed:
-        """The law on the lattice."""
+        """Return the law on the lattice."""
 
     def highest(self) -> float:
-        """The largest loss; inf if losses are unbounded."""
+        """Return the largest loss, inf if losses are unbounded."""
         return np.inf
 
     def gaps(self) -> list[tuple[float, float]]:
-        """Distances that should be multiples of the step, with weights."""
+        """Return distances that should be multiples of the step, with weights."""
         return []
 
     def step(self, step: float, upper: bool) -> float:
-        """The step nearest to `step` that puts this law's own atoms on nodes."""
+        """Return the step nearest to `step` that puts this law's own atoms on nodes."""
         return step
 
 
 def last_node(extent: tuple[float, float], origin: float, step: float, nodes: int) -> int:
-    """Index of the last node needed to reach the extent's upper end."""
+    """Return the index of the last node needed to reach the extent's upper end."""
     return int(np.clip(np.ceil((extent[1] - origin) / step - 1e-9), 1, nodes - 2))
 
 
 def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> np.ndarray:
-    """Masses on nodes, rounded outward by `1e-14` relative (inward for a lower law)."""
+    """Return masses on nodes, rounded outward by a relative 1e-14 (inward for a lower law)."""
     atoms = np.zeros(nodes)
     for k, mass in pairs:
         atoms[k] += mass * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
@@ -130,11 +132,11 @@ def placed_from(
     infinity: float,
     run: Runner,
 ) -> Placed:
-    """Masses from cells and from atoms on nodes, for the laws that live on the ratio coordinate.
+    """Return a law on the ratio coordinate from cells and from atoms on nodes.
 
-    For remove the loss ascends with the coordinate.  For add it descends: the masses are made in ascending order of
-    the loss, node k as node N - 1 - k, and turned round again.  The laws are probabilities.  Above, what their masses
-    do not sum up to is at infinity; below, a sum above 1 is no bound.
+    For remove the loss ascends with the coordinate. For add it descends: the masses are made in ascending order of the
+    loss, node k as node N - 1 - k, and turned round again. The laws are probabilities. An upper law puts missing mass
+    at infinity. A lower law whose masses exceed 1 is no bound.
     """
     atoms = atoms_on(cells.low.shape[0], pairs, upper)
     turned = law.sign < 0
@@ -160,7 +162,7 @@ def placed_from(
 
 @dataclass(frozen=True)
 class PlainGaussian(LatticePart):
-    """Loss N(s^2/2, s^2): every Gaussian that is not sampled, composed."""
+    """Every Gaussian that is not sampled, composed: the loss is N(s^2/2, s^2)."""
 
     deviation: float
     sign: float
@@ -176,7 +178,7 @@ class PlainGaussian(LatticePart):
         moved = log_ndtr(z) + theta * s * z - 0.5 * (theta * s) ** 2
         low = float(z[max(int(np.searchsorted(moved, share)) - 1, 0)])
         high = float(z[min(int(np.searchsorted(-log_ndtr(-z), -cut)) + 1, z.size - 1)])
-        # base quantile: z + s under Q for remove, -z under P for add
+        # The quantile under the base law is z + s (Q) for remove, -z (P) for add.
         low, high = (low + s, high + s) if self.sign > 0 else (-high, -low)
         return s * low - 0.5 * s * s, s * high - 0.5 * s * s
 
@@ -198,7 +200,7 @@ class PlainGaussian(LatticePart):
 
 
 def _above(u: float, mean: float) -> float:
-    """The mass of N(mean, 1) above u, rounded up."""
+    """Return the mass of N(mean, 1) above u, rounded up."""
     x = mean - u
     x += 8.0 * ROUNDOFF * (abs(mean) + abs(u))
     return min(float(ndtr(x)) * (1.0 + 1e-12 * (1.0 + x * x)) + 1e-307, 1.0)
@@ -206,7 +208,7 @@ def _above(u: float, mean: float) -> float:
 
 @dataclass(frozen=True)
 class SampledGaussian(LatticePart):
-    """Poisson-sampled Gaussian, 0 < q < 1, composed `count` times."""
+    """A Poisson sampled Gaussian, 0 < q < 1, composed `count` times."""
 
     sigma: float
     q: float
@@ -214,12 +216,12 @@ class SampledGaussian(LatticePart):
     sign: float
 
     def _rise(self, u: np.ndarray | float) -> np.ndarray:
-        """log mix - log(1 - q) at the standard quantile u."""
+        """Return log mix - log(1 - q) at the standard quantile u."""
         y = np.asarray(u) / self.sigma - 0.5 / self.sigma**2
         return np.logaddexp(0.0, y + np.log(self.q) - np.log1p(-self.q))
 
     def _mean_rise(self, u: float) -> float:
-        """log of the mean ratio below u, less log(1 - q)."""
+        """Return the log of the mean ratio below u, less log(1 - q)."""
         log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
         return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
 
@@ -227,7 +229,7 @@ class SampledGaussian(LatticePart):
         top, mode = (self._top(cut), 1.0 / self.sigma) if self.sign > 0 else (38.0, 0.0)
         count = int(min(2e5, max(2000.0, 4 * (min(top, 1e5) + 38.0) / min(1.0, self.sigma))))
         u = np.linspace(-38.0, top, count)
-        if mode > 2.0 * 38.0:  # two modes, and nothing between them
+        if mode > 2.0 * 38.0:  # two modes with nothing between them
             u = np.append(np.linspace(-38.0, 38.0, count), np.linspace(mode - 38.0, max(top, mode), count))
         weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))
         ratio = np.log1p(-self.q) + self._rise(u)
@@ -237,7 +239,7 @@ class SampledGaussian(LatticePart):
         return ApproximateLaw(ratio, weight + np.logaddexp(unhit, hit), self.count)
 
     def _top(self, cut: float) -> float:
-        """Standard quantile above which the P-mass for remove, times the count, is at most e^cut."""
+        """Return the standard quantile above which the P-mass for remove, times the count, is at most e^cut."""
         mode = 1.0 / self.sigma
         u = np.linspace(0.0, 38.0 + mode, 4001)
         if mode > 2.0 * 38.0:
@@ -281,10 +283,10 @@ class SampledGaussian(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
 
     def _contracted(self, step: float) -> tuple[float, bool]:
-        """Rise of a node 0 at the mean ratio of all below node 1 = node 0 + step; whether that mass is kept.
+        """Return (rise of node 0, whether the mass below node 1 = node 0 + step is kept).
 
-        All mass below node 1 is replaced by its conditional mean (a post-processing), because no mass could
-        be merged onto the infimum itself.
+        Node 0 is at the mean ratio of all mass below node 1. This mass is replaced by its conditional mean, a
+        post-processing, because no mass could be merged onto the infimum of the ratio.
         """
         low, high = -37.0, 38.0 + 1.0 / self.sigma
 
@@ -298,12 +300,12 @@ class SampledGaussian(LatticePart):
         return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
 
     def _below(self, edge: float, rise: float) -> tuple[float, float]:
-        """The mass below node 1, which is at the standard quantile `edge`, and the error of its mean ratio."""
+        """Return the mass below node 1, at the standard quantile `edge`, and the error of its mean ratio."""
         mass = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
         return mass, abs(self._mean_rise(edge) - rise)
 
     def _shift(self, rise: float, span: float) -> float:
-        """Error of the stored node positions: p_k |error of y_k|, p_k = q e^{y_k}/mix_k."""
+        """Return the error of the stored node positions: p_k |error of y_k|, p_k = q e^{y_k}/mix_k."""
         odds = self.q / (1.0 - self.q)
         heavy = -np.expm1(-(rise + span))
         far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
@@ -321,7 +323,7 @@ class Laplace(LatticePart):
     sign: float
 
     def _ratio(self, v: np.ndarray | float) -> np.ndarray:
-        """log(1 - q + q e^v)."""
+        """Return log(1 - q + q e^v)."""
         v = np.asarray(v, np.float64)
         small = np.log1p(self.q * np.expm1(np.minimum(v, 1.0)))
         if self.q == 1.0:
@@ -329,7 +331,7 @@ class Laplace(LatticePart):
         return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
 
     def _log_mean(self, v: float) -> float:
-        """log of P/Q below base loss v: P = e^{(v - 1/b)/2}/2, Q = 1 - e^{-(v + 1/b)/2}/2."""
+        """Return the log of P/Q below base loss v: P = e^{(v - 1/b)/2}/2, Q = 1 - e^{-(v + 1/b)/2}/2."""
         edge = 1.0 / self.scale
         return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
 
@@ -374,7 +376,7 @@ class Laplace(LatticePart):
             nothing = kernel.Cells(zero, zero, zero, zero)
             return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0, run)
         remove = self.sign > 0
-        # log of the factor that turns the base's masses into P-masses, at the lowest and at the highest ratio
+        # Logs of the factor that turns the base's masses into P-masses, at the lowest and the highest ratio.
         lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
         described = self.scale, first, origin, self.q, step, last, remove
         cells = run(kernel.laplace_cells, *described, nodes=nodes)
@@ -393,7 +395,7 @@ class Laplace(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """The cells with an atom at a distance `inside` into one of them, split between its ends as all else is."""
+        """Return the cells with an atom at a distance `inside` into one of them, split between its ends."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
@@ -401,7 +403,7 @@ class Laplace(LatticePart):
         return cells.with_atom(cell, low, high, 1e-9)
 
     def _contracted(self, step: float) -> tuple[float, float, float, float]:
-        """Origin, base loss and mass of the mean of all below node 1, and its error (see SampledGaussian)."""
+        """Return origin, base loss and mass of the mean of all below node 1, and its error, as for SampledGaussian."""
         edge = 1.0 / self.scale
 
         def excess(v: float) -> float:
@@ -420,21 +422,21 @@ class Laplace(LatticePart):
 
 @dataclass(frozen=True)
 class Finite(LatticePart):
-    """A finite loss law in the direction asked for, composed `count` times."""
+    """A finite loss law in one direction, composed `count` times."""
 
     loss: np.ndarray
     mass: np.ndarray
     count: float
     sign: float
     away: float = 0.0
-    """P-mass of losses left out: at infinity above, not there below."""
+    """P-mass of losses that were left out: at infinity in an upper law, absent from a lower law."""
     blur: float = 0.0
     """Error of each loss."""
     wrong: np.ndarray | None = None
-    """Error of each mass; by default that of a mass computed by exp(x)."""
+    """Error of each mass; None for masses that were computed by exp(x)."""
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
-        """The composition as fewer steps of larger laws; losses of mass e^cut are left out."""
+        """Return the composition as fewer steps of larger laws, leaving out losses of mass e^cut."""
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
@@ -449,7 +451,7 @@ class Finite(LatticePart):
 
     def gaps(self) -> list[tuple[float, float]]:
         far = self.loss - self.loss.min()
-        # how many distances of a finite law steer the choice of the step: those of the heaviest atoms
+        # The distances of the 64 heaviest atoms steer the choice of the step.
         heaviest = np.argsort(self.mass * far)[-64:]
         return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
 
@@ -471,7 +473,7 @@ class Finite(LatticePart):
         given = np.maximum(self.mass + sign * wrong, 0.0)
         mass = np.zeros(nodes)
         if upper:
-            # of a loss inside a cell: e^-loss is kept on average
+            # A loss inside a cell is split so that e^-loss is kept on average.
             right = np.expm1(-inside) / np.expm1(-step)
             left = np.exp(-inside) * np.expm1(inside - step) / np.expm1(-step)
             np.add.at(mass, cell, given * left)
@@ -487,7 +489,7 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(nodes, masses) of laws on the nodes whose sum is dominated by the atoms at l = cell * step + inside."""
+    """Return (nodes, masses) of laws whose sum is dominated by the atoms at l = cell * step + inside."""
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
     start, stop = _payers(cell, mass, step)
@@ -517,7 +519,7 @@ def _contracted(
 
 
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
-    """The first and the last atom with the mass to pay for a corner of c next to it."""
+    """Return the first and the last atom whose mass can pay for a corner of c next to it."""
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
     with np.errstate(over="ignore"):
@@ -526,9 +528,10 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 
 
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
-    """Masses at the nodes less the corners of c; a_j and b_j are the hat masses of the cell that begins at node j."""
+    """Return the masses at the nodes less the corners of c; a_j, b_j are hat masses of the cell from node j."""
     growth = np.expm1(step)
-    # g_j = c/alpha at the node: c >= E at both ends of a cell, but 0 at either end of the law, where the slope must do
+    # g_j = c/alpha at the node: c >= E at both ends of a cell, but 0 at either end of the law, where the slope
+    # suffices.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
@@ -545,16 +548,16 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
 
 
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
-    """The nodes that are left once those with negative mass have been taken out.
+    """Return the nodes that are left when those with negative mass have been taken out.
 
-    The debt of the node of lowest loss is paid by the one before it, which has a higher loss and so lowers every
-    payoff more; that of the node of highest loss cannot be paid (None).
+    The node before pays the debt of the node of lowest loss. It has a higher loss, and so lowers every payoff more. The
+    debt of the node of highest loss cannot be paid: None.
     """
     nodes: list[int] = []
     masses: list[float] = []
     coming, owed = index.tolist(), jumps.tolist()
     indebted = [*np.flatnonzero(jumps < 0.0).tolist(), len(coming)]
-    place = debtor = 0  # in `coming`, and in `indebted` of the first debt that is not behind it
+    place = debtor = 0  # in `coming`; in `indebted`, of the first debt not behind `place`
     again: list[tuple[int, float]] = []  # a node that is processed once more
     while again or place < len(coming):
         while indebted[debtor] < place:
@@ -583,7 +586,7 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
             whole = -np.expm1(-before - behind)
             to_left, to_right = -np.expm1(-behind) / whole, np.exp(-behind) * -np.expm1(-before) / whole
             owed[place] = owned + debt * to_right - 4.0 * ROUNDOFF * abs(owned)
-        # the node before is processed again: it may now be in debt itself
+        # The node before may now be in debt, so it is processed again.
         again.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * ROUNDOFF) + debt * to_left))
     return np.array(nodes), np.array(masses)
 
@@ -599,12 +602,12 @@ class Atoms(NamedTuple):
 
 
 def inexact(mass: np.ndarray) -> np.ndarray:
-    """Error of a mass that was computed by exp(x): a few units times |x|."""
+    """Return the error of masses that were computed by exp(x): a few units times |x|."""
     return mass * ROUNDOFF * (32.0 + 8.0 * np.abs(np.log(mass)))
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """The law in ascending order, without what has mass e^cut times CUT_SHARE at either end in ``count`` steps."""
+    """Return the law in ascending order, cutting mass e^cut CUT_SHARE off either end of ``count`` steps together."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count
@@ -616,9 +619,9 @@ def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Ato
 
 
 def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tuple[Atoms, float]]:
-    """Laws with counts that together are the law composed ``count`` times.
+    """Return laws with counts that together are the law composed ``count`` times.
 
-    most_pairs : of atoms that are added up.
+    most_pairs : most pairs of atoms that are added up.
     """
     doubled = [atoms]
     while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= most_pairs:
@@ -634,7 +637,7 @@ def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tup
 
 
 def _sum(first: Atoms, second: Atoms) -> Atoms:
-    """The law of the sum of two independent losses; sums that differ by no more than rounding are taken for one."""
+    """Return the law of the sum of two independent losses. Sums within rounding of each other become one."""
     loss = np.add.outer(first.loss, second.loss).ravel()
     mass = np.multiply.outer(first.mass, second.mass).ravel()
     most = np.multiply.outer(first.mass + first.wrong, second.mass + second.wrong).ravel()

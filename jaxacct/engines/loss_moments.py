@@ -1,12 +1,12 @@
 """Certified brackets of `log E_P[e^{cL}]`, the moments of the privacy loss behind every Rényi divergence.
 
-With Q the base law and mix = 1 - q + q dP/dQ, one Poisson sampled step has `E_P[e^{cL}] = E_Q[mix^p]`, p = c + 1
-(remove) or p = -c (add).  Sampled Gaussians are integrated by the trapezoid rule and sampled Laplace by Gauss-Legendre;
-the other laws have closed forms.  Since E_Q[mix] = 1, `E_Q[mix^p] - 1 = E_Q[mix^p - 1 - p (mix - 1)]`.  That integrand
-has one sign, so small moments keep their relative accuracy.  The error bounds are proved in
-jaxacct/representations/README.md, "Moments".  Each factor of ROUNDOFF is an upper bound of the number of roundings.
+Let Q be the base law and mix = 1 - q + q dP/dQ. One Poisson sampled step has `E_P[e^{cL}] = E_Q[mix^p]`, p = c + 1
+(remove) or p = -c (add). Sampled Gaussians are integrated by the trapezoid rule and sampled Laplace by Gauss-Legendre.
+The other laws have closed forms. Since E_Q[mix] = 1, `E_Q[mix^p] - 1 = E_Q[mix^p - 1 - p (mix - 1)]`. This integrand
+has one sign, so small moments keep their relative accuracy. jaxacct/representations/README.md, "Moments", proves the
+error bounds. Each factor of ROUNDOFF is an upper bound of the number of roundings.
 
-Rényi accounting: upper bounds of epsilon and delta from these moments, at the best order of each row (README.md).
+Rényi accounting bounds epsilon and delta from above by these moments, at the best order of each row (README.md).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ START = np.geomspace(1e-3, 1e5, 33)
 NATS = 75.0
 """The trapezoid rule and its ends are planned to leave out e^-75 of the moment."""
 MOST_NODES = 2**16
-"""Most nodes of one quadrature; where more are needed the bracket is wide, or open."""
+"""Most nodes of one quadrature. Where more are needed, the bracket is wide, or open."""
 NODES_AT_ONCE = 2**21
-"""Most nodes, of all rows together, that are evaluated at a time: 16 MiB for each array."""
+"""Most nodes of all rows together that are evaluated at a time: 16 MiB for each array."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 """Gauss-Legendre rule of a panel between the two atoms of sampled Laplace noise."""
 _LEGENDRE_ERROR = 1e-22
 """Relative error of that rule on a panel, proved in README.md."""
 _LARGEST_EXPONENT = 700.0
-"""Exponents are kept below this, where e^x is still finite."""
+"""Cap of exponents, at which e^x is still finite."""
 
 
 class Interval(NamedTuple):
-    """low <= truth <= high, element by element."""
+    """Brackets, low <= truth <= high, element by element."""
 
     low: np.ndarray
     high: np.ndarray
@@ -62,9 +62,9 @@ class _Nodes(NamedTuple):
 
 
 def log_moments(parts: Components, c: np.ndarray) -> Interval:
-    """Bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, for c > -1 of shape (B,).
+    """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, for c > -1 of shape (B,).
 
-    Where nothing is known within the limit on nodes, the bracket is open: [-inf, inf].
+    Where a quadrature needs too many nodes, the bracket may be open: [-inf, inf].
     """
     low = high = parts.mu2 * c * (c + 1.0) / 2.0
     slack = 4.0 * ROUNDOFF * np.abs(low)
@@ -80,7 +80,7 @@ def log_moments(parts: Components, c: np.ndarray) -> Interval:
         low, high = _add(low, high, n - whole, _where(n - whole, _sampled_laplace, scale, q, power))
     for f in range(parts.finite_n.shape[1]):
         each = _finite(parts.finite_loss[:, f], parts.finite_mass[:, f], c, parts.log_survival < 0)
-        if f == parts.finite_n.shape[1] - 1:  # it represents a zCDP guarantee, whose moments are known
+        if f == parts.finite_n.shape[1] - 1:  # the last part may represent a zCDP guarantee, whose moments are known
             guarantee = c * (parts.xi + parts.rho * (c + 1.0)) * (1.0 + 8.0 * ROUNDOFF)
             known = parts.guaranteed() & (c > 0.0)
             each = Interval(np.where(known, 0.0, each.low), np.where(known, guarantee, each.high))
@@ -96,7 +96,7 @@ def _add(low: np.ndarray, high: np.ndarray, n: np.ndarray, each: Interval) -> tu
 
 
 def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray) -> Interval:
-    """The moment on the rows with n > 0, zeros elsewhere."""
+    """Return the moment on the rows with n > 0, zeros elsewhere."""
     rows = np.flatnonzero(n > 0)
     low, high = np.zeros(n.size), np.zeros(n.size)
     if rows.size:
@@ -105,7 +105,7 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
-    """Atoms (B, A): log of the sum of mass e^{c loss}, as 1 plus a small sum where that is more accurate.
+    """Return the log of the sum of mass e^{c loss} over atoms (B, A), if more accurate as 1 plus a small sum.
 
     Every mass may be off by 32 + 8 |log mass| units, as the lattice engine allows.
     """
@@ -122,7 +122,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
         atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total
     )
     low, high = value - error, value + error
-    # exact laws sum to 1, so only the sum that the tilt adds is rounded
+    # Exact laws sum to 1, so only what the tilt adds is rounded.
     with np.errstate(over="ignore", invalid="ignore"):
         added = mass * np.expm1(exponent)
         shift = np.sum(added, axis=1)
@@ -137,7 +137,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
 
 
 def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
-    """Unsampled Laplace: `log M = s + log1p(-s g(x))`, s = c/b, x = (1 + 2c)/b, g(x) = (1 - e^-x)/x."""
+    """Return `log M = s + log1p(-s g(x))` of Laplace noise: s = c/b, x = (1 + 2c)/b, g(x) = (1 - e^-x)/x."""
     s, x = c / scale, (1.0 + 2.0 * c) / scale
     safe = np.where(x == 0.0, 1.0, x)
     g = np.where(x == 0.0, 1.0, -np.expm1(-safe) / safe)
@@ -147,7 +147,10 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
 
 
 def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Sampled Laplace: atoms at both ends, and a density between on panels so short that mix^p hardly varies on one."""
+    """Return the moment of sampled Laplace noise.
+
+    Its law has atoms at both ends and a density between. Panels are so short that mix^p hardly varies on one.
+    """
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):
         b, p = scale[row], power[row]
@@ -172,7 +175,7 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """mix^p is largest at an atom: the moment lies between that atom's share and the largest value."""
+    """Bound the moment by the atom at which mix^p is largest: by the atom's share, and by the largest value."""
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
     slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
@@ -180,7 +183,7 @@ def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float
 
 
 def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Sampled Gaussian: the trapezoid rule in u = x/sigma, for rows in groups that need like numbers of nodes."""
+    """Return the moment of a sampled Gaussian by the trapezoid rule in u = x/sigma, similar rows together."""
     bottom, top, height, growth, step = _plan(sigma, q, power)
     count = np.ceil((top - bottom) / step) + 1.0
     count = np.where(np.isfinite(count), np.minimum(count, MOST_NODES), MOST_NODES)
@@ -202,7 +205,11 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
 
 
 def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Ends in u, height of the shifted line, log growth of the modulus on it, and the step that leaves e^-NATS."""
+    """Return a plan of the quadrature.
+
+    It consists of the ends in u, the height of the shifted line, the log growth of the modulus on the line, and the
+    step that leaves out e^-NATS.
+    """
     above = np.maximum(p, 1.0)
     excess = above * (above - 1.0) / (2.0 * sigma**2)
     least = np.maximum(0.0, above * np.log(q) + excess)
@@ -226,7 +233,7 @@ def _trapezoid(
     height: np.ndarray,
     growth: np.ndarray,
 ) -> _Nodes:
-    """The trapezoid rule of `count` nodes from bottom to top, all columns (rows, 1)."""
+    """Return the trapezoid rule of `count` nodes from bottom to top, all columns (rows, 1)."""
     step = (top - bottom) / (count - 1)
     u = bottom + step * np.arange(count)
     y = u / sigma - 0.5 / sigma**2
@@ -242,7 +249,7 @@ def _trapezoid(
 
 @np.errstate(over="ignore", invalid="ignore")
 def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
-    """The bracket of log E_Q[mix^p] from a quadrature: directly, and as log of 1 plus a sum of one sign."""
+    """Return the bracket of log E_Q[mix^p] from a quadrature: directly, or as log of 1 plus a sum of one sign."""
     exponent = p * nodes.loss
     raised = nodes.log_weight + exponent
     top = np.max(raised, axis=1, keepdims=True)
@@ -269,7 +276,7 @@ def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
 def _difference(
     nodes: _Nodes, p: np.ndarray, exponent: np.ndarray, raised: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`E_Q[mix^p - 1 - p (mix - 1)]` and a bound on its error, for moments below 2."""
+    """Return `E_Q[mix^p - 1 - p (mix - 1)]` and a bound on its error, for moments below 2."""
     base = np.exp(nodes.log_weight)
     lifted = np.exp(np.minimum(raised, _LARGEST_EXPONENT))
     mixed = np.exp(np.minimum(nodes.log_weight + nodes.loss, _LARGEST_EXPONENT))
@@ -279,7 +286,7 @@ def _difference(
     added = rise - p * line
     wrong = (64.0 + nodes.weight_rounding) * np.abs(added) + 8.0 * (np.abs(rise) + np.abs(p * line))
     wrong += 4.0 * np.abs(exponent) * lifted + np.abs(p) * np.abs(lifted - mixed) * nodes.loss_rounding
-    # beyond |exponent| = 1 the exponential itself is rounded in its larger argument
+    # Beyond |exponent| = 1 the larger argument of the exponential is rounded.
     steep = np.abs(raised) * lifted + np.abs(nodes.log_weight) * base
     wrong += 8.0 * np.where(gentle, 0.0, steep)
     wrong += 8.0 * np.abs(p) * np.where(np.abs(nodes.loss) < 1.0, 0.0, np.abs(nodes.log_weight + nodes.loss) * mixed)
@@ -288,16 +295,16 @@ def _difference(
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """(B,) epsilon at the finite part's delta > 0, from the given values of alpha - 1 or at the best order."""
+    """Bound epsilon at the finite part's delta > 0, (B,), by given values of alpha - 1 or at the best order."""
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
-    variation = np.sqrt(_square_of_variation(least))  # 0 if the moments underflow, which bounds nothing
+    variation = np.sqrt(_square_of_variation(least))  # 0 if the moments underflow: no bound
     near = (parts.log_survival == 0) & (variation > 0.0) & (delta * (1.0 - 1e-14) >= variation)
     return np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
 
 
 def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """(B,) the finite part's delta at epsilon, from the given values of alpha - 1 or at the best order."""
+    """Bound the finite part's delta at epsilon, (B,), by given values of alpha - 1 or at the best order."""
     best, least = _minimise(parts, lambda c, k: _sum_up(k, -c * epsilon, log_kappa(c)), orders)
     finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12) + SMALLEST_POSITIVE
     known = (parts.log_survival == 0) & (epsilon >= 0.0)
@@ -306,7 +313,7 @@ def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | Non
 
 
 def _sum_up(*terms: np.ndarray) -> np.ndarray:
-    """An upper bound of a sum of rounded terms that may cancel."""
+    """Return an upper bound of a sum of rounded terms that may cancel."""
     total, size = np.zeros(()), np.zeros(())
     for term in terms:
         total, size = total + term, size + np.abs(term)
@@ -314,7 +321,7 @@ def _sum_up(*terms: np.ndarray) -> np.ndarray:
 
 
 def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
-    """An upper bound of the squared total variation, by Pinsker and by Bretagnolle and Huber."""
+    """Bound the squared total variation, by Pinsker and by Bretagnolle and Huber."""
     divergence = np.maximum(divergence, 0.0)
     return np.minimum(0.5 * divergence, -np.expm1(-divergence))
 
@@ -322,27 +329,27 @@ def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
 def _minimise(
     parts: Components, objective: Callable[[np.ndarray, np.ndarray], np.ndarray], orders: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(least objective over c, least Rényi divergence) of each row.  The objective at any c is a valid bound.
+    """Return (least objective over c, least Rényi divergence) of each row. The objective at any c is a valid bound.
 
     Each objective is a convex function of c, or one divided by c, so it has a single minimum.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)
     best, least = np.full(size, np.inf), np.full(size, np.inf)
-    for _ in range(4 if orders is None else 1):  # rounds of the search for the best order, including the first
+    for _ in range(4 if orders is None else 1):  # rounds of the search for the best order
         k = _upper_moments(parts, c)
         values = np.nan_to_num(objective(c, k), nan=np.inf, posinf=np.inf, neginf=-np.inf)
         at = np.argmin(values, axis=0)[None]
         best = np.minimum(best, np.take_along_axis(values, at, 0)[0])
         least = np.minimum(least, np.min(k / c, axis=0))
         left, right = (np.take_along_axis(c, np.clip(at + d, 0, c.shape[0] - 1), 0) for d in (-1, 1))
-        # orders tried in each later round, between the neighbours of the best one so far
+        # The next orders lie between the neighbours of the best order.
         c = left * (right / left) ** np.linspace(0.0, 1.0, 13)[:, None]
     return best, least
 
 
 def _upper_moments(parts: Components, c: np.ndarray) -> np.ndarray:
-    """Upper ends of K(c) for c of shape (O, B)."""
+    """Return upper ends of K(c) for c of shape (O, B)."""
     count, size = c.shape
     rows = np.tile(np.arange(size), count)
     high = log_moments(parts.take(rows), c.ravel()).high.reshape(count, size)

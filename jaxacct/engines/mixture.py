@@ -1,11 +1,11 @@
 """Compositions of Gaussian mixtures, row by row and direction by direction: their parts, and their brackets.
 
-Each direction is composed by itself.  A row that the contour cannot answer gets the bracket [-inf, inf]; the caller
-asks the dominating finite pairs then.
+Each direction is composed by itself. A row that the contour cannot answer gets the bracket [-inf, inf]; then the caller
+asks the dominating finite pairs.
 
-A single step that draws one of several mixtures has a certified closed form.  The loss of every branch is monotone in
-u, so the best event is a half line whose end solves loss = eps.  Any end gives a lower bound, and an error d of the end
-costs the order of d^2.
+A single step that draws one of several mixtures has a certified closed form. The loss of every branch is monotone in u,
+so the best event is a half line, whose end solves loss = eps. Any end gives a lower bound. An error d of the end costs
+the order of d^2.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ __all__ = [
 ]
 
 ROUNDING, ROUNDING_OF_SQUARES = 1e-12, 4e-15
-"""Relative error allowed for the two terms of a branch, and what squares in their exponents add to it."""
+"""Relative error allowed for the two terms of a branch, and the factor of the squares in their exponents that adds to
+it."""
 MOST_STEPS = 200
-"""Most Newton steps; the logarithm of a mixture is nearly piecewise linear, so that few are needed."""
+"""Most Newton steps. Few are needed, since the logarithm of a mixture is nearly piecewise linear."""
 HALVINGS = 60
-"""Halvings of an interval of eps; float64 has no more to give."""
+"""Halvings of an interval of eps, which exhaust float64."""
 MOVES = (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1)
-"""Relative moves of an end, tried in turn until it passes its check."""
+"""Relative moves of an end, tried in turn until the end passes its check."""
 LARGEST_EPSILON = 1e7
 """Largest eps that is searched."""
 Row = list[tuple[float, list[Branch]]]
@@ -62,24 +63,24 @@ Known = dict[float, list[Nodes]]
 """Contours of one row in one direction, by the probability that is left out."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 LEFT_OUT = (1e-60, 1e-290)
-"""Probabilities, over the number of steps, of the contributions left out; the first that is small enough is taken."""
+"""Probabilities, over the number of steps, of the contributions left out. The first that is small enough is taken."""
 PLACEMENTS = 4
 """Contours that are tried for one epsilon."""
 NARROW = 1e-6
 """Relative width at which no further contour is tried."""
 CONTOURS_KEPT = 3
-"""Earlier contours of a row that are tried for another epsilon before a new one is placed."""
+"""Earlier contours of a row that are read for another epsilon before a new one is placed."""
 SHARE_LEFT_OUT = 1e-12
-"""Share of delta that leaving them out may cost."""
+"""Share of delta that the contributions left out may cost."""
 
 
 def attained(mechanism: Mechanism, relation: str) -> bool:
-    """Whether the branches are the pairs of the mechanisms themselves."""
+    """Return whether the branches are the pairs of the mechanisms themselves."""
     return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
 
 
 def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
-    """The branches of every configuration, in the flat order of the batch; None where the relation has other pairs."""
+    """Return the branches of every flat configuration; None where the relation has other pairs."""
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
@@ -121,7 +122,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
 
 @np.errstate(all="ignore")
 def one_epsilon(row: Row, sign: float, delta: float) -> Ends:
-    """(lower, estimate, upper) of epsilon at a delta > 0, in one direction."""
+    """Return (lower, estimate, upper) of epsilon at a delta > 0, in one direction."""
     if not row:
         return 0.0, 0.0, 0.0
     shift = SHARE_LEFT_OUT * delta
@@ -141,9 +142,9 @@ def one_epsilon(row: Row, sign: float, delta: float) -> Ends:
 
 @np.errstate(all="ignore")
 def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None) -> Ends:
-    """(lower, estimate, upper) of delta at an epsilon >= 0, in one direction.
+    """Return (lower, estimate, upper) of delta at an epsilon >= 0, in one direction.
 
-    known : contours of this row and direction, which are read first, and to which a new one is added.
+    known : contours of this row and direction. They are read first, and a new one is added to them.
     """
     if not row:
         return 0.0, 0.0, 0.0
@@ -164,7 +165,7 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
 
 
 def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
-    """The bracket of epsilon, before clipping at 0; the contour is placed again at the result while that helps.
+    """Return the bracket of epsilon before clipping at 0, placing the contour again at the result while this helps.
 
     The first placement is poor where rare large losses put a second hump into the tilted law.
     """
@@ -188,7 +189,7 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
         best = ends[0], float(np.clip(found[1], *ends)), ends[1]
         if ends[1] - ends[0] <= NARROW * abs(ends[1]) or ends[1] <= 0.0:
             return best
-    try:  # a delta near or above delta(0)
+    try:  # delta may be near or above delta(0)
         if not best[2] <= 0.0 and delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low:
             return 0.0, 0.0, 0.0
     except FAILURES:
@@ -199,9 +200,10 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
 
 
 def _delta_by_contour(parts: list[Part], epsilon: float, known: list[Nodes]) -> Ends:
-    """The bracket of delta; the second contour knows how small delta is, which the saddle point may not.
+    """Return the bracket of delta.
 
-    A bracket holds wherever the contour was placed, so that one that was placed for another epsilon is read first.
+    A bracket holds wherever its contour was placed, so earlier contours are read first. The second new contour is
+    placed with the estimate of delta, where the saddle point may be far off.
     """
     for nodes in known:
         low, mid, high = delta_bracket(nodes, epsilon)
@@ -227,7 +229,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[Nodes]) -> 
 
 
 def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
-    """Chernoff's upper bound of delta, with lower end 0; it suffices if the other direction's delta is far larger."""
+    """Return Chernoff's upper bound of delta, with lower end 0: enough where the other direction is far larger."""
     try:
         at, logs = chernoff(parts, saddle(parts, lambda eps, _: eps < epsilon)[0])
     except FAILURES:
@@ -247,7 +249,7 @@ def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
 
 
 def _largest_loss(parts: list[Part], sign: float) -> float:
-    """The largest loss of all steps, rounded up: in the direction add, the loss if all contributions are 0."""
+    """Return the largest loss of all steps, rounded up: for add, the loss if all contributions are 0."""
     if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
         return np.inf
     each = (part.times * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
@@ -260,21 +262,21 @@ def _clipped(ends: Ends) -> Ends:
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
-    """Whether the outcomes left out change delta by little."""
+    """Return whether the outcomes left out change delta by little."""
     if not np.isfinite(epsilon):
         return lost == 0.0 or sign > 0
     return _moved(lost, sign, max(epsilon, 0.0)) <= SHARE_LEFT_OUT * delta
 
 
 def _moved(lost: float, sign: float, epsilon: float) -> float:
-    """Most that delta changes if outcomes of probability `lost` are left out: `lost`, times e^eps for "add"."""
+    """Bound the change of delta by outcomes of probability `lost` left out: `lost`, times e^eps for add."""
     if sign > 0 or lost == 0.0:
         return lost
     return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf
 
 
 def _is_law(branch: Branch) -> bool:
-    """Whether share, shifts and weights are finite, none is negative, and the weights are all of a law."""
+    """Return whether share, shifts and weights are finite and not negative, and the weights add up to 1."""
     numbers = np.array([branch.share, branch.doubt, *branch.shifts, *branch.weights])
     return bool(np.all((numbers >= 0.0) & (numbers < np.inf)) and abs(np.sum(branch.weights) - 1.0) < 1e-6)
 
@@ -288,10 +290,10 @@ def _is_one_step(parts: list[Part]) -> bool:
 
 
 def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
-    """(parts for the kernels, probability that any step has a contribution that was left out).
+    """Return (parts for the kernels, probability that any step has a contribution that was left out).
 
-    Leaving out the rarest contributions changes the law of a step by their probability, in total variation.  Delta of
-    all steps then changes by at most the sum of these in the direction remove, and by e^eps times the sum in add.
+    Leaving out the rarest contributions changes the law of a step by their probability, in total variation. Delta of
+    all steps changes by at most the sum of these in the direction remove, and by e^eps times the sum in add.
     """
     steps = sum(count for count, _ in row)
     parts, lost = [], 0.0
@@ -317,7 +319,7 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
     mask = np.ones(weight.size, bool)
     mask[gone] = False
     shift, weight = shift[mask], weight[mask]
-    # equal shifts are one contribution; then the first weight gives the largest loss of add
+    # Equal shifts are one contribution. Then the first weight gives the largest loss of add.
     each = np.unique(shift)
     joint = np.array([math.fsum(weight[shift == one]) for one in each])
     underflow = 0.0 if branch.weights.size <= 2 else 1e-300
@@ -327,7 +329,7 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
 def delta_of_step(
     shares: tuple[float, ...], doubt: float, laws: tuple[BranchLaw, ...], epsilon: float
 ) -> tuple[float, float, float]:
-    """(lower, estimate, upper) of delta at eps >= 0."""
+    """Return (lower, estimate, upper) of delta at eps >= 0."""
     value = error = 0.0
     for share, law in zip(shares, laws, strict=True):
         one, wrong = _branch(law, epsilon)
@@ -340,7 +342,7 @@ def delta_of_step(
 def epsilon_of_step(
     shares: tuple[float, ...], doubt: float, laws: tuple[BranchLaw, ...], low_delta: float, high_delta: float
 ) -> tuple[float, float, float]:
-    """(lower, estimate, upper) of eps >= 0; the upper end holds for low_delta, the lower end for high_delta."""
+    """Return (lower, estimate, upper) of eps >= 0; `upper` holds for low_delta, `lower` for high_delta."""
 
     def at(eps: float) -> tuple[float, float, float]:
         return delta_of_step(shares, doubt, laws, eps)
@@ -367,13 +369,13 @@ def epsilon_of_step(
 
 
 def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
-    """(delta, error) of one branch; for add the event is u below the end."""
+    """Return (delta, error) of one branch. For add the event is u below the end."""
     shift, log_weight = law.shift, np.log(law.weight)
     goal = law.sign * epsilon
 
     if law.sign < 0.0 and shift[0] == 0.0 and goal <= log_weight[0]:
         return 0.0, 0.0  # the loss of add never exceeds eps
-    # log mix is convex and increasing, and above the goal at the start: Newton comes down to it
+    # log mix is convex and increasing, and above the goal at the start, so Newton comes down to the goal.
     u = float((goal + 0.5 * shift[-1] ** 2 - log_weight[-1]) / shift[-1])
     for _ in range(MOST_STEPS):
         terms = log_weight + shift * u - 0.5 * shift**2
@@ -385,7 +387,7 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
         if not move > 1e-15 * max(abs(u), 1e-3):
             break
     else:
-        return 1.0, 1.0  # not the best end: for it only a lower bound would be known
+        return 1.0, 1.0  # without the best end only a lower bound is known
     of_q = float(scipy.special.log_ndtr(-law.sign * u))
     of_p = float(logsumexp(log_weight + scipy.special.log_ndtr(law.sign * (shift - u))))
     first, second = (of_p, of_q + epsilon) if law.sign > 0 else (of_q, of_p + epsilon)
@@ -395,7 +397,7 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
 
 
 def flat(mechanism: Any, count: np.ndarray | float = 1.0) -> list[tuple[np.ndarray, Any]]:
-    """The single steps that are composed, each with its count."""
+    """Return the single steps that are composed, each with its count."""
     if isinstance(mechanism, Repeated):
         return flat(mechanism.mechanism, exact_product(np.asarray(mechanism.steps), np.asarray(count)))
     if isinstance(mechanism, Composed):

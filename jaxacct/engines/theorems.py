@@ -1,8 +1,8 @@
 """Bounds that need no engine: lower ones from tests on the outputs, upper ones from theorems (README.md, "Theorems").
 
-They stand where no engine answers, and engines are held against them.  The contour and the lattice engine share no code
-with the tests.  Everything is in logarithms, so that masses as small as e^{-10^300} do no harm.  Masses under P are
-bounded from below, masses under Q from above, part by part; upper bounds are rounded up.
+They answer where no engine does, and engines are compared with them. The contour and the lattice engine share no code
+with the tests. Masses are kept as logarithms, so that even e^{-10^300} does no harm. Masses under P are bounded from
+below, masses under Q from above, part by part. Upper bounds are rounded up.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
-"""Shares of delta tried for rare numbers of hits; the best bound counts."""
+"""Shares of delta tried for rare numbers of hits. The best bound counts."""
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
-"""Logarithms of probabilities tried for rare numbers of hits, if delta is asked for; the best bound counts."""
+"""Log probabilities tried for rare numbers of hits in bounds of delta. The best bound counts."""
 BISECTIONS = 60
 """Bisection steps for the number of hits, which is whole and at most 2^53."""
 LEAST_DELTA = 1e-307
@@ -40,17 +40,17 @@ LEAST_DELTA = 1e-307
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
 """Thresholds of single outputs: standard quantiles about either mode."""
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
-"""Thresholds of counts and means: this many deviations below the mean, both under P."""
+"""Thresholds of counts and means, as deviations below the mean under P."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
-"""Minus logarithms of the tails in which thresholds of counts are searched."""
+"""Minus logarithms of the tails in which thresholds of counts are tried."""
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
-"""Exponents that are tried in Chernoff's bound of a mixture's tail, over that of a normal law as far out."""
+"""Exponents tried in Chernoff's bound of a mixture's tail, over the best exponent of a normal law as far out."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
 """Thresholds of Laplace losses, as distances below the largest loss."""
 LOG_ERROR = 1e-12
-"""Subtracted from, or added to, logarithms of size 1, for their rounding."""
+"""Error of a logarithm of size 1, by its rounding."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
-"""One of many steps gets its share of delta times 1 plus one of these, to make up for p d; the best bound counts."""
+"""One of many steps gets its share of delta times 1 plus one of these, to make up for p d. The best bound counts."""
 EXP_ERROR = 1024.0 * ROUNDOFF
 """Relative error of e^x above SUBNORMAL: its argument is below 745 and known to a unit."""
 SUBNORMAL = 1e-307
@@ -58,7 +58,7 @@ SUBNORMAL = 1e-307
 
 
 def tests_of(parts: Components) -> Tests:
-    """All tests of every row of the batch."""
+    """Return all tests of every row of the batch."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = [plain(parts)]
         for column in range(parts.gauss_n.shape[1]):
@@ -74,7 +74,7 @@ def tests_of(parts: Components) -> Tests:
 
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
-    """(B,) the largest of the lower bounds of epsilon at the finite part's delta, at least 0."""
+    """Return (B,) the largest lower bound of epsilon at the finite part's delta, at least 0."""
     left = np.exp(tests.log_p) * (1.0 - EXP_ERROR) - delta[:, None] * (1.0 + 4.0 * ROUNDOFF) - SUBNORMAL
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gain = np.log(left) - tests.log_q
@@ -83,7 +83,7 @@ def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
 
 
 def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
-    """(B,) the largest of the lower bounds of delta at eps, at least 0."""
+    """Return (B,) the largest lower bound of delta at eps, at least 0."""
     p = np.exp(tests.log_p) * (1.0 - EXP_ERROR)
     with np.errstate(over="ignore", invalid="ignore"):
         cost = epsilon[:, None] + tests.log_q
@@ -94,7 +94,7 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
 
 
 def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """(B,) the largest epsilon by a single step of a sampled Gaussian, or by any one of its steps, from below."""
+    """Return (B,) the largest lower bound of epsilon by one sampled Gaussian step, or by any one of many."""
     best, removing = np.zeros(delta.size), parts.sign > 0
     delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP_ERROR)
     known = delta < 1.0
@@ -110,7 +110,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
             continue
         for more in SHARE_MARGINS:
             share = delta / np.maximum(n, 1.0) * (1.0 + more)
-            # least delta of a step: one nearer to the end of float64's range has no relative accuracy
+            # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
             usable = several & (share > 1e-306) & (share < 1.0)
             found = closed_form.epsilon_of_one_step(sigma, q, removing, np.where(usable, share, 0.5), slack).lower
             holds = _any_step(sigma, q, n, removing, found) >= delta
@@ -119,7 +119,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """(B,) the largest delta by a single step of a sampled Gaussian, or by any one of its steps, from below."""
+    """Return (B,) the largest lower bound of delta by one sampled Gaussian step, or by any one of many."""
     best, removing = np.zeros(epsilon.size), parts.sign > 0
     for column in range(parts.gauss_n.shape[1]):
         sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
@@ -130,13 +130,13 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """`n (delta_1(eps) - (n - 1) p d)`, rounded down, when a record is removed; 0 if that is no bound."""
+    """Return `n (delta_1(eps) - (n - 1) p d)`, rounded down, for a removed record; 0 where it is no bound."""
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):
         s = 1.0 / sigma
         odds = np.where(eps > 1.0, eps - np.log(q), np.log1p(np.expm1(np.minimum(eps, 1.0)) / q))
         u = (odds * sigma + 0.5 * s) * (1.0 - 64.0 * ROUNDOFF)
-        # u rounded down and the tails rounded up: p and d are those of the best test or larger
+        # u is rounded down and the tails are rounded up: p and d are those of the best test, or larger.
         (far, wrong), (near, off) = log_tail(u, 0.0 * s), log_tail(u, s)
         d = np.exp(np.log(q) + near + off) * (1.0 + EXP_ERROR)
         p = (np.exp(far + wrong) + d) * (1.0 + EXP_ERROR)
@@ -145,10 +145,10 @@ def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndar
 
 
 def _log_survival(parts: Components) -> np.ndarray:
-    """(B,) log of the probability that every loss is finite, rounded down; 0 where all losses are."""
+    """Return (B,) the log of the probability that every loss is finite, rounded down; 0 where all losses are finite."""
     atoms = parts.finite_mass.shape[2]
     left = np.sum(parts.finite_mass, axis=2)
-    # 1 less the mass at infinity: that mass has an error of its units, and the sum of as many units as atoms
+    # The mass at infinity has an error of its units, and the sum of the other masses one of as many units as atoms.
     wrong = parts.infinity_units[:, None] * ROUNDOFF * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * ROUNDOFF)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
@@ -157,14 +157,14 @@ def _log_survival(parts: Components) -> np.ndarray:
 
 
 class Tests(NamedTuple):
-    """log P(S) from below and log Q(S) from above, each (B, M); -inf and 0 where there is no test."""
+    """Log P(S) from below and log Q(S) from above, each (B, M); -inf and 0 where there is no test."""
 
     log_p: np.ndarray
     log_q: np.ndarray
 
 
 def log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(log Pr[N(mean, 1) > u], its error)."""
+    """Return (log Pr[N(mean, 1) > u], its error)."""
     x = mean - u
     value = log_ndtr(x)
     size = np.square(np.minimum(x, 0.0)) + (1.0 + np.minimum(np.abs(x), -np.minimum(x, -40.0))) * np.abs(mean)
@@ -172,7 +172,7 @@ def log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plain(parts: Components) -> Tests:
-    """The sum of all Gaussians that are not sampled."""
+    """Return tests on the sum of all Gaussians that are not sampled."""
     mu = parts.mu[:, None]
     z = np.concatenate([QUANTILES, -QUANTILES])[None, :]
     log_p = np.where(mu > 0.0, log_ndtr(-z) - LOG_ERROR, -np.inf)
@@ -181,12 +181,12 @@ def plain(parts: Components) -> Tests:
 
 
 def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
-    """Tests on the number of hits, for chances of a hit (B, C): k from the deviations, 1 and n."""
+    """Return tests on the number of hits, for chances of a hit (B, C): k from the deviations, 1, and n."""
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # in the tail of a law of few hits deviations do not reach: the k of Poisson's tail, roughly
+    # Deviations do not reach the tail of a law of few hits. There k is roughly that of Poisson's tail.
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
@@ -212,7 +212,8 @@ def gaussian_counts(parts: Components, column: int) -> Tests:
     def normal(side: float) -> tuple[np.ndarray, np.ndarray]:
         return log_tail(side * u, 0.0 * s)
 
-    # remove: the mixture is P, large outputs are likelier under it; add: it is Q, small ones are likelier under P
+    # remove: the mixture is P, under which large outputs are likelier. add: it is Q, and small outputs are likelier
+    # under P.
     removing = parts.sign[:, None] > 0
     mixed = [np.where(removing, *pair) for pair in zip(mixture(1.0), mixture(-1.0), strict=True)]
     mixed_rest = [np.where(removing, *pair) for pair in zip(mixture(-1.0), mixture(1.0), strict=True)]
@@ -228,7 +229,7 @@ def gaussian_counts(parts: Components, column: int) -> Tests:
 
 
 def gaussian_means(parts: Components, column: int) -> Tests:
-    """The sum of the outputs, in deviations of the law without hits, against thresholds below what P expects."""
+    """Return tests on the sum of the outputs, in deviations of the law without hits."""
     sigma, q, n = (x[:, column][:, None] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
@@ -244,7 +245,7 @@ def gaussian_means(parts: Components, column: int) -> Tests:
 
 
 def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """log Pr[sum of n mixtures <= x sqrt n] at most, by Chernoff at the best of several exponents."""
+    """Bound log Pr[sum of n mixtures <= x sqrt n] from above, by Chernoff at the best of several exponents."""
     root = np.sqrt(n)
     drift = root * q * s
     gap = np.maximum(drift - x, 0.0)
@@ -260,13 +261,16 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
 
 
 def laplace_counts(parts: Components, column: int) -> Tests:
-    """Base losses at least v: Pr_P >= v is 1 - e^{(v - 1/b)/2}/2, Pr_Q >= v is e^{-(v + 1/b)/2}/2, -1/b < v <= 1/b."""
+    """Return tests on the number of base losses at least v, -1/b < v <= 1/b.
+
+    Such a loss has the probability 1 - e^{(v - 1/b)/2}/2 under P and e^{-(v + 1/b)/2}/2 under Q.
+    """
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
     removing = parts.sign[:, None] > 0
-    # remove: {v >= edge - d}, d < 2 edge; add: {v <= -(edge - d)}, its mirror image
+    # remove: {v >= edge - d} with d < 2 edge. add: {v <= -(edge - d)}, its mirror image.
     drop = np.minimum(LAPLACE_DROPS, 1.999 * edge)
-    near = np.log1p(-0.5 * np.exp(-0.5 * drop))  # the law whose mode is on this side
+    near = np.log1p(-0.5 * np.exp(-0.5 * drop))  # near: the law whose mode is on this side
     near_rest = -np.log(2.0) - 0.5 * drop
     far = -np.log(2.0) - edge + 0.5 * drop
     far_rest = np.log1p(-np.exp(far))
@@ -285,7 +289,10 @@ def laplace_counts(parts: Components, column: int) -> Tests:
 
 
 def finite_counts(parts: Components, column: int) -> Tests:
-    """Losses at least l, for the atoms l; Q-masses are P-masses times e^-loss, and P is given a finite loss."""
+    """Return tests on the number of losses at least l, for the atoms l.
+
+    Q-masses are P-masses times e^-loss. P is the law given that the loss is finite.
+    """
     loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
     order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
     loss, mass = np.take_along_axis(loss, order, 1), np.take_along_axis(mass, order, 1)
@@ -293,14 +300,14 @@ def finite_counts(parts: Components, column: int) -> Tests:
     p = np.log(p / p[:, -1:])
     q_terms = np.where(mass > 0.0, np.log(mass) - loss, -np.inf)
     other = np.logaddexp.accumulate(q_terms, axis=1)
-    # atoms of a finite law that are taken for thresholds at most
+    # At most 24 atoms are thresholds.
     take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
     p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
     error = LOG_ERROR + 8.0 * ROUNDOFF * (mass.shape[1] + np.abs(p))
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
-    # relative error of the mass outside the set: the error of the mass inside over the mass outside
+    # Relative error of the mass outside the set: the error of the mass inside over the mass outside.
     spread, spread_q = (
         _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
     )
@@ -308,12 +315,12 @@ def finite_counts(parts: Components, column: int) -> Tests:
 
 
 def _grown(x: np.ndarray) -> np.ndarray:
-    """An upper bound of -log(1 - x), the error of a logarithm whose argument has relative error x; inf above 1/4."""
+    """Bound -log(1 - x), the error of a logarithm whose argument has relative error x; inf above 1/4."""
     return np.where(x < 0.25, 1.2 * x, np.inf)
 
 
 def _bounded(parts: Components) -> np.ndarray:
-    """B, and in the add direction also what sampled Gaussians cannot exceed, rounded up; inf where there is no such."""
+    """Return the largest loss of the bounded parts, in the add direction of sampled Gaussians, too; inf if none."""
     gauss = parts.gauss_n > 0
     with np.errstate(divide="ignore"):
         sampled = -np.sum(np.where(gauss, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
@@ -322,7 +329,7 @@ def _bounded(parts: Components) -> np.ndarray:
 
 
 def total_variation(parts: Components) -> np.ndarray:
-    """`sum n TV` of the parts, at least delta(0) of the finite losses, rounded up."""
+    """Return `sum n TV` of the parts, rounded up: at least delta(0) of the finite losses."""
     mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
@@ -334,7 +341,7 @@ def total_variation(parts: Components) -> np.ndarray:
 
 
 def _all_gaussians(parts: Components) -> np.ndarray:
-    """mu of all Gaussians as if none were sampled, rounded up."""
+    """Return mu of all Gaussians as if none were sampled, rounded up."""
     with np.errstate(over="ignore"):
         each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
     mu = parts.mu
@@ -344,7 +351,10 @@ def _all_gaussians(parts: Components) -> np.ndarray:
 
 
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
-    """mu given at most k hits of each part, rounded up; k is exceeded anywhere with probability e^log_share at most."""
+    """Return mu given at most k hits of each part, rounded up.
+
+    The probability that some part has more than its k hits is at most e^log_share.
+    """
     columns = parts.gauss_n.shape[1]
     present = np.maximum(np.sum(parts.gauss_n > 0, axis=1), 1)
     each = log_share - np.log(present)
@@ -355,14 +365,14 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         n = np.where(present_here, n, 1.0)
         error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
         hit = chance(np.log(q), np.log1p(-q), error, error)
-        low, high = np.zeros_like(n), n.copy()  # Pr[N > high] is small enough, always so at n
+        low, high = np.zeros_like(n), n.copy()  # Pr[N > high] is small enough, which always holds at n
         for _ in range(BISECTIONS):
             middle = np.floor(0.5 * (low + high))
             enough = (middle < high) & (log_tail_above(n, middle + 1.0, hit) <= each)
             before = low, high
             high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1.0, high))
             if np.array_equal(before, (low, high)):
-                break  # every number is found: no turn moves it any more
+                break  # every number is found
         with np.errstate(over="ignore"):
             mu = np.hypot(mu, np.where(present_here, np.sqrt(high) / sigma, 0.0))
     return mu * (1.0 + (8.0 + 4.0 * columns) * ROUNDOFF)
@@ -374,10 +384,10 @@ def _only_sampled(parts: Components) -> np.ndarray:
 
 
 def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """Basic composition's epsilon, rounded up; inf where it does not apply."""
+    """Return basic composition's epsilon, rounded up; inf where basic composition does not apply."""
     total, most = np.zeros(delta.size), np.sum(parts.gauss_n, axis=1)
     each = delta / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF)
-    # least delta of a step: one nearer to the end of float64's range has no relative accuracy
+    # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
     usable = _only_sampled(parts) & (each > 1e-306) & (each < 1.0)
     each = np.where(usable, each, 0.5)
     for column in range(parts.gauss_n.shape[1]):
@@ -389,7 +399,7 @@ def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Basic composition's delta, rounded up; 1 where it does not apply."""
+    """Return basic composition's delta, rounded up; 1 where basic composition does not apply."""
     total, most = np.zeros(epsilon.size), np.sum(parts.gauss_n, axis=1)
     usable = _only_sampled(parts) & (epsilon >= 0.0)
     each = np.where(usable, epsilon / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF), 0.0)
@@ -401,7 +411,7 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """(B,) the smallest upper bound of epsilon at the finite part's delta, known up to a relative slack."""
+    """Return (B,) the smallest upper bound of epsilon at the finite part's delta, known up to a relative slack."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -415,7 +425,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
 
 
 def _upper_epsilon(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """The Gaussian's epsilon from above; 0 where mu is 0."""
+    """Bound the Gaussian's epsilon from above; 0 where mu is 0."""
     present = mu > 0
     upper = closed_form.epsilon(np.where(present, mu, 1.0), np.maximum(delta, LEAST_DELTA), np.zeros_like(mu)).upper
     return np.where(present, np.where(delta > LEAST_DELTA, upper, np.inf), 0.0)
@@ -426,7 +436,7 @@ def _with(bounded: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """(B,) the smallest upper bound of the finite part's delta at eps."""
+    """Return (B,) the smallest upper bound of the finite part's delta at eps."""
     left = epsilon - largest_loss(parts).above
     left = left - 4.0 * ROUNDOFF * np.abs(epsilon)
     best = np.fmin(total_variation(parts), 1.0)
@@ -440,7 +450,7 @@ def least_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _upper_delta(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The Gaussian's delta from above, 1 where eps is negative."""
+    """Bound the Gaussian's delta from above; 1 where eps is negative."""
     present = (mu > 0) & np.isfinite(mu)
     at = np.maximum(epsilon, 0.0)
     upper = closed_form.delta(np.where(present, mu, 1.0), at).upper

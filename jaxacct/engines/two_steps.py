@@ -1,8 +1,8 @@
 """Epsilon and delta of two steps of Poisson sampled Gaussians (README.md, "Two steps").
 
-The closed form of the second step is averaged over the outputs of the first, cell by cell.  Either step may be the
-first; it is the one with the smaller total variation, which makes G smoother.  An end of epsilon is used only where
-the bound of delta there is on the right side of the target.
+The closed form of the second step is averaged over the outputs of the first, cell by cell. The step with the smaller
+total variation is taken first, which makes G smoother. An end of epsilon is used only where the bound of delta there is
+on the right side of the target.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ LARGEST_EXPONENT = 700.0
 TAIL_SHARE = 1e-10
 """Tails are cut where their mass times the uncertainty of h is at most this share of delta."""
 SHORTER = 1.02
-"""Cells are shorter than they must be by this factor, since one that lies in two intervals has their mean width."""
+"""Cells are shorter than they must be by this factor, since a cell in two intervals has their mean width."""
 GROWTH = 0.2
-"""A cell may be longer than another one by at most this share of the distance between them."""
+"""Neighbouring cells may differ in length by at most this share of their distance."""
 POINTS_BEYOND = 12
-"""The cells reach this many points of the survey beyond the rightmost point that they must cover."""
+"""Cells reach this many survey points beyond the rightmost point that they must cover."""
 REACH = 39.0
 """Deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
-"""Points of the survey about a place where the integrand may have a kink, in the exponent y: dense towards it."""
+"""Survey points, in the exponent y, about a place where the integrand may have a kink: dense towards the kink."""
 _WIDE = np.linspace(-REACH, REACH, 105)
-"""Points of the survey about either mode, in deviations: four to three deviations."""
+"""Survey points about either mode: three to four in a deviation."""
 CELL_COUNTS = (800, 5000)
-"""Cells of a configuration at first, and again if its bracket came out wide."""
+"""Cells of a configuration at first, and once more where its bracket is wide."""
 WIDE = 1e-6
-"""Relative width of a bracket beyond which it is wide."""
+"""Relative width beyond which a bracket is wide."""
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
-"""Cells of all configurations at a time: some 60 float64 arrays of them are alive at once, 32 MiB in all."""
+"""Cells of all configurations at a time. Some 60 float64 arrays of them are alive at once, 32 MiB in all."""
 LEAST_BOUND = 1e-305
 """Floor under a bound of delta before its logarithm is taken."""
 CLOSE = 1e-4
@@ -62,11 +62,11 @@ CLOSE = 1e-4
 FARTHEST = 30.0
 """Cap on the size of log(delta/target)."""
 NEAR = 0.05
-"""How near the logarithm of delta, and v, should come to the solution before cells are placed."""
+"""How near log delta, and v, should come to the solution before cells are placed."""
 
 
 def _steps(parts: Components) -> Steps:
-    """The two steps of every row, the one with the larger total variation second."""
+    """Return the two steps of every row, the one with the larger total variation second."""
     order = np.argsort(-parts.gauss_n, axis=1, kind="stable")
     most, other = order[:, :1], order[:, :2][:, -1:]
     twice = np.take_along_axis(parts.gauss_n, most, 1) == 2
@@ -79,7 +79,7 @@ def _steps(parts: Components) -> Steps:
 
 
 def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarray, *values: np.ndarray) -> Answer:
-    """Solve some rows at a time, then rows with a wide bracket again with more cells."""
+    """Solve blocks of rows, then rows with a wide bracket again with more cells."""
     size = parts.mu2.size
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
@@ -95,14 +95,14 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
 
 
 def delta(parts: Components, eps: np.ndarray) -> Answer:
-    """Bracket of delta(eps)."""
-    return _in_blocks(_delta, parts, np.full_like(eps, 1e-300), eps)  # a delta down to which none need be narrow
+    """Return the bracket of delta at eps."""
+    return _in_blocks(_delta, parts, np.full_like(eps, 1e-300), eps)  # no delta below 1e-300 need have a narrow bracket
 
 
 def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
-    """Bracket of `inf {eps >= 0 : delta(eps) <= delta}`, delta known up to a relative slack.
+    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}` for delta known up to a relative slack.
 
-    Where the upper end is at most `floor` it is not refined.
+    A row whose upper end is at most `floor` is not refined.
     """
     return _in_blocks(_epsilon, parts, np.maximum(floor, 0.0), delta, slack, floor)
 
@@ -112,7 +112,7 @@ def _made(steps: Steps, eps: np.ndarray, count: int) -> Cells:
 
 
 def _largest(steps: Steps) -> np.ndarray:
-    """(B,) the largest loss, rounded up; inf in the remove direction."""
+    """Return (B,) the largest loss, rounded up; inf in the remove direction."""
     most = -(np.log1p(-steps.q) + np.log1p(-steps.second_q)) * (1.0 + 16.0 * ROUNDOFF)
     return np.where(steps.removing, np.inf, most)[:, 0]
 
@@ -125,7 +125,7 @@ def _delta(steps: Steps, count: int, eps: np.ndarray) -> Answer:
 
 
 class _Found:
-    """Ends of epsilon; an evaluated bound of delta has shown each to be on its side of the target."""
+    """Ends of epsilon, each shown by an evaluated bound of delta to be on its side of the target."""
 
     def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
         self.steps = steps
@@ -134,9 +134,9 @@ class _Found:
         self.lower, self.upper = np.zeros_like(delta), _largest(steps)
 
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """log(bound/target) of both bounds of delta(eps), and which ends of epsilon they decide.
+        """Evaluate both bounds of delta at eps, move the ends that they decide, and return log(bound/target).
 
-        made, eps : of these rows.
+        made, eps : cells and eps of the rows `rows`.
         """
         low, high = bounds(self.steps.take(rows), made, eps)
         large, small = self.large[rows], self.small[rows]
@@ -149,8 +149,8 @@ def _epsilon(steps: Steps, count: int, delta: np.ndarray, slack: np.ndarray, flo
     found = _Found(steps, delta, slack)
     zero = np.zeros_like(delta)
     least = surveyed(steps, zero).delta
-    excess = np.full_like(delta, np.nan)  # log of delta(0) over the target, where that is near 0
-    # evaluate at 0, if that may be the answer, and at the floor, below which no answer is needed
+    excess = np.full_like(delta, np.nan)  # log of delta(0) over the target, where the two are near
+    # Evaluate at 0 if 0 may be the answer, and at the floor, below which no answer is needed.
     for eps, some in ((zero, least < 1.2 * delta), (floor, (floor > 0.0) & np.isfinite(floor))):
         rows = np.flatnonzero(some & (found.upper > eps))
         if rows.size:
@@ -174,7 +174,7 @@ def _search(
     least: np.ndarray,
     excess: np.ndarray,
 ) -> np.ndarray:
-    """Newton's method in `v = log(eps/(top - eps))`, top being an upper bound: for the middle, then for either end.
+    """Search by Newton's method in `v = log(eps/(top - eps))`, `top` an upper bound: the middle, then either end.
 
     Each row takes its own steps, so that its answer does not depend on the others.
     """
@@ -185,7 +185,7 @@ def _search(
     v, slope = _rough(steps, np.log(delta) + bias, top, least)
     before, value, gap = np.full_like(v, -np.inf), excess.copy(), np.zeros_like(v)
     rows = np.arange(asked.size)
-    for turn in range(12):  # steps towards epsilon at most
+    for turn in range(12):  # at most 12 steps towards epsilon
         eps = top[rows] * special.expit(v[rows])
         part = _made(steps.take(rows), eps, count)
         if turn == 0:
@@ -203,7 +203,7 @@ def _search(
             break
     left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * ROUNDOFF
     rows = np.arange(asked.size)
-    for _ in range(6):  # steps towards either end at most
+    for _ in range(6):  # at most 6 steps towards either end
         part, most, rise, near = made.take(rows), top[rows], slope[rows], margin[rows]
         low, _ = found.look(part, most * special.expit(left[rows]) * (1.0 - units), asked[rows])
         _, high = found.look(part, most * special.expit(right[rows]) * (1.0 + units), asked[rows])
@@ -217,22 +217,22 @@ def _search(
 
 
 def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """v after a step of Newton's method, which for small eps = top e^v is one in eps."""
+    """Return v after a step of Newton's method. For small eps = top e^v the step is one in eps."""
     return v + np.where(v < 0.0, np.log1p(np.clip(step, -0.95, 1e9)), np.clip(step, -3.0, 3.0))
 
 
 def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """The slope at v from two values, if these are far enough apart; for small eps, the slope of the chord in eps."""
+    """Return the slope at v from two values that are far enough apart (for small eps in eps), else `slope`."""
     apart = v - before
     secant = (value - old) / np.where(v < 0.0, -np.expm1(-apart), apart)
     return np.where((np.abs(apart) > 1e-6) & (secant < 0.0) & np.isfinite(secant), secant, slope)
 
 
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(v, slope of log delta there) by estimates of delta.
+    """Return (v, slope of log delta there) by estimates of delta.
 
-    The search begins where delta would be on target if it fell by 1 per unit of e^eps, the most it can fall by.  It is
-    Newton's method with secants, and a bisection wherever that leaves the interval or comes no nearer.
+    The search begins where delta would be on target if it fell by 1 per unit of e^eps, its steepest possible fall. It
+    is Newton's method with secants, with a bisection where Newton leaves the interval or comes no nearer.
     """
 
     def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -242,10 +242,10 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
     excess = 0.9 * (least - np.exp(log_delta))
     low = np.clip(excess, 1e-9 * np.exp(log_delta), 0.5 * top)
     a = np.log(low / (top - low))
-    b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # v = log(eps/(top - eps)) at which eps is top in float64
+    b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # at v = 37 eps is `top` in float64
     v, at = np.full_like(a, -np.inf), np.log(least) - log_delta  # at eps = 0
     rows, new = np.arange(a.size), a + 1.0
-    for turn in range(30):  # estimates of delta at most, before cells are placed
+    for turn in range(30):  # at most 30 estimates of delta before cells are placed
         risen = value(new[rows], rows)
         slope[rows] = _secant(new[rows], risen, v[rows], at[rows], slope[rows])
         nearer = np.abs(risen) < 0.5 * np.abs(at[rows])
@@ -265,18 +265,19 @@ class Survey(NamedTuple):
 
     u: np.ndarray  # (B, S) ascending
     loss: np.ndarray  # (B, S) log mix
-    left: np.ndarray  # (B, S) the most by which h differs from there to the far left
-    right: np.ndarray  # (B, S) the most by which h differs from there to the far right
+    left: np.ndarray  # (B, S) largest difference of h between this point and any point left of it
+    right: np.ndarray  # (B, S) largest difference of h between this point and any point right of it
     delta: np.ndarray  # (B,) estimate
 
 
 def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
-    """The integrand at eps (B,): about either mode, and about the places where it may have a kink."""
+    """Survey the integrand at eps (B,): about either mode, and about the places where it may have a kink."""
     eps = eps[:, None]
     s = 1.0 / steps.sigma
     signed = np.where(steps.removing, eps, -eps)
     knee = np.log1p(-steps.q) - np.log(steps.q)
-    # where the first step's loss reaches eps, and where it exceeds eps by the most that the second can take back
+    # Kinks may lie where the first step's loss reaches eps, and where it exceeds eps by the most that the second step
+    # can take back.
     places = [_exponent(steps, loss) for loss in (signed, signed - np.log1p(-steps.second_q))]
     centres = [(np.where(np.isfinite(y), y, knee) / s + 0.5 * s) + _ABOUT / s for y in (knee, *places)]
     u = np.concatenate([_WIDE + 0.0 * s, _WIDE + s, *centres], axis=1)
@@ -287,7 +288,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     off = np.concatenate([0.0 * eps, off], axis=1)
     at = eps - np.where(steps.removing, every, -every)
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
-    # floor under an integrand before its logarithm is taken
+    # 1e-305 keeps the logarithm finite.
     logs = log_mass + np.log(np.maximum(low[:, 1:], 1e-305))
     delta = np.sum(_log_linear(logs, np.diff(u, axis=1)), axis=1)
     limit = np.where(steps.removing, 1.0, 0.0)
@@ -299,7 +300,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
 
 
 def _exponent(steps: Steps, loss: np.ndarray) -> np.ndarray:
-    """y with log(1 - q + q e^y) = loss; -inf where there is none."""
+    """Return y with log(1 - q + q e^y) = loss; -inf where there is none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         rest = np.log(np.maximum(1.0 + np.expm1(np.minimum(loss, 1.0)) / steps.q, 0.0))
         return np.where(
@@ -308,14 +309,14 @@ def _exponent(steps: Steps, loss: np.ndarray) -> np.ndarray:
 
 
 def _log_linear(logs: np.ndarray, width: np.ndarray) -> np.ndarray:
-    """The integral over each interval of a function whose logarithm is linear there."""
+    """Return the integral over each interval of a function whose logarithm is linear there."""
     rise = np.diff(logs, axis=1)
     mean = np.where(np.abs(rise) < 1e-6, 1.0, np.expm1(-np.abs(rise)) / np.where(rise == 0.0, 1.0, -np.abs(rise)))
     return np.exp(np.maximum(logs[:, :-1], logs[:, 1:])) * mean * width
 
 
 def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndarray:
-    """(B, count + 1) nodes for delta near eps (B,)."""
+    """Return (B, count + 1) nodes for delta near eps (B,)."""
     u, s = survey.u, 1.0 / steps.sigma
     left, right = _unknown(steps, survey)
     inside = left[:, 1:] & right[:, :-1]
@@ -325,7 +326,7 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
     least = SHORTER * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
-    # share of the cells that is handed out before the others are used to let their widths grow gradually
+    # 70 % of the cells are dealt out first. The others let widths grow gradually.
     every = least + density * _share(0.7 * count - used, density * width)
     extra = np.maximum(every, 1.0 / _graded(u, 1.0 / every)) - least
     total = np.cumsum((least + extra * _share(count - used, extra * width)) * width, axis=1)
@@ -337,18 +338,18 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
             some = np.arange(some[0], some[-1] + 2)
             ends = np.linspace(total[row, some[0]], total[row, some[-1]], count + 1)
             nodes[row] = np.interp(ends, total[row, some], u[row, some])
-        else:  # two tails alone, from where the right one may be left
+        else:  # the two tails cover everything: all nodes lie where the right tail may begin
             nodes[row] = u[row, np.argmax(~right[row])]
     return nodes
 
 
 def _share(left: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """(B, 1) the factor on `wanted` with which it uses up what is `left`."""
+    """Return (B, 1) the factor on `wanted` at which it uses up `left`."""
     return np.maximum(left, 0.0) / np.maximum(np.sum(wanted, axis=1, keepdims=True), 1e-300)
 
 
 def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """The largest widths of at most w, on the intervals between u, that grow by GROWTH per unit of u at most."""
+    """Return the largest widths, at most w, on the intervals between u, that grow by at most GROWTH per unit of u."""
     left, right = GROWTH * u[:, :-1], GROWTH * u[:, 1:]
     graded = w.copy()
     rising = np.minimum.accumulate((w - right)[:, :-1], axis=1) + left[:, 1:]
@@ -359,7 +360,7 @@ def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
-    """(B, S) (N T)^{1/4} over its largest value, at least e^-20."""
+    """Return (B, S) (N T)^{1/4} over its largest value, at least e^-20."""
     s, mu2 = 1.0 / steps.sigma, np.square(1.0 / steps.second_sigma)
     t = np.where(steps.removing, eps, -eps) - survey.loss
     value = shifted(steps, t)
@@ -373,25 +374,25 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
     logs = -0.5 * survey.u**2 + 2.0 * y + bend + np.log(np.maximum(rate, 1e-300))
     logs = 0.25 * np.where(np.isnan(logs), -np.inf, logs)
     top = np.max(logs, axis=1, keepdims=True)
-    # least logarithm of the density of cells, over the largest
+    # The floor of e^-20 leaves no stretch without cells.
     return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), -20.0))
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
-    """(B, S) where too much of delta would be unknown, were all on the left of it one tail, or all on the right."""
+    """Return (B, S) whether one tail would leave too much of delta unknown: on the left, and on the right."""
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
     left, right = below * survey.left > enough, above * survey.right > enough
-    # where rounding leaves h unknown neither need be monotone
+    # Neither need be monotone where rounding leaves h unknown.
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
-    # in the add direction h may be 0 beyond a point, and that point moves with eps
+    # In the add direction h may be 0 beyond a point that moves with eps.
     right[:, POINTS_BEYOND:] |= right[:, :-POINTS_BEYOND]
     return left, right
 
 
 class Steps(NamedTuple):
-    """Two sampled Gaussians in one direction; every array (B, 1).  The first one's output is integrated over."""
+    """Two sampled Gaussians in one direction, every array (B, 1). The first step's output is integrated over."""
 
     sigma: np.ndarray
     q: np.ndarray
@@ -400,7 +401,7 @@ class Steps(NamedTuple):
     removing: np.ndarray
 
     def take(self, rows: np.ndarray | slice) -> Steps:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Steps(*(x[rows] for x in self))
 
 
@@ -420,16 +421,16 @@ class Cells(NamedTuple):
     sound: np.ndarray  # (B,) whether every cell is short enough for the quadrature
 
     def take(self, rows: np.ndarray) -> Cells:
-        """The cells of some rows."""
+        """Return the cells of some rows."""
         return Cells(*(x[rows] for x in self))
 
 
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(log mix of the first step at u, bound on its error).
+    """Return (log mix of the first step at u, bound on its error).
 
-    The exponent y = s u - s^2/2 is known to 4 units of |s u| + s^2, and log mix moves by q z/mix times that.  Otherwise
-    it is known to 16 units: of itself where it is log1p(q (z - 1)) with |q (z - 1)| <= 1/2, and of 1 and the logarithms
-    that go into it where it is log((1 - q) + q z).
+    The exponent y = s u - s^2/2 is known to 4 units of |s u| + s^2, and log mix moves by q z/mix times this error.
+    Besides, log mix is known to 16 units: of itself where it is log1p(q (z - 1)) with |q (z - 1)| <= 1/2, and
+    elsewhere, where it is log((1 - q) + q z), of 1 and of the logarithms in it.
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)
@@ -444,7 +445,7 @@ def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cells(steps: Steps, nodes: np.ndarray) -> Cells:
-    """The cells between nodes (B, N + 1), which do not fall from left to right."""
+    """Return the cells between ascending nodes (B, N + 1)."""
     s = 1.0 / steps.sigma
     left, w = nodes[:, :-1], np.diff(nodes, axis=1)
     turn, whole = w * np.maximum(np.abs(left), np.abs(nodes[:, 1:])), np.expm1(s * w)
@@ -478,7 +479,9 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
         np.where(empty, 0.0, first),
         np.where(empty, 0.0, last),
         wrong,
-        np.where(empty, -1e300, log_bend),  # the logarithm of 0 where arithmetic with infinities would not do
+        np.where(
+            empty, -1e300, log_bend
+        ),  # finite in place of log 0, which arithmetic with infinities would turn into NaN
         bend_wrong,
         _tail(steps, nodes[:, :1], -1.0),
         _tail(steps, nodes[:, -1:], 1.0),
@@ -487,7 +490,7 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
 
 
 def _tail(steps: Steps, at: np.ndarray, side: float) -> np.ndarray:
-    """(B, 2) bounds of the first step's P-mass beyond a point, below it (side -1) or above it (1)."""
+    """Return (B, 2) bounds of the first step's P-mass beyond a point, below it (side -1) or above it (side 1)."""
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     mass, wrong = np.zeros_like(at), np.zeros_like(at)
     for share, x in ((1.0 - q, -side * at), (q, -side * (at - s))):
@@ -497,7 +500,7 @@ def _tail(steps: Steps, at: np.ndarray, side: float) -> np.ndarray:
 
 
 def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
-    """lambda = log((q_2 + e^t - 1)/q_2); -inf where that is not positive."""
+    """Return lambda = log((q_2 + e^t - 1)/q_2); -inf where the argument is not positive."""
     q = steps.second_q
     ratio = np.expm1(np.minimum(t, 1.0)) / q
     near = np.log1p(np.where(ratio > -1.0, ratio, 0.0))
@@ -506,7 +509,7 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(log of G'' mix^3 without the exponent in lambda, bound on its error); (B, 1)."""
+    """Return (log of G'' mix^3 without the exponent in lambda, bound on its error), (B, 1) each."""
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)
@@ -515,12 +518,13 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(m C/2, M C/2) of every cell, rounded down and up."""
+    """Return (m C/2, M C/2) of every cell, rounded down and up."""
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
     with np.errstate(over="ignore", invalid="ignore"):
-        # lambda moves by e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2 per unit of t, by 10 % more .09 further down
+        # Per unit of t, lambda moves by e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2, and by at most 10 % more
+        # within .09 below.
         inverse = np.exp(-value)
         moved = 1.1 * off * (1.0 + (1.0 - steps.second_q) / steps.second_q * inverse)
         moved += 16.0 * ROUNDOFF * (np.abs(value) + np.where(t < 0.0, inverse, 0.0))
@@ -548,7 +552,7 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of delta(eps), eps (B,) >= 0; [0, 1] if nothing is known."""
+    """Return (lower, upper) of delta at eps (B,) >= 0; [0, 1] where nothing is known."""
     eps = eps[:, None]
     sign = np.where(steps.removing, -1.0, 1.0)
     end = np.log1p(-steps.q)
@@ -557,7 +561,7 @@ def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     off = off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(loss))
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
     least, most = _bends(steps, made, eps)
-    # h rises with u in the remove direction and falls in the add direction
+    # h rises with u in the remove direction and falls in the add direction.
     limit = np.where(steps.removing[:, 0], 1.0, 0.0)
     (lowest, low), (highest, high) = ((x[:, 0], x[:, 1:]) for x in (low, high))
     less, more = 1.0 - made.wrong, 1.0 + made.wrong
