@@ -1,12 +1,12 @@
 """The arrays that kernels take: NumPy's or JAX's, with any number of batch axes in front.
 
-A kernel is written once.  It asks `namespace` whether its arguments are NumPy arrays, which need no compiler, or JAX
-arrays, and calls the functions of that namespace as `xp`.  What the two namespaces do not share is here: loops,
+A kernel is written once. It asks `namespace` whether its arguments are NumPy arrays, which need no compiler, or JAX
+arrays, and calls the functions of that namespace as `xp`. This module has what the two namespaces do not share: loops,
 barriers, scans along an axis, erfc.
 
-**Shapes.**  Every argument has shape `(..., own axes)`.  The leading axes `...` are batch axes; those of all arguments
-broadcast against each other, and may be none at all.  Docstrings and comments name the own axes only: `(X,)` stands
-for `(..., X)`, and a number for `(...)`.
+**Shapes.** Every argument has shape `(..., own axes)`. The leading axes `...` are batch axes. Those of all arguments
+broadcast against each other, and may be none at all. Docstrings and comments name the own axes only: `(X,)` stands for
+`(..., X)`, and a number for `(...)`.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,8 +40,8 @@ __all__ = [
 Array: TypeAlias = Any
 """A float64 array, or a number.
 
-`Any`, since one kernel is called with JAX arrays, with NumPy arrays and, under jit, vmap and jvp, with tracers: no
-static type covers the three and the arithmetic between them.  Shapes stand in docstrings and in comments on fields.
+The type is `Any`, since a kernel is called with NumPy arrays, JAX arrays and, under jit, vmap and jvp, with tracers. No
+static type covers the three and the arithmetic between them. Docstrings and comments on fields name the shapes.
 """
 Namespace: TypeAlias = Any
 """The module `numpy` or `jax.numpy`."""
@@ -53,7 +53,7 @@ Carry = TypeVar("Carry")
 
 
 def namespace(*arrays: Array) -> Namespace:
-    """`numpy`, or `jax.numpy` if any of the arrays is JAX's or traced by it."""
+    """Return `numpy`, or `jax.numpy` if any of the arrays is JAX's or a tracer."""
     for array in arrays:
         if not isinstance(array, (np.ndarray, np.generic, float, int)) and isinstance(array, jax.Array):
             return jnp
@@ -61,7 +61,7 @@ def namespace(*arrays: Array) -> Namespace:
 
 
 def repeat(xp: Namespace, steps: int, body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
-    """`carry = body(i, carry)` for i = 0, ..., steps - 1."""
+    """Return the carry after `carry = body(i, carry)` for i = 0, ..., steps - 1."""
     if xp is jnp:
         return lax.fori_loop(0, steps, body, carry)
     for i in range(steps):
@@ -70,10 +70,10 @@ def repeat(xp: Namespace, steps: int, body: Callable[[Any, Carry], Carry], carry
 
 
 def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carry], Carry], carry: Carry) -> Carry:
-    """`carry = body(carry)` while `going(carry)`, for every configuration by itself.
+    """Return the carry after `carry = body(carry)` while `going(carry)`, for every configuration by itself.
 
-    `going` returns one truth value a configuration.  A configuration that has stopped keeps its carry, so that its
-    answer does not depend on the others of its batch.  Every array of the carry has all batch axes in front.
+    `going` returns one truth value for each configuration. A configuration that has stopped keeps its carry, so that
+    its answer does not depend on the others of its batch. Every array of the carry has all batch axes in front.
     """
 
     def step(carry: Carry) -> Carry:
@@ -95,7 +95,7 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 
 
 def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: int) -> Carry:
-    """The carry before each of `count` turns, along a new axis before the last of every array."""
+    """Return the carry before each of `count` turns, along a new axis before the last of every array."""
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)
@@ -106,7 +106,7 @@ def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: i
 
 
 def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[Array, Array]:
-    """`sum_k a_k x^k` of complex numbers, each as real and imaginary part; a: (N,), x: (K,), the sums (K,)."""
+    """Return `sum_k a_k x^k` of complex numbers, each as (real, imaginary) part; a is (N,), x and the sums are (K,)."""
 
     def step(total: tuple[Array, Array], a: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         (re, im), (x_re, x_im) = total, x
@@ -122,17 +122,17 @@ def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Arr
 
 
 def keep_apart(xp: Namespace, values: Carry) -> Carry:
-    """The values themselves; XLA may not merge what comes before them with what comes after."""
+    """Return the values. XLA may not merge what comes before them with what comes after."""
     return lax.optimization_barrier(values) if xp is jnp else values
 
 
 def constant(xp: Namespace, values: Carry) -> Carry:
-    """The values themselves; JAX takes their derivatives to be 0."""
+    """Return the values. JAX takes their derivatives to be 0."""
     return lax.stop_gradient(values) if xp is jnp else values
 
 
 def cummin(xp: Namespace, x: Array, reverse: bool = False) -> Array:
-    """The least entry up to each one along the last axis; from each one on if reversed."""
+    """Return the least entry up to each one along the last axis, or from each one on if `reverse`."""
     if xp is jnp:
         return lax.cummin(x, axis=x.ndim - 1, reverse=reverse)
     if reverse:
@@ -141,24 +141,24 @@ def cummin(xp: Namespace, x: Array, reverse: bool = False) -> Array:
 
 
 def pick(xp: Namespace, x: Array, index: Array) -> Array:
-    """The entry of x, (X,), at a place along its last axis; the batch axes of both broadcast."""
+    """Return the entry of x, (X,), at an index along its last axis; the batch axes of both broadcast."""
     shape = np.broadcast_shapes(xp.shape(x)[:-1], xp.shape(index))
     x, index = xp.broadcast_to(x, (*shape, x.shape[-1])), xp.broadcast_to(index, shape)
     return xp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
 
 
 def flat(xp: Namespace, x: Array) -> Array:
-    """The last two axes as one."""
+    """Return x with its last two axes as one."""
     return xp.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
 
 def stack(xp: Namespace, arrays: Sequence[Array]) -> Array:
-    """The arrays along a new last axis; their shapes broadcast."""
+    """Return the arrays along a new last axis; their shapes broadcast."""
     return xp.stack(xp.broadcast_arrays(*arrays), axis=-1)
 
 
 def interp(xp: Namespace, x: Array, places: Array, values: Array) -> Array:
-    """The piecewise linear function with values at increasing places, (N,) each, at every x, (X,)."""
+    """Return the piecewise linear function with `values` at increasing `places`, (N,) each, at every x, (X,)."""
     if xp is jnp:
         return jnp.vectorize(jnp.interp, signature="(x),(n),(n)->(x)")(x, places, values)
     shape = np.broadcast_shapes(x.shape[:-1], places.shape[:-1], values.shape[:-1])
@@ -167,21 +167,21 @@ def interp(xp: Namespace, x: Array, places: Array, values: Array) -> Array:
 
 
 def logistic(xp: Namespace, x: Array) -> Array:
-    """`1/(1 + e^-x)`."""
+    """Return `1/(1 + e^-x)`."""
     return lax.logistic(x) if xp is jnp else 1.0 / (1.0 + np.exp(-x))
 
 
 def erfc(xp: Namespace, x: Array) -> Array:
-    """The complementary error function.
+    """Return the complementary error function.
 
-    SciPy takes 1 - erf(x) below 1, which is off by 18 units just below 1; erfcx is off by 2.
+    Just below 1, SciPy takes 1 - erf(x), which is off by 18 units; its erfcx is off by 2.
     """
     if xp is jnp:
         return lax.erfc(x)
     from scipy import special  # takes a while to import, and few questions need it
 
     x = np.asarray(x, np.float64)
-    # from here up to 1, SciPy's erfc is off by more units than an exponential and an erfcx
+    # From .7 to 1 SciPy's erfc is off by more units than an exponential times erfcx.
     cancels = (x > 0.7) & (x < 1.0)
     if not np.any(cancels):
         return special.erfc(x)

@@ -1,36 +1,34 @@
-"""Solve delta(eps; x) = delta for x, the logarithm of one parameter of a Poisson sampled Gaussian.
+"""Kernels for calibrations of a Poisson sampled Gaussian, and derivatives of log delta. Nothing here enters a bound.
 
-Two stages with fixed iteration counts, neither of which enters a bound (the answer is certified afterwards):
-1. Newton on the saddle point equations in (log c, x) at once.  At the saddle the value does not change with c,
-   so the system is triangular: x from the value, then c from `eps(c) = eps`.
-2. Secant steps in x on the contour integral itself, c and the period kept.
+`solve` solves delta(eps; x) = delta for x, the logarithm of one parameter, in two stages with fixed iteration counts.
+The answer is certified afterwards.
 
-The eps from which a true-positive rate is best seen, together with the noise of a Poisson sampled Gaussian.
+1. Newton on the saddle point equations in (log c, x) at once. At the saddle the value does not change with c, so the
+   system is triangular: x from the value, then c from `eps(c) = eps`.
+2. Secant steps in x on the contour integral itself, with c and the period kept.
 
-The rate at a false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps.  Where F is to be b and least,
+`solve_rate` finds the noise at which a true-positive rate is b, and the eps from which it is best seen. The rate at a
+false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. F is to be b and least:
 
     F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
 
-Two stages with fixed iteration counts, neither of which enters a bound (the noise is certified afterwards at that eps):
-1. Newton on the saddle point equations in (log c, x), x the logarithm of the noise.  There `-d log delta/d eps = c`, so
+The noise is certified afterwards at that eps. The two stages have fixed iteration counts, too.
+
+1. Newton on the saddle point equations in (log c, x), x the logarithm of the noise. There `-d log delta/d eps = c`, so
    that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
-2. On the contour integral, c and the period kept: a secant in x and Newton in eps, at once.  To first order x does not
-   change with eps, so that the secant sees x alone.
+2. On the contour integral, with c and the period kept: a secant in x and Newton in eps, at once. To first order x does
+   not change with eps, so that the secant sees x alone.
 
-How log delta changes along a tangent of the law, by the derivative under the contour integral.
-
-With `V = sum_k Re[w_k e^{K(z_k) - z_k eps}]` the trapezoid sum,
+`sensitivity` differentiates log delta along a tangent of the law, under the contour integral. With the trapezoid sum `V
+= sum_k Re[w_k e^{K(z_k) - z_k eps}]`,
 
     V' = sum_k Re[w_k K'(z_k) e^{K(z_k) - z_k eps}],    K' = sum n' log M + n M'/M,
 
-where ' is the derivative along the tangent.  The contour stays where it is: the integral does not depend on it.  Nor
-do quadrature points of a sampled Gaussian move: the integral over u does not depend on them.  Nothing here enters a
-bound.
+where ' is the derivative along the tangent. The contour and the quadrature points of sampled Gaussians stay where they
+are, since the integrals do not depend on them.
 
-Solve delta(eps; x) = delta for x where few steps matter: secant steps on the contour integral of a split law.
-
-As kernels/calibration.py, on the windows and the contour of placement.py.  These are placed once for all steps of a
-call; the caller calls again until x stays where it is.  Nothing here enters a bound.
+`solve_split` is `solve` where few steps matter: secant steps on the contour integral of a split law. Windows and
+contour are placed once a call. The caller calls again until x stays where it is.
 """
 
 from typing import NamedTuple
@@ -46,21 +44,22 @@ from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_
 from jaxacct.kernels.special import log1p
 
 SPLIT_SECANT_STEPS = 3
-"""Secant steps in a call.  Further ones leave the region that the contour was placed for, or change nothing."""
+"""Secant steps in a call. Further steps leave the region that the contour was placed for, or change nothing."""
 LARGEST_SPLIT_STEP = 0.4
 """Largest step in x, the logarithm of a parameter."""
 SETTLED = 0.15
 """Distance in x within which windows need not be placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
-"""Factor by which the slope may change from one step to the next; a secant beyond it is taken for rounding."""
+"""Factor by which the slope may change from one step to the next. A steeper change is taken for rounding."""
 CURVATURE = 3.0
-"""`|f''/2f'|` of log delta in x, about: a secant step leaves this times the product of the last two distances."""
+"""`|f''/2f'|` of log delta in x, about. The error of a secant step is this times the product of the last two distances.
+"""
 
 
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """(derivative of log delta along a tangent of the law, minus its derivative in eps, needs)."""
+    """Return (derivative of log delta along a tangent of the law, minus its derivative in eps, needs)."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, *images = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
@@ -83,7 +82,7 @@ def sensitivity(
 
 
 def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: Array) -> Array:
-    """The change of `log mix` at the points of a grid, (X,), if sigma and q move by `sigma_moved` and `q_moved`."""
+    """Return the change of `log mix` on a grid, (X,), if sigma and q move by `sigma_moved` and `q_moved`."""
     sigma, q = sigma[..., None], q[..., None]
     in_sigma = t.posterior * (1.0 / sigma**2 - t.u / sigma) / sigma
     in_q = t.posterior / q - (1.0 - t.posterior) / (1.0 - q)
@@ -91,7 +90,7 @@ def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: 
 
 
 def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array, points: int, count: int) -> Array:
-    """(J, count), complex: `n' log M + n M'/M` of every sampled Gaussian at z_k = c + i t_k."""
+    """Return (J, count), complex: `n' log M + n M'/M` of every sampled Gaussian at z_k = c + i t_k."""
     xp = namespace(law.sign, c, tangent.mu2)
     sign, along = law.sign[..., None], t[..., None, :]
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, sign, c[..., None], points)
@@ -110,7 +109,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """`gaussian_change` for Laplace parts; the argument of M is taken between -pi and pi, as departures.polar does.
+    """Return `gaussian_change` for Laplace parts, the argument of M between -pi and pi as `polar` takes it.
 
     `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)`.
     """
@@ -125,7 +124,7 @@ def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
 
 
 def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
-    """`M = sum p_j e^{z l_j}`: `M' = sum (p_j' + p_j z l_j') e^{z l_j}`."""
+    """Return `gaussian_change` for finite parts: `M = sum p_j e^{z l_j}`, `M' = sum (p_j' + p_j z l_j') e^{z l_j}`."""
     xp = namespace(law.sign, c, t)
     loss, mass = law.finite_loss, law.finite_mass
     top, weight = finite_weights(loss, mass, c)
@@ -139,25 +138,26 @@ def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
 
 
 LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
-"""Largest steps there in x and in log c: small, since with the noise the loss soon changes beyond recognition."""
+"""Largest steps in x and in log c in `solve_rate`: small, since with the noise the loss soon changes beyond
+recognition."""
 LARGEST_EPSILON_STEP = 1.0
 """Largest step in eps, times c."""
 LARGEST_SHARE = 0.999
-"""Largest share of the rate that e^eps a may take: delta must be positive."""
+"""Largest share of the rate that e^eps a may take, since delta must be positive."""
 LARGEST_NEWTON_STEP = 0.7
 """Largest step in log c and in x: a factor of two."""
 LARGEST_SECANT_STEP = 0.3
-"""Largest secant step in x; the contour was placed near where they begin."""
+"""Largest secant step in x. The contour was placed near where the secants begin."""
 LEAST_SECANT = 1e-7
 """Distance in x below which a secant is rounding."""
 SLOPE_CHANGE = 10.0
-"""Factor by which the slope may change from one step to the next; a secant beyond it is taken for rounding."""
+"""Factor by which the slope may change from one step to the next. A steeper change is taken for rounding."""
 LARGEST_Q = 1.0 - 1e-12
 """Largest sampling probability: the kernels take 0 < q < 1."""
 
 
 def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw:
-    """The law of one Poisson sampled Gaussian composed n times."""
+    """Return the law of one Poisson sampled Gaussian composed n times."""
     xp = namespace(sign, log_sigma, log_q, log_n)
     none = xp.zeros((*log_n.shape, 0))
     table = xp.zeros((*log_n.shape, 0, 0))
@@ -166,15 +166,16 @@ def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw
 
 
 def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
-    """K(c), K'(c), K''(c), and the derivatives of the first two in x; law: one sampled Gaussian, unknown: (3,).
+    """Return K(c), K'(c), K''(c), and the derivatives in x of the first two, for one sampled Gaussian; unknown is (3,).
 
     In the logarithms of sigma and q, `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))` under the
-    tilt, with L = log mix, a the power of mix and s the sign.  In the logarithm of n either is itself.
+    tilt, with L = log mix, a the power of mix and s the sign. In the logarithm of n each of the two is its own
+    derivative.
     """
     xp = namespace(law.sign, c)
     t = tilted_gaussian(law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.sign, c, nodes)
     sigma, q, n = law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.gauss_n[..., 0]
-    # a q at its largest value has derivative 0
+    # A q at its largest value has derivative 0.
     in_q = xp.where(q < LARGEST_Q, q, 0.0) * unknown[..., 1]
     moved = loss_change(sigma, q, t, sigma * unknown[..., 0], in_q)
     mean, mean_moved = xp.sum(t.weight * t.loss, axis=-1), xp.sum(t.weight * moved, axis=-1)
@@ -204,11 +205,13 @@ def solve(
     count: int,
     rounds: int,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """(x, d log delta / dx, that over minus d log delta / d eps, residual of log delta, nodes needed) at the solution.
+    """Return (x, d log delta/dx, that over -d log delta/d eps, residual of log delta, nodes needed) at the solution.
 
-    base: (3,) logarithms of noise multiplier, sampling probability and steps, 0 at the unknown one;
-    unknown: (3,) one at the unknown, zero elsewhere; sign: +1 remove, -1 add.  Every round after the first
-    places the contour anew, for laws on which the saddle point approximation is poor.
+    Every round after the first places the contour anew, for laws on which the saddle point approximation is poor.
+
+    sign : +1 remove, -1 add.
+    base : (3,) logarithms of noise multiplier, sampling probability and steps, 0 at the unknown one.
+    unknown : (3,) one at the unknown, zero elsewhere.
     """
     xp = namespace(sign, base, x0)
     one = xp.ones_like(x0)
@@ -251,7 +254,7 @@ def solve(
             )
             return x + step, following, xp.where(trusted, fresh, slope)
 
-        # secant steps on the contour integral, to convergence from the saddle point's x
+        # Secant steps on the contour integral converge from the saddle point's x.
         x, r, slope = repeat(xp, 4, secant, (x, residual(x), slope))
         return x, point.c, slope, r, need
 
@@ -273,12 +276,13 @@ def solve_rate(
     count: int,
     steps: int,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """(eps, x, c times the last step in eps, last step in x, d log delta/dx, nodes needed).
-
-    sign : +1 for remove, -1 for add.  steps : steps on the contour integral.  They start from a saddle point
-    approximation, which is off by some hundredths, or tenths where hits are few.
+    """Return (eps, x, c times the last step in eps, last step in x, d log delta/dx, nodes needed).
 
     The last step in x is made at the final eps, so that x belongs to that eps.
+
+    sign : +1 for remove, -1 for add.
+    steps : steps on the contour integral. They start from a saddle point approximation, off by some hundredths,
+        or by tenths where hits are few.
     """
     xp = namespace(sign, log_q, x0)
     one, axis = xp.ones_like(x0), plain.axis_nodes(points)
@@ -310,9 +314,9 @@ def solve_rate(
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
-        """log delta over its target, and the first two derivatives of log F in eps times F over delta."""
+        """Return log delta over its target, and the first two derivatives of log F in eps times F over delta."""
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
-        # relative to delta: F_eps = e^eps a - delta fall, F_eps,eps = e^eps a + delta bend
+        # Relative to delta, F_eps = e^eps a - delta fall, and F_eps,eps = e^eps a + delta bend.
         share = xp.exp(epsilon + log_fpr - value)
         target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), LARGEST_SHARE))
         return value - target, share - fall, xp.maximum(bend + share, 1e-3 * fall**2)
@@ -326,7 +330,7 @@ def solve_rate(
         return x + dx, xp.minimum(epsilon + move, most - 1e-3), slope, off, dx, xp.abs(move) * c
 
     def steeper(off: Array, last: Array, dx: Array, slope: Array) -> Array:
-        """The slope of the secant, where that is not rounding."""
+        """Return the slope of the secant, or the one before where the secant is rounding."""
         fresh = (off - last) / xp.where(dx == 0, 1.0, dx)
         trusted = (xp.abs(dx) > LEAST_SECANT) & (fresh / slope > 1.0 / SLOPE_CHANGE) & (fresh / slope < SLOPE_CHANGE)
         return xp.where(trusted, fresh, slope)
@@ -341,20 +345,20 @@ def solve_rate(
 
 
 class Solved(NamedTuple):
-    """The solution of a call; slopes are derivatives in x."""
+    """The solution of a call. Slopes are derivatives in x."""
 
     x: Array
-    slope: Array  # of log delta
+    slope: Array  # d log delta / dx
     epsilon_slope: Array
     residual: Array  # of log delta before the last step
-    off: Array  # error after the last step, from the convergence of secants
+    off: Array  # error after the last step, by the convergence of secants
     moved: Array  # distance between x0 and x
     needs: Array  # (points, nodes)
-    placed: Placement  # for x0
+    placed: Placement  # placement for x0
 
 
 SHAPE = jax.tree.structure(Solved(0, 1, 2, 3, 4, 5, 6, split.no_placements(1, 1)))
-"""The tree structure of a call's result: compiled programs return the leaves alone."""
+"""The tree structure of a call's result, since compiled programs return the leaves alone."""
 
 
 def solve_split(
@@ -369,7 +373,7 @@ def solve_split(
     points: int,
     count: int,
 ) -> Solved:
-    """Arguments as for calibration.solve; slope0 is a first guess of d log delta / dx."""
+    """Solve as `solve` does, for a split law; slope0 is a first guess of d log delta / dx."""
     xp = namespace(x0, base)
 
     def law(x: Array) -> LossLaw:
@@ -394,7 +398,7 @@ def solve_split(
         slope = xp.where(trusted, fresh, slope)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
         off = xp.abs(step) * xp.where(x == x0, 1.0, CURVATURE * xp.abs(x - last_x))
-        # too far from x0 the windows and the period no longer serve
+        # Too far from x0 the windows and the period no longer serve.
         serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))
         following = (x + step, slope, x, residual, rate, off)
         kept = (xp.where(serves, new, old) for old, new in zip(carry, following, strict=False))

@@ -1,9 +1,9 @@
 """Whether NumPy's elementary functions keep to the model of special.py on the machine this process runs on.
 
-NumPy takes them from the C library or from loops for the processor's vector units, so their errors differ between
-machines, and between contiguous and strided arrays.  The tests measure them at hundreds of thousands of points.  Here
-seven hundred points are tried once a process: elementary_table.txt has the correctly rounded values at points that are
-hard or at the ends of a range.  `python tests/elementary_points.py` writes it, by mpmath.
+NumPy takes these functions from the C library or from loops for the processor's vector units. So their errors differ
+between machines, and between contiguous and strided arrays. The tests measure them at hundreds of thousands of points.
+A process tries seven hundred points once. elementary_table.txt has the correctly rounded values at points that are hard
+or at the ends of a range. `python tests/elementary_points.py` writes it, by mpmath.
 """
 
 from __future__ import annotations
@@ -44,22 +44,20 @@ ROTATION = 4096
 
 
 def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.ndarray:
-    """The error that the model allows a function at each argument, in units of its value."""
+    """Return the error that the model allows a function at each argument, in units of its value."""
     units = np.full(value.shape, VALUES[name][1])
     if name == "erfc":
         units *= 4.0 + np.square(arguments[0])
-    if name == "logaddexp":  # max + log1p: they may cancel, so the error is relative to magnitudes
+    if name == "logaddexp":  # max and log1p may cancel, so the error is relative to their magnitudes
         units *= 1.0 + 2.0 * np.maximum(*np.abs(arguments)) / np.maximum(np.abs(value), 1e-300)
     return units
 
 
 @functools.cache
 def failure(special: bool = False) -> str | None:
-    """An error of NumPy's functions on this machine, in words, or None; takes a few milliseconds, once a process.
+    """Return an error of NumPy's functions on this machine, in words, or None; tried once a process.
 
-    Parameters
-    ----------
-    special : try erfc too, which imports SciPy (a fifth of a second).
+    special : whether to try erfc as well, which imports SciPy (a fifth of a second).
     """
     for name, (function, _) in VALUES.items():
         if special == (name == "erfc") and _is_inaccurate(name, function):
@@ -72,7 +70,9 @@ def failure(special: bool = False) -> str | None:
     impulse = np.eye(1, ROTATION, 1)[0]
     transform = np.fft.rfft(impulse)
     angle = 2.0 * np.pi / ROTATION * np.arange(transform.size)
-    allowed = ROUNDOFF * (FFT_CONSTANT * np.log2(ROTATION) + 4.0 * np.pi + 8.0)  # the second is the angle's own error
+    allowed = ROUNDOFF * (
+        FFT_CONSTANT * np.log2(ROTATION) + 4.0 * np.pi + 8.0
+    )  # the last term is the angle's own error
     wrong = np.abs(transform - (np.cos(angle) - 1j * np.sin(angle)))
     if not (np.all(wrong <= allowed) and np.all(np.abs(np.fft.irfft(transform, n=ROTATION) - impulse) <= allowed)):
         return "NumPy's fft is less accurate than certificates assume"
@@ -81,7 +81,7 @@ def failure(special: bool = False) -> str | None:
 
 @functools.cache
 def _table() -> dict[str, np.ndarray]:
-    """Rows of arguments and value by name."""
+    """Return rows of arguments and value, by name."""
     rows: dict[str, list[list[float]]] = {}
     for line in TABLE.read_text(encoding="ascii").splitlines():
         name, *numbers = line.split()
@@ -90,7 +90,7 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Whether the error of some value exceeds the allowed units less one, which the table's own rounding may take."""
+    """Return whether some value is off by more than the allowed units less one, the table's own error."""
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):
         allowed = np.maximum(units_of(name, arguments, value) - 1.0, 1.0) * ROUNDOFF * np.abs(value)
@@ -99,7 +99,10 @@ def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
 
 
 def _in_several_layouts(function: Callable[..., np.ndarray], arguments: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """Values at contiguous, reversed and spread arguments, and in pieces of odd lengths: other loops serve them."""
+    """Yield values at contiguous, reversed and spread arguments, and in pieces of odd lengths.
+
+    NumPy has different loops for these layouts.
+    """
     yield function(*(np.ascontiguousarray(x) for x in arguments))
     yield function(*(x[::-1].copy()[::-1] for x in arguments))
     yield function(*(np.repeat(x, 3)[::3] for x in arguments))

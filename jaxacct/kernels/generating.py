@@ -1,10 +1,10 @@
 """Probability generating functions `phi(x) = E[x^K]` of how often a selection repeats its base.
 
-Functions of `y = 1 - x`, so that nothing is lost near x = 1, where a law with many repetitions varies fastest.
+They are functions of `y = 1 - x`, so that nothing is lost near x = 1, where a law with many repetitions varies fastest.
 `truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi'') with derivatives in x;
-phi' and phi'' are convex and non-decreasing in x.  Those named `..._steepness` return (log phi', phi''/phi'), and those
-named `..._rise` return phi(x) - phi(x - d), accurate relative to itself however small x, y or d is.  These two take x
-and y both, each accurate relative to itself.
+phi' and phi'' are convex and non-decreasing in x. Functions named `..._steepness` return (log phi', phi''/phi').
+Functions named `..._rise` return phi(x) - phi(x - d), accurate relative to itself however small x, y or d is. The last
+two kinds take x and y, each accurate relative to itself.
 """
 
 from typing import Any
@@ -17,16 +17,16 @@ from jaxacct.kernels.special import log1p_inline
 
 
 def _log_base(xp: Namespace, gamma: Array, y: Array) -> Array:
-    """`log(1 - (1-gamma) x)`, relatively accurate for gamma near 0 and near 1."""
+    """Return `log(1 - (1-gamma) x)`, relatively accurate for gamma near 0 and near 1."""
     base = gamma + (1.0 - gamma) * y
     return xp.where(base < 0.7, xp.log(base), xp.log1p(-(1.0 - gamma) * (1.0 - y)))
 
 
 def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Array, Array, Array]:
-    """`phi = ((1 - (1-gamma) x)^-eta - 1)/(gamma^-eta - 1)`, at eta = 0 `log(1 - (1-gamma) x)/log gamma`.
+    """Return phi and its derivatives for `phi = ((1 - (1-gamma) x)^-eta - 1)/(gamma^-eta - 1)`.
 
-    Computed as `(base/gamma)^-eta expm1(eta log base)/expm1(eta log gamma)`, which neither overflows for large eta nor
-    cancels for small.
+    At eta = 0 phi is `log(1 - (1-gamma) x)/log gamma`. The form `(base/gamma)^-eta expm1(eta log base)/expm1(eta log
+    gamma)` neither overflows for large eta nor cancels for small eta.
     """
     xp = namespace(eta, gamma, y)
     log_base, (grown, log_gamma, flat, below, first, second) = _log_base(xp, gamma, y), _grown(eta, gamma, y)
@@ -35,12 +35,12 @@ def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Arr
 
 
 def truncated_negative_binomial_slopes(eta: Array, gamma: Array, y: Array) -> tuple[Array, Array]:
-    """(phi', phi'') alone, which takes NumPy less than half the time."""
+    """Return (phi', phi'') alone, which takes NumPy less than half the time."""
     return _grown(eta, gamma, y)[-2:]
 
 
 def _grown(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
-    """((base/gamma)^-eta, log gamma, whether eta = 0, expm1(eta log gamma), phi', phi'')."""
+    """Return ((base/gamma)^-eta, log gamma, whether eta = 0, expm1(eta log gamma), phi', phi'')."""
     xp = namespace(eta, gamma, y)
     log_gamma = _log_base(xp, gamma, xp.zeros_like(gamma))
     whole = eta * log_gamma
@@ -54,13 +54,13 @@ def _grown(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
 
 
 def truncated_negative_binomial_steepness(mean: Array, eta: Array, gamma: Array, y: Array) -> tuple[Array, Array]:
-    """`phi' = mean (1 + (1-gamma)/gamma y)^-(eta+1)`."""
+    """Return (log phi', phi''/phi') for `phi' = mean (1 + (1-gamma)/gamma y)^-(eta+1)`."""
     odds = (1.0 - gamma) / gamma
     return np.log(mean) - (eta + 1.0) * np.log1p(odds * y), (eta + 1.0) * odds / (1.0 + odds * y)
 
 
 def truncated_negative_binomial_rise(mean: Array, eta: Array, gamma: Array, y: Array, d: Array) -> Array:
-    """`mean/odds b^-eta (1 - (1 + odds d/b)^-eta)/eta`, odds = (1-gamma)/gamma, b = 1 + odds y."""
+    """Return `mean/odds b^-eta (1 - (1 + odds d/b)^-eta)/eta`, odds = (1-gamma)/gamma, b = 1 + odds y."""
     odds = (1.0 - gamma) / gamma
     base = 1.0 + odds * y
     grown = np.log1p(odds * d / base)
@@ -70,36 +70,36 @@ def truncated_negative_binomial_rise(mean: Array, eta: Array, gamma: Array, y: A
 
 
 def poisson(mean: Array, y: Array) -> tuple[Array, Array, Array]:
-    """`phi = e^{mean (x - 1)}`."""
+    """Return phi and its derivatives for `phi = e^{mean (x - 1)}`."""
     value = namespace(mean, y).exp(-mean * y)
     return value, mean * value, mean * mean * value  # `mean ** 2` of a Python float would raise OverflowError
 
 
 def poisson_steepness(mean: Array, y: Array) -> tuple[Array, Array]:
-    """`phi' = mean e^{-mean y}`."""
+    """Return (log phi', phi''/phi') for `phi' = mean e^{-mean y}`."""
     return np.log(mean) - mean * y, mean + 0.0 * y
 
 
 def poisson_rise(mean: Array, y: Array, d: Array) -> Array:
-    """`e^{-mean y} (1 - e^{-mean d})`."""
+    """Return `e^{-mean y} (1 - e^{-mean d})`."""
     return np.exp(-mean * y) * -np.expm1(-mean * d)
 
 
 def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array, Array]:
-    """`phi = (1 - p + p x)^n`."""
+    """Return phi and its derivatives for `phi = (1 - p + p x)^n`."""
     log_base = _log_kept(probability, y)
     return namespace(trials, log_base).exp(trials * log_base), *_binomial_slopes(trials, probability, log_base)
 
 
 def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array, Array]:
-    """(phi', phi'') alone."""
+    """Return (phi', phi'') of the binomial law alone."""
     return _binomial_slopes(trials, probability, _log_kept(probability, y))
 
 
 def _log_kept(probability: Array, y: Array) -> Array:
-    """`log(1 - p y)`, finite also where p = y = 1."""
+    """Return `log(1 - p y)`, finite also where p = y = 1."""
     with np.errstate(divide="ignore"):
-        # stands for the logarithm of 0, so that a product with 0 is 0
+        # -1e300 stands for log 0, so that its product with 0 is 0.
         return namespace(probability, y).maximum(log1p_inline(-probability * y), -1e300)
 
 
@@ -110,13 +110,13 @@ def _binomial_slopes(trials: Array, probability: Array, log_base: Array) -> tupl
 
 
 def binomial_steepness(trials: Array, probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """`phi' = n p b^{n-1}`, b = 1 - p + p x."""
+    """Return (log phi', phi''/phi') for `phi' = n p b^{n-1}`, b = 1 - p + p x."""
     log_base, base = _binomial_base(probability, x, y)
     return np.log(trials * probability) + (trials - 1.0) * log_base, (trials - 1.0) * probability / base
 
 
 def binomial_rise(trials: Array, probability: Array, x: Array, y: Array, d: Array) -> Array:
-    """`b^n (1 - (1 - p d/b)^n)`, b = 1 - p + p x."""
+    """Return `b^n (1 - (1 - p d/b)^n)`, b = 1 - p + p x."""
     log_base, base = _binomial_base(probability, x, y)
     with np.errstate(divide="ignore"):
         left = np.log1p(-np.minimum(probability * d / base, 1.0))
@@ -124,13 +124,13 @@ def binomial_rise(trials: Array, probability: Array, x: Array, y: Array, d: Arra
 
 
 def _binomial_base(probability: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """(log b, b) of b = 1 - p + p x; b is at least 1e-300."""
+    """Return (log b, b) of b = 1 - p + p x; b is at least 1e-300."""
     base = np.maximum((1.0 - probability) + probability * x, 1e-300)
     return np.where(base < 0.5, np.log(base), np.log1p(-np.minimum(probability * y, 0.5))), base
 
 
 def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
-    """`phi = sum p_k x^k`, for any law on 0, 1, ..., by Horner's rule; probabilities (n, ...), y (...)."""
+    """Return phi and its derivatives for `phi = sum p_k x^k`, by Horner's rule; probabilities (n, ...), y (...)."""
     xp = namespace(probabilities, y)
     x = 1.0 - y
     if xp is np:
@@ -145,7 +145,7 @@ def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def categorical_steepness(probabilities: Array, x: Array) -> tuple[Array, Array]:
-    """(log phi', phi''/phi'); -inf and 0 where phi' is 0 or has left float64; probabilities (n, ...)."""
+    """Return (log phi', phi''/phi'), or (-inf, 0) where phi' is 0 or has left float64; probabilities (n, ...)."""
     _, first, second = _polynomial(probabilities, x)
     seen = first > 1e-290
     safe = np.where(seen, first, 1.0)
@@ -153,7 +153,7 @@ def categorical_steepness(probabilities: Array, x: Array) -> tuple[Array, Array]
 
 
 def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
-    """`d` times the divided difference between x - d and x, by Horner's rule with terms >= 0 alone."""
+    """Return phi(x) - phi(x - d): `d` times the divided difference, by Horner's rule with terms >= 0 alone."""
     before = np.maximum(x - d, 0.0)
     value = divided = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(d), np.shape(probabilities)[1:]))
     power = gap = 0
@@ -169,7 +169,7 @@ def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
 
 
 def _power(x: Any, degree: int) -> Any:
-    """`x^n` by squaring, right to 2 n units."""
+    """Return `x^n` by squaring, right to 2 n units."""
     found = np.ones_like(x)
     for bit in bin(degree)[2:]:
         found = found * found * x if bit == "1" else found * found
@@ -177,7 +177,7 @@ def _power(x: Any, degree: int) -> Any:
 
 
 def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
-    """`(x^n - b^n)/(x - b) = sum_i x^i b^{n-1-i}`, n the degree, in about log2 n steps without differences.
+    """Return `(x^n - b^n)/(x - b) = sum_i x^i b^{n-1-i}`, n the degree, in about log2 n steps without differences.
 
     s_{2m} = s_m (x^m + b^m) and s_{2m+1} = x s_{2m} + b^{2m}.
     """
@@ -192,7 +192,7 @@ def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
 
 
 def _polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
-    """(value, first and second derivative) by Horner's rule; terms that are 0 throughout the batch are skipped."""
+    """Return phi, phi' and phi'' by Horner's rule, skipping terms that are 0 throughout the batch."""
     value = first = second = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(probabilities)[1:]))
     power = 0
     for k in (*_degrees(probabilities), 0):
@@ -213,6 +213,6 @@ def _polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
 
 
 def _degrees(probabilities: Any) -> list[int]:
-    """The k >= 1, descending, whose probability is not 0 throughout the batch."""
+    """Return the k >= 1, descending, whose probability is not 0 throughout the batch."""
     other = np.any(np.asarray(probabilities) != 0.0, axis=tuple(range(1, np.ndim(probabilities))))
     return [int(k) for k in np.flatnonzero(other)[::-1] if k > 0]

@@ -1,6 +1,7 @@
 """Laws on a uniform lattice: hat masses of cells, masses that dominate or are dominated, and their composition by FFT.
 
-Proofs: jaxacct/engines/README.md, "The lattice engine".  One law at a time: no batch axes.
+jaxacct/engines/README.md, "The lattice engine", has the proofs. Kernels here take one law at a time, without batch
+axes.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ __all__ = [
 REACH = 38.0
 """Deviations from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""
 PANELS = 4096
-"""Panels of the grid about the modes; with the nodes they keep Gauss-Legendre's error below rounding."""
+"""Panels of the grid about the modes. With the nodes they keep Gauss-Legendre's error below rounding."""
 QUADRATURE_ORDER = 5
 """Points of Gauss-Legendre on each panel."""
 NARROW_ORDER = 2
-"""Points of Gauss-Legendre on panels so narrow that its error is below rounding."""
+"""Points of Gauss-Legendre on panels so narrow that the error is below rounding."""
 LONG = 2**18
 """From this many nodes on NumPy uses NARROW_ORDER on narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
-"""Log of the share of a panel's mass on its right node below which only the left node gets a quadrature."""
+"""If the log of the share of a panel's mass on its right node is below this, only the left node gets a quadrature."""
 LARGEST_ETA = 0.1
-"""Relative error of a panel from which on it counts as a whole."""
+"""A panel with at least this relative error counts as a whole."""
 FFT_CONSTANT = 8.0
-"""Units of rounding of a transform over log2 of its length: Higham's constant is 7."""
+"""Units of rounding of a transform over log2 of its length. Higham's constant is 7."""
 ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""
 
@@ -57,7 +58,13 @@ class Composition(NamedTuple):
 
 
 class Payoff(NamedTuple):
-    """sum T f, minus its derivative's Q-part sum T e^{-(theta+1)d} 1[d > 0], |f|_2, and sum |T| f."""
+    """Sums of tilted masses T against a payoff f.
+
+    value : sum T f.
+    slope : sum T e^{-(theta+1)d} 1[d > 0], minus the Q-part of the derivative.
+    norm : |f|_2.
+    magnitude : sum |T| f.
+    """
 
     value: Array
     slope: Array
@@ -68,15 +75,18 @@ class Payoff(NamedTuple):
 def compose(
     mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, upper: Array
 ) -> Composition:
-    """Compose R lattice laws; mass[i] of the answer is the tilted mass at cyclic index roll + i.
+    """Compose R lattice laws. mass[i] of the answer is the tilted mass at cyclic index roll + i.
 
-    mass : (R, N) at index k.  tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt, and two for Chernoff bounds.
-    direction, count : (R,) s_i and n_i.  step : h.  upper : whether the masses are rounded up or down.
+    mass : (R, N) at index k.
+    tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt, and two for Chernoff bounds.
+    direction, count : (R,) s_i and n_i.
+    step : h.
+    upper : whether the masses are rounded up or down.
     """
     xp = namespace(mass, tilt, direction, count, step, roll, upper)
     laws, length = mass.shape
     place, full = step * xp.arange(length), mass
-    if xp is np:  # laws of few atoms leave most nodes empty; one that is NaN is kept, and says so in the end
+    if xp is np:  # laws of few atoms leave most nodes empty; a NaN is kept, and shows in the end
         there = np.flatnonzero((mass != 0).any(axis=0) | (np.arange(length) == 0))
         place, mass = place[there], mass[:, there]
     log_mass = xp.log(mass)
@@ -111,14 +121,16 @@ def compose(
     spectrum = power * (xp.cos(angle) + 1j * xp.sin(angle))
     composed = xp.roll(xp.fft.irfft(spectrum, n=length), -roll)
 
-    twice = xp.where(xp.arange(largest.size) % (largest.size - 1) == 0, 1.0, 2.0)  # but for the first and the last
+    twice = xp.where(
+        xp.arange(largest.size) % (largest.size - 1) == 0, 1.0, 2.0
+    )  # all count twice but the first and the last
     norm = xp.sqrt(xp.sum(twice * largest * largest) / length)
     total = xp.sqrt(xp.sum(twice * error * error) / length) + relative * norm
     return Composition(composed, ROUNDED_UP * total, log_moments)
 
 
 def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
-    """Sums of T against the tilted payoff f; element i of `mass` lies at X - eps = start + i step."""
+    """Return sums of T against the tilted payoff f; element i of `mass` lies at X - eps = start + i step."""
     xp = namespace(mass, start, step, theta)
     d = start + step * xp.arange(mass.shape[0])
     above = d > 0
@@ -134,9 +146,10 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
 class Cells(NamedTuple):
     """P-masses of the cells between the nodes, each array (N,).
 
-    ``low``, ``high`` : hat masses at the node of lower and of higher loss.  ``eta`` : bound of their relative error,
-    below 1/4.  ``whole`` : the mass of those parts of a cell for which no useful bound is known, to be moved to the
-    node of higher (above) or lower loss (below) as a whole.
+    low, high : hat masses at the node of lower and of higher loss.
+    eta : bound of their relative error, below 1/4.
+    whole : mass of the parts of a cell without a useful bound. It moves as a whole: to the node of higher loss in an
+        upper law, to the node of lower loss in a lower law.
     """
 
     low: Array
@@ -145,27 +158,27 @@ class Cells(NamedTuple):
     whole: Array
 
     def reversed(self) -> Cells:
-        """Cells in ascending order of minus the coordinate in which they were made: cell k becomes N - 2 - k."""
+        """Return the cells in ascending order of minus their coordinate: cell k becomes N - 2 - k."""
         xp = namespace(*self)
         flipped = (xp.concatenate([x[-2::-1], x[-1:]]) for x in (self.high, self.low, self.eta, self.whole))
         return Cells(*flipped)
 
     def without_first(self) -> Cells:
-        """The cells with no mass in cell 0."""
+        """Return the cells with no mass in cell 0."""
         xp = namespace(*self)
         return Cells(*(xp.concatenate([xp.zeros(1), x[1:]]) for x in self))
 
     def with_atom(self, cell: Array, low: Array, high: Array, eta: Array) -> Cells:
-        """The cells with an atom's hat masses added to one cell, and `eta` added to that cell's error."""
+        """Return the cells with an atom's hat masses added to one cell, and `eta` added to that cell's error."""
         here = namespace(*self).arange(self.low.shape[0]) == cell
         low, high, eta = self.low + here * low, self.high + here * high, self.eta + here * eta
         return Cells(low, high, eta, self.whole)
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
-    """Standard quantile u_k at which log mix = log(1 - q) + shift + k step, mix as in `Components`.
+    """Return the standard quantiles u_k at which log mix = log(1 - q) + shift + k step, (nodes,); 0 < q < 1.
 
-    u_0 = -inf when shift is 0, the infimum of the log likelihood ratio.  0 < q < 1; shape (nodes,).
+    If shift is 0, u_0 = -inf: the infimum of the log likelihood ratio.
     """
     xp = namespace(sigma, q, shift, step)
     rise = shift + step * xp.arange(nodes)
@@ -174,26 +187,29 @@ def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int
 
 
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
-    """Standard quantile u_k = (origin + k step)/s + s/2; the base loss is N(-s^2/2, s^2)."""
+    """Return the standard quantiles u_k = (origin + k step)/s + s/2; the base loss is N(-s^2/2, s^2)."""
     xp = namespace(deviation, origin, step)
     return (origin + step * xp.arange(nodes)) / deviation + 0.5 * deviation
 
 
 def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
-    """Hat masses on cells between quantiles u_k, in ascending order of u (engines/README.md, on Gaussian cells).
+    """Return hat masses on cells between quantiles u_k, ascending in u (engines/README.md, on Gaussian cells).
 
-    u : (N,) increasing (u_0 may be -inf).  last : index of the last node in use; cells from there on are empty.
-    rate : 1/sigma.  lift : (N,) log alpha_k, hit : sampling rate, where P is the mixture; both 0 where P is N(0, 1).
+    u : (N,) increasing; u_0 may be -inf.
+    last : index of the last node in use. Cells from there on are empty.
+    rate : 1/sigma.
+    lift : (N,) log alpha_k where P is the mixture, 0 where P is N(0, 1).
+    hit : sampling rate where P is the mixture, 0 where P is N(0, 1).
     upper : whether whole panels are rounded up or down.
     """
     xp = namespace(u, last, rate, lift, hit, upper)
     nodes = u.shape[0]
     top = u[last]
-    # standard normal quantile below which mass 4.7e-308 is dropped; the caller adds it back absolutely
+    # Below the standard quantile -37.5, mass 4.7e-308 is dropped; the caller adds it back absolutely.
     bottom = xp.minimum(xp.maximum(u[0], -37.5), top)
     mode = xp.where(hit > 0, rate, 0.0)
     end_of_grid = xp.clip(mode + REACH, bottom, top)
-    # one grid where the modes are near each other, else one around each
+    # One grid where the modes are near each other, else one around each.
     turn = xp.clip(REACH, bottom, 0.5 * (bottom + end_of_grid))
     again = xp.clip(mode - REACH, turn, end_of_grid)
     grid = xp.concatenate([_grid(xp, bottom, turn), _grid(xp, again, end_of_grid)])
@@ -232,7 +248,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     low, high, crude = low * scale, high * scale, xp.zeros_like(width)
     spared = fine
     if xp is not np or np.any(used & ~fine):
-        # a distance from the mode has an error of a few units of the mode, amplified by at most REACH
+        # A distance from the mode is off by a few units of the mode, amplified by at most REACH.
         rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
         rounding = xp.maximum(rounding, 0.0)
         density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
@@ -251,19 +267,19 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     worst = xp.maximum(
         xp.where(sum_low > 0, wrong_low / sum_low, 0.0), xp.where(sum_high > 0, wrong_high / sum_high, 0.0)
     )
-    # sums of segments, in any order: as many units as there are panels in the cell
+    # Sums of segments in any order: as many units as the cell has panels.
     number = total(xp.where(used, 1.0, 0.0))
     outward = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (number + 4.0)
     return Cells(sum_low, sum_high, worst * (1.0 + 1e-9) + (4.0 + number) * ROUNDOFF, total(crude) * outward)
 
 
 def _grid(xp: Namespace, start: Array, stop: Array) -> Array:
-    """Half of the panels' equidistant ends; ascending, however near start and stop are."""
+    """Return half of the panels' equidistant ends, ascending however near start and stop are."""
     return xp.minimum(start + (stop - start) * (xp.arange(PANELS // 2) / (PANELS // 2 - 1)), stop)
 
 
 def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
-    """x with the values at the places of `index`; it may be overwritten."""
+    """Return x with the values at the indices; x may be overwritten."""
     if xp is not np:
         return x.at[index].set(values)
     x[index] = values
@@ -271,14 +287,14 @@ def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
 
 
 def _sums(xp: Namespace, x: Array, index: Array, size: int) -> Array:
-    """(size,) The sum of those x that have each index; `index` ascends."""
+    """Return (size,) the sum of those x that have each index; `index` ascends."""
     if xp is not np:
         return jax.ops.segment_sum(x, index, num_segments=size, indices_are_sorted=True)
     return np.bincount(index, weights=x, minlength=size)
 
 
 def _extreme(start: Array, end: Array, upper: Array) -> Array:
-    """The largest (upper) or the least standard normal density on [start, end]."""
+    """Return the largest (upper) or the least standard normal density on [start, end]."""
     xp = namespace(start, end, upper)
     nearest = xp.maximum(xp.maximum(start, -end), 0.0)
     farthest = xp.maximum(xp.abs(start), xp.abs(end))
@@ -295,7 +311,7 @@ def _quadrature(
     lift_left: Array,
     lift_right: Array,
 ) -> tuple[Array, Array]:
-    """Gauss-Legendre sums over panels, for the hat masses at their left and right nodes."""
+    """Return Gauss-Legendre sums over panels, for the hat masses at their left and right nodes."""
     xp = namespace(start, half)
     low, high = xp.zeros_like(half), xp.zeros_like(half)
     for x, w in zip(*np.polynomial.legendre.leggauss(order), strict=True):
@@ -308,7 +324,7 @@ def _quadrature(
 
 
 def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Array:
-    """Relative error bound of Gauss-Legendre of order 2 or 5 on a panel, from one suitable Bernstein ellipse."""
+    """Bound the relative error of Gauss-Legendre of order 2 or 5 on a panel, by one suitable Bernstein ellipse."""
     xp = namespace(centre, half, rate)
     growth = half * (centre + rate) + half * half
     widest = 4.0 / xp.maximum(half, 1e-4)
@@ -332,9 +348,12 @@ def laplace_cells(
     *,
     nodes: int,
 ) -> Cells:
-    """Hat masses of the Laplace law in closed form, ascending in the ratio (engines/README.md, on Laplace cells).
+    """Return hat masses of the Laplace law in closed form, ascending in the ratio (engines/README.md).
 
-    first : base loss of node 0.  lifted : whether the mixture is P.  A cell without a useful bound is empty.
+    A cell without a useful bound is empty.
+
+    first : base loss of node 0.
+    lifted : whether the mixture is P.
     """
     xp = namespace(scale, first, origin, q, step, last, lifted)
     rise = step * xp.arange(nodes + 1)
@@ -358,15 +377,17 @@ def laplace_cells(
 
 
 def upper_masses(cells: Cells, atoms: Array) -> Array:
-    """Connect-the-dots masses on the nodes in ascending order of the loss, rounded up: a dominating law; (N,)."""
+    """Return (N,) connect-the-dots masses on nodes in ascending order of the loss, rounded up: a dominating law."""
     grown = 1.0 + 1.5 * cells.eta + 8.0 * ROUNDOFF
     return cells.low * grown + _from_left(cells.high * grown + cells.whole) * (1.0 + 4.0 * ROUNDOFF) + atoms
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Signed masses on the nodes of a law that is dominated by the given one; `cancelled` takes negative ones away.
+    """Return signed masses on the nodes of a law that the given one dominates; `cancelled` removes negative ones.
 
-    cells : of hat masses.  atoms : (N,) masses exactly on nodes.  first, last : indices of the nodes in use.
+    cells : of hat masses.
+    atoms : (N,) masses exactly on nodes.
+    first, last : indices of the nodes in use.
     """
     xp = namespace(*cells, atoms, step, first, last)
     index = xp.arange(atoms.shape[0])
@@ -375,7 +396,7 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
     crossing = (index == first) | (last < first + 2)
     low, high = low + xp.where(crossing, high, 0.0), xp.where(crossing, 0.0, high)
     back = xp.exp(-step)
-    # low high/(low + high e^-h), at most high; neither product nor quotient may underflow or overflow
+    # low high/(low + high e^-h) is at most high. Neither product nor quotient may underflow or overflow.
     larger = low >= high
     ratio = xp.where(larger, high, low) / xp.where(low + high > 0, xp.maximum(low, high), 1.0)
     denominator = xp.where(larger, 1.0 + ratio * back, ratio + back)
@@ -394,17 +415,17 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 
 
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
-    """(masses without negative ones, P-mass that was missing): each debt is paid by the next masses of higher loss.
+    """Return (masses without negative ones, P-mass that was missing), paying each debt by masses of higher loss.
 
-    That lowers every payoff that rises with the loss.  What no mass of higher loss can pay is returned; it overstates
-    a payoff of at most 1 by as much.
+    A payment lowers every payoff that rises with the loss. A debt that no mass of higher loss can pay is missing. It
+    overstates a payoff of at most 1 by its size.
     """
     if not np.any(jump < 0.0):
         return jump, 0.0
     mass = _above_zero(jump.copy(), step)
     missing = 0.0
     above = np.flatnonzero(mass > 0.0)
-    for k in np.flatnonzero(mass < 0.0)[::-1]:  # those of highest loss first
+    for k in np.flatnonzero(mass < 0.0)[::-1]:  # debts of highest loss first
         debt, mass[k] = -mass[k] * (1.0 + 4.0 * ROUNDOFF), 0.0
         place = first = int(np.searchsorted(above, k))
         while debt > 0.0 and place < above.size:
@@ -423,10 +444,10 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 
 
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
-    """The measure of max(c, 0), c being the payoff of the given one, where c is negative at its upper end.
+    """Return the measure of max(c, 0), c being the payoff of the given measure, where c is negative at its upper end.
 
-    With c_k = E[(1 - e^{l_k - L})_+] and k the last node with c_k > 0, c is set to 0 from node k on: the chord from
-    c_{k-1} to 0 lies below that to c_k.  The mass of node k becomes c_{k-1}/(1 - e^-h).
+    Let c_k = E[(1 - e^{l_k - L})_+], and k the last node with c_k > 0. Then c is set to 0 from node k on: the chord
+    from c_{k-1} to 0 lies below that to c_k. The mass of node k becomes c_{k-1}/(1 - e^-h).
     """
     some = np.flatnonzero(mass)
     if some.size == 0 or mass[some[-1]] > 0.0:
@@ -437,7 +458,7 @@ def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
         size += abs(mass[k + 1])
         here = total - discounted
         slack = 64.0 * ROUNDOFF * (some[-1] - k + 2.0) * (size + abs(mass[k]))
-        if here > slack:  # else c_k may not be above 0, and the chord to 0 not below the profile
+        if here > slack:  # otherwise c_k may be at most 0, and the chord to 0 not below the profile
             before = (total + mass[k]) - back * (discounted + mass[k])
             whole = -np.expm1(-step)
             mass[k + 1 :] = 0.0
@@ -467,7 +488,7 @@ def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Arr
         return xp.where(inner & (x < 0), x, 0.0)
 
     def going(state: tuple[Array, Array]) -> Array:
-        # most times that negative jumps are spread on their neighbours; what is left after them is cancelled
+        # After 32 turns the remaining negative jumps are cancelled instead.
         return (state[0] < 32) & xp.any(negative(state[1]) < 0)
 
     def sweep(state: tuple[Array, Array]) -> tuple[Array, Array]:

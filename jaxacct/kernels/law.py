@@ -1,16 +1,16 @@
 """The law of a composed privacy loss under an exponential tilt, and where its saddle point lies.
 
-A `LossLaw` describes one configuration in one direction, or a batch of them (arrays.py).  `M(z) = E_P[e^{zL}]` is the
-moment generating function of the loss.  Its parts: Gaussians that are not sampled, merged, `log M = mu2 z(z+1)/2`;
-Poisson sampled Gaussians, by a trapezoid rule in `u = x/sigma`; Laplace, in closed form; finite laws, as sums.
+A `LossLaw` describes one configuration in one direction, or a batch of them (arrays.py). `M(z) = E_P[e^{zL}]` is the
+moment generating function of the loss. Merged Gaussians without sampling have `log M = mu2 z(z+1)/2`. M is a trapezoid
+sum in `u = x/sigma` for a Poisson sampled Gaussian, a closed form for Laplace noise, and a finite sum for a finite law.
 
-The contour goes near the saddle point of `K(c) - c eps - log c(c+1)` on the real axis.  Everything is explicit in c:
+The contour goes near the saddle point of `K(c) - c eps - log c(c+1)` on the real axis. Everything is explicit in c:
 
     eps(c)       = K'(c) - 1/c - 1/(c+1)
     log delta(c) ~ K(c) - c eps(c) - log c(c+1) - log(2 pi Psi''(c))/2,   Psi'' = K'' + 1/c^2 + 1/(c+1)^2
 
-so that a given delta, or a given eps, is solved for by one safeguarded Newton iteration in log c.  No bound depends on
-where the saddle is found.
+So one safeguarded Newton iteration in log c solves for a given delta or a given eps. No bound depends on where the
+saddle point is found.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from jaxacct.kernels.arrays import Array, constant, keep_apart, namespace, repea
 from jaxacct.kernels.special import log1p, total
 
 NEWTON_STEPS = 14
-"""Safeguarded Newton steps from a start that may be far off.  Fixed, so that all of a batch take as many."""
+"""Safeguarded Newton steps from a start that may be far off. All rows of a batch take equally many."""
 REFINEMENT_STEPS = 7
 """Newton steps from a start that is within a factor of two."""
 LARGEST_STEP = 3.0
@@ -32,7 +32,7 @@ TAIL_NATS = 42.0
 
 
 class LossLaw(NamedTuple):
-    """One configuration, one direction: J sampled Gaussians, K Laplace parts, F finite parts of A atoms.
+    """One configuration in one direction: J sampled Gaussians, K Laplace parts, F finite parts of A atoms.
 
     The fields are those of `mechanisms.loss_components.Components`.
     """
@@ -41,16 +41,16 @@ class LossLaw(NamedTuple):
     mu2: Array  # sum of n / sigma^2 over the Gaussians that are not sampled
     gauss_sigma: Array  # (J,)
     gauss_q: Array  # (J,)
-    gauss_n: Array  # (J,) how many times each is composed; 0 is absent
+    gauss_n: Array  # (J,) how often each is composed; 0 if absent
     laplace_scale: Array  # (K,)
     laplace_n: Array  # (K,)
     finite_loss: Array  # (F, A)
-    finite_mass: Array  # (F, A) under P
+    finite_mass: Array  # (F, A) P-masses
     finite_n: Array  # (F,)
 
 
 OWN_AXES = LossLaw(0, 0, 1, 1, 1, 1, 1, 2, 2, 1)
-"""How many axes of each field are its own; those before them are batch axes."""
+"""How many axes of each field are its own. The axes before them are batch axes."""
 
 
 class Tilted(NamedTuple):
@@ -60,23 +60,23 @@ class Tilted(NamedTuple):
     step: Array  # spacing of u
     loss: Array  # (X,) log mix(u), before the sign
     posterior: Array  # (X,) q e^y / mix, the derivative of log mix in y
-    weight: Array  # (X,) normalised to sum to one
+    weight: Array  # (X,) sums to one
     log_m: Array  # log M(c)
     power: Array  # the real exponent a of mix: c + 1 (remove), -c (add)
 
 
 def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
-    """`log(1 - q + q e^y)` with `y = u/sigma - 1/(2 sigma^2)`, and `q e^y / mix`; 0 < q < 1."""
+    """Return `log(1 - q + q e^y)` with `y = u/sigma - 1/(2 sigma^2)`, and `q e^y / mix`; 0 < q < 1."""
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
-    # log1p(q expm1(y)) is exact to a few units but where e^y overflows or 1 + q expm1(y) cancels; there the two
-    # positive terms are added (not where q e^y is small still, since y + log q would cancel)
+    # log1p(q expm1(y)) is exact to a few units, except where e^y overflows or 1 + q expm1(y) cancels. There the two
+    # positive terms are added, unless q e^y is still small, since y + log q would cancel.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
     added = xp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
-    # log1p as in special.py, which shares its logarithm with the other case
+    # log1p as in special.py. Both cases share one logarithm.
     log = xp.log(xp.where(apart, added, 1.0 + q * grown))
     near = xp.where(xp.abs(q * grown) < 0.3, xp.log1p(q * grown), log)
     value = xp.where(apart, xp.where(high, y, 0.0) + log, near)
@@ -86,12 +86,12 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
 
 
 def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Array, Array]:
-    """Ends in u that keep all but e^-42 of M(c); from Gaussian bounds on the tilted integrand."""
+    """Return ends in u that keep all but e^-42 of M(c), by Gaussian bounds on the tilted integrand."""
     xp = namespace(sigma, q, c)
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
     below = a * xp.log(q) + grown
-    # log of the second Gaussian's size, less the larger bound of log M(c), written so that nothing cancels
+    # Log of the second Gaussian's size, less the larger bound of log M(c), in a form in which nothing cancels.
     second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
     below = xp.maximum(0.0, below)
     first_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS - below, 0.0))
@@ -103,7 +103,7 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
         xp.where(has_first, -first_reach, a / sigma), xp.where(has_second, a / sigma - second_reach, 0.0)
     )
 
-    # the loss is at least log(1 - q), and at least q y by Jensen
+    # The loss is at least log(1 - q), and at least q y by Jensen.
     floor = -c * log1p(-q)
     reach = xp.sqrt(2.0 * TAIL_NATS)
     by_mean = -c * q * (reach / sigma - 0.5 / sigma**2)
@@ -116,9 +116,9 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
 
 
 def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Tilted:
-    """The tilted law of one sampled Gaussian on `nodes` equidistant points."""
+    """Return the tilted law of one sampled Gaussian on `nodes` equidistant points."""
     xp = namespace(sigma, q, c)
-    # the integral does not depend on the ends of its range, and their square roots have no derivative at 0
+    # The integral does not depend on the ends of its range, whose square roots have no derivative at 0.
     lo, hi = constant(xp, quadrature_range(sigma, q, sign, c))
     step = (hi - lo) / (nodes - 1)
     u = lo[..., None] + step[..., None] * xp.arange(nodes)
@@ -129,12 +129,12 @@ def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -
     weight = xp.exp(exponent - top[..., None])
     mass = total(weight)
     log_m = top + xp.log(mass) + xp.log(step) - 0.5 * xp.log(2.0 * xp.pi)
-    # without the barrier XLA would evaluate the logarithms again inside every consumer's loop
+    # Without the barrier XLA would evaluate the logarithms again inside every consumer's loop.
     return keep_apart(xp, Tilted(u, step, loss, posterior, weight / mass[..., None], log_m, power))
 
 
 def lifted(law: LossLaw) -> LossLaw:
-    """The law with another batch axis behind the others, of size 1: to go with several abscissae each."""
+    """Return the law with a last batch axis of size 1, to go with several abscissae each."""
     xp = namespace(law.sign)
     return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 
@@ -148,14 +148,17 @@ def _gaussian_cumulants(sigma: Array, q: Array, sign: Array, c: Array, nodes: in
 
 
 def laplace_log_m(scale: Array, c: Array) -> Array:
-    """log M(c) of a Laplace part."""
+    """Return log M(c) of a Laplace part."""
     xp = namespace(scale, c)
     rest = -(1.0 + 2.0 * c) / scale
     return c / scale - xp.log(2.0) + log1p((1.0 + 2.0 * c * xp.exp(rest)) / (1.0 + 2.0 * c))
 
 
 def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
-    """log M with its derivatives: `M = e^{c/s} (1 + h)/2`, `h = (1 + 2c e)/a`, `a = 1 + 2c`, `e = e^{-a/s}`."""
+    """Return log M and its first two derivatives.
+
+    `M = e^{c/s} (1 + h)/2` with `h = (1 + 2c e)/a`, `a = 1 + 2c` and `e = e^{-a/s}`.
+    """
     xp = namespace(scale, c)
     a = 1.0 + 2.0 * c
     e, fallen = xp.exp(-a / scale), xp.expm1(-a / scale)
@@ -169,7 +172,7 @@ def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
 
 
 def finite_weights(loss: Array, mass: Array, c: Array) -> tuple[Array, Array]:
-    """(log of the largest weight, weights `mass e^{c loss}` over it, (A,)); an atom without mass has none."""
+    """Return (log of the largest weight `mass e^{c loss}`, weights over it (A,)); atoms without mass have weight 0."""
     xp = namespace(loss, mass, c)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     exponent = xp.where(mass > 0, c[..., None] * loss + log_mass, -xp.inf)
@@ -186,7 +189,7 @@ def _finite_cumulants(loss: Array, mass: Array, c: Array) -> tuple[Array, Array,
 
 
 def cumulants(law: LossLaw, c: Array, nodes: int) -> tuple[Array, Array, Array]:
-    """`K(c) = log E_P[e^{cL}]` of the composition, with its first two derivatives (tilted mean, variance)."""
+    """Return `K(c) = log E_P[e^{cL}]` of the composition, and its first two derivatives: tilted mean and variance."""
     xp = namespace(law.sign, c)
     value, mean, variance = law.mu2 * c * (c + 1.0) / 2.0, law.mu2 * (c + 0.5), law.mu2
     at, parts = c[..., None], []
@@ -204,7 +207,7 @@ def cumulants(law: LossLaw, c: Array, nodes: int) -> tuple[Array, Array, Array]:
 
 
 class Saddle(NamedTuple):
-    """Contour abscissa with the composed loss's cumulants there and the saddle point approximation."""
+    """Contour abscissa c, the composed loss's cumulants at c, and the saddle point approximation."""
 
     c: Array
     k1: Array  # tilted mean
@@ -214,7 +217,7 @@ class Saddle(NamedTuple):
 
 
 def saddle_at(k: Cumulants, c: Array) -> tuple[Saddle, Array]:
-    """The saddle point quantities saddle_at the abscissa c, for cumulants k."""
+    """Return the saddle point quantities at the abscissa c, for cumulants k, and Psi''."""
     xp = namespace(c)
     k0, k1, k2 = k(c)
     curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
@@ -232,13 +235,13 @@ def _safeguarded(
     like: Array,
     iterations: int = NEWTON_STEPS,
 ) -> Saddle:
-    """Newton's method in w = log c; bisection where a step leaves the bracket or fails to halve the one before.
+    """Solve for w = log c by Newton's method, and return the last saddle point that was evaluated.
 
-    `first` maps the variance saddle_at a small abscissa to a starting value of w, or is that value itself.  Returns the
-    last saddle point that was evaluated.
+    A step that leaves the bracket, or fails to halve the step before, is replaced by bisection. `first` is a starting
+    value of w, or maps the saddle point quantities at a small abscissa to one.
     """
     xp = namespace(like)
-    # where mean and variance of the loss are taken as those without a tilt
+    # At this abscissa mean and variance of the loss are taken for those without a tilt.
     start = xp.log(1e-3) * xp.ones_like(like) if callable(first) else first
     guessing = callable(first)
 
@@ -250,8 +253,8 @@ def _safeguarded(
         hi = xp.where(residual < 0, hi, w)
         trial = w - xp.clip(step, -LARGEST_STEP, LARGEST_STEP)
         newton = (trial > lo) & (trial < hi) & (xp.abs(step) < 0.5 * last)
-        # saddle_at the solution rounding decides on which side of it a step ends: no reason to bisect a stale bracket
-        # Newton steps in log c of at most this size need no safeguard
+        # At the solution rounding decides on which side a step ends, which is no reason to bisect a stale bracket. So
+        # steps this small need no safeguard.
         newton = newton | (xp.abs(step) < 1e-7)
         following = xp.where(newton, trial, 0.5 * (lo + hi))
         last = xp.abs(following - w) + 1e-12
@@ -268,18 +271,18 @@ def _safeguarded(
 
 
 def saddle_for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
-    """The saddle point whose approximate delta is e^log_delta."""
+    """Return the saddle point whose approximate delta is e^log_delta."""
     return saddle_for_delta_of(lambda c: cumulants(law, c, nodes), log_delta)
 
 
 def saddle_for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
-    """`saddle_for_delta` for a law given by its cumulants."""
+    """Return the saddle point as `saddle_for_delta` for a law given by its cumulants."""
     xp = namespace(log_delta)
-    # the largest log delta that a saddle is looked for: near delta = 1 the approximation has none
+    # Near delta = 1 the approximation has no saddle point, so log delta is capped.
     target = xp.minimum(log_delta, -0.02)
 
     def residual_and_step(saddle: Saddle, curvature: Array) -> tuple[Array, Array]:
-        # what an approximation of log delta above it is replaced by: the Newton step takes its logarithm
+        # The Newton step takes the logarithm of -log delta, so larger approximations are capped.
         reached = xp.minimum(saddle.log_delta, -0.01)
         return target - reached, xp.log(reached / target) * (-reached) / (saddle.c**2 * curvature)
 
@@ -298,7 +301,7 @@ def _residual_for(epsilon: Array) -> Callable[[Saddle, Array], tuple[Array, Arra
 
 
 def saddle_for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | None = None) -> Saddle:
-    """The saddle for a given eps, from a starting abscissa or from the untilted mean and variance."""
+    """Return the saddle point for a given eps, from a starting abscissa or from the untilted mean and variance."""
     xp = namespace(epsilon)
 
     def first(saddle: Saddle) -> Array:
@@ -310,5 +313,5 @@ def saddle_for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | 
 
 
 def saddle_near(k: Cumulants, epsilon: Array, start: Array, iterations: int) -> Saddle:
-    """The saddle for a given eps of a law given by its cumulants, near a starting abscissa."""
+    """Return the saddle point for a given eps of a law given by its cumulants, near a starting abscissa."""
     return _safeguarded(k, namespace(start).log(start), 3.0, 3.0, _residual_for(epsilon), epsilon, iterations)

@@ -1,16 +1,16 @@
 """The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): hockey-stick and Rényi divergences by rows.
 
-With F, G the two distribution functions and phi the generating function of K, the best has the densities `phi'(F) f`
-and `phi'(G) g`, and an interval (a, b] has the mass `phi(F(b)) - phi(F(a))`; the mass phi(0) of K = 0 is common to
-both.  The divergence at ratio E is `P(A) - E Q(A)`, where A, the set on which the logarithm l of the ratio of the
-densities is above log E, is a union of few intervals, whose ends are solved for (jaxacct/selection/README.md,
-"Computing monotone_score", which has the errors).
+Let F, G be the two distribution functions and phi the generating function of K. The best has the densities `phi'(F) f`
+and `phi'(G) g`. An interval (a, b] has the mass `phi(F(b)) - phi(F(a))`. The mass phi(0) of K = 0 is common to both.
+The divergence at ratio E is `P(A) - E Q(A)`. Here A is the set on which l, the log ratio of the densities, is above log
+E. A is a union of few intervals, whose ends are solved for (jaxacct/selection/README.md, "Computing monotone_score",
+has the errors).
 
-For Rényi divergences the integral of `p^a q^{1-a}` between `low` and `high` is a Gauss-Legendre sum.  Outside phi' is
-constant to less than FLAT/a, and the rest is the integral of a Gaussian density.  Where phi' is no constant on the
-left, as for K >= 2, the nodes go to where float64 ends; where that is not far enough, the divergence is inf.
+For Rényi divergences the integral of `p^a q^{1-a}` between `low` and `high` is a Gauss-Legendre sum. Outside, phi' is
+constant to less than FLAT/a, and the rest is the integral of a Gaussian density. Where phi' is not constant on the
+left, as for K >= 2, the nodes go to where float64 ends. If that is not far enough, the divergence is inf.
 
-NumPy only: which ends are solved for depends on the numbers.  Rows do not depend on each other.
+NumPy only: the numbers decide which ends are solved for. Rows do not depend on each other.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ FLAT = 1e-12
 FARTHEST = 37.5
 """Standard deviations beyond which float64 has no masses."""
 LEFT_OUT = 1e-10
-"""Largest share of the integral that the last node may carry, if the integrand beyond it is unknown."""
+"""Largest share of the integral at the last node if the integrand beyond it is unknown."""
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 REACHES = (9.0, 13.0, 37.5)
-"""Standard deviations that the nodes go beyond the means; beyond the last float64 has no masses.  A row takes the least
-that holds all but 1e-9 of delta."""
+"""Standard deviations that the nodes go beyond the means. A row takes the least that holds all but 1e-9 of delta.
+Beyond the last, float64 has no masses."""
 STEP = 0.32
-"""Distance of the nodes around either mean; if the means are near, the nodes of one lie between those of the other."""
+"""Distance of the nodes around either mean. If the means are near, the nodes of one lie between those of the other."""
 CROSSING_STEPS = 40
 """Most Newton steps for an end of an interval; 3 are usual, more next to an extremum of l."""
 CLOSE = 1e-6
-"""The last Newton step is shorter than this: an error e of an end changes the divergence by the order of e^2."""
+"""Bound of the last Newton step. An error e of an end changes the divergence by the order of e^2."""
 MOST_ROUNDS = 60
-"""Rounds of the solution for eps, which converges faster than any geometric series; 5 are usual."""
+"""Most rounds of the solution for eps; 5 are usual, since it converges faster than any geometric series."""
 LARGEST_EPS = 700.0
-"""Largest eps that is searched: its exp is finite."""
+"""Largest eps that is searched, whose exp is finite."""
 
 
 class Laws(Protocol):
@@ -78,12 +78,12 @@ class Line(NamedTuple):
     without: Array  # (R, X - 1): masses of the best of N(0, 1)
 
     def rows(self, index: Array) -> Line:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Line(self.laws.taken(index), *(each[index] for each in self[1:]))
 
 
 def line(laws: Any, mu: Array, reach: float) -> Line:
-    """The nodes of every row, with a node at each extremum of l that a change of sign of l' shows."""
+    """Return the nodes of every row, with a node at each extremum of l that a change of sign of l' shows."""
     steps = int(np.ceil(2.0 * reach / STEP))
     own = np.linspace(-reach, reach, steps + 1)
     x = np.sort(np.concatenate([own + 0.0 * mu[:, None], own[:-1] + reach / steps + mu[:, None]], axis=1), axis=1)
@@ -103,7 +103,7 @@ def line(laws: Any, mu: Array, reach: float) -> Line:
 
 
 def _log_ratio(laws: Any, mu: Array, x: Array) -> tuple[Array, Array]:
-    """(l, l'); nan where phi' has left float64.  At the infinite ends l is infinite."""
+    """Return (l, l'), nan where phi' has left float64. At the infinite ends l is infinite."""
     from scipy.special import ndtr
 
     logs, slopes = [], []
@@ -118,7 +118,7 @@ def _log_ratio(laws: Any, mu: Array, x: Array) -> tuple[Array, Array]:
 
 
 def _masses(laws: Any, low: Array, high: Array) -> Array:
-    """Masses of the best of N(0, 1) in the intervals (low, high]."""
+    """Return masses of the best of N(0, 1) in the intervals (low, high]."""
     from scipy.special import ndtr
 
     upper = low > 0.0  # differences are taken in the nearer tail
@@ -127,15 +127,15 @@ def _masses(laws: Any, low: Array, high: Array) -> Array:
 
 
 def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """(place, l) where l' changes its sign between two places, by the Illinois rule inside a bracket."""
+    """Return (place, l) where l' changes its sign between two places, by the Illinois rule inside a bracket."""
     at_low, at_high = _log_ratio(laws, mu, low)[1], _log_ratio(laws, mu, high)[1]
     at, value = low, _log_ratio(laws, mu, low)[0]
-    for _ in range(12):  # steps of the Illinois rule that moves a node to an extremum of l
+    for _ in range(12):  # twelve steps of the Illinois rule
         with np.errstate(divide="ignore", invalid="ignore"):
             share = at_low / (at_low - at_high)
         at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
         value, slope = _log_ratio(laws, mu, at)
-        left = (slope > 0.0) == (at_low > 0.0)  # an end that stays counts half the next time
+        left = (slope > 0.0) == (at_low > 0.0)  # the end that stays counts half the next time
         low, at_low, high, at_high = (
             np.where(left, at, low),
             np.where(left, slope, 0.5 * at_low),
@@ -146,7 +146,7 @@ def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Arr
 
 
 def _best_set(rows: Line, side: float, eps: Array) -> tuple[Array, Array]:
-    """Masses (P(A), Q(A)) of the set `A = {side l > eps}`; P has the mean mu for side 1, and the mean 0 for side -1."""
+    """Return (P(A), Q(A)) of `A = {side l > eps}`; P has the mean mu for side 1, and the mean 0 for side -1."""
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]
     masses = (rows.present, rows.without)[:: int(side)]
@@ -166,7 +166,7 @@ def _best_set(rows: Line, side: float, eps: Array) -> tuple[Array, Array]:
 def _crossing(
     laws: Any, mu: Array, side: float, eps: Array, ends: tuple[Array, Array], heights: tuple[Array, Array]
 ) -> Array:
-    """The place between two others at which `side l` crosses eps, by Newton's rule inside a bracket.
+    """Return the place between two others at which `side l` crosses eps, by Newton's rule inside a bracket.
 
     If l is lost at one of the two, the result is the other.
     """
@@ -198,7 +198,7 @@ def _crossing(
 
 
 def divergence(rows: Line, eps: Array) -> Array:
-    """The larger of the two hockey-stick divergences at ratio e^eps, eps >= 0, (R,)."""
+    """Return the larger of the two hockey-stick divergences at ratio e^eps, eps >= 0, (R,)."""
     found = np.zeros(rows.mu.size)
     for side in (1.0, -1.0):
         first, second = _best_set(rows, side, eps)
@@ -209,7 +209,7 @@ def divergence(rows: Line, eps: Array) -> Array:
 
 
 def crossing(rows: Line, delta: Array) -> Array:
-    """The eps >= 0 at which the larger of the two divergences falls to delta, (R,); inf beyond LARGEST_EPS."""
+    """Return the eps >= 0 at which the larger of the two divergences falls to delta, (R,); inf beyond LARGEST_EPS."""
     largest = np.exp(LARGEST_EPS)
     found = np.ones(rows.mu.size)
     for side in (1.0, -1.0):
@@ -222,7 +222,7 @@ def crossing(rows: Line, delta: Array) -> Array:
             first, second = _best_set(part, side, np.log(before))
             above = _next(first, second, delta[going], before)
             ratio[going] = above
-            # relative change of E below which a row is done
+            # A row is done when E grows relatively by less than 1e-13.
             going = going[(above > before * (1.0 + 1e-13)) & (above < largest)]
             if not going.size:
                 break
@@ -231,7 +231,7 @@ def crossing(rows: Line, delta: Array) -> Array:
 
 
 def _of_cells(first: Array, second: Array, delta: Array) -> Array:
-    """A lower end of E: the ratio at which the divergence of the cells' masses, which is smaller, falls to delta."""
+    """Return a lower end of E: the ratio at which the divergence of the cells' masses falls to delta."""
     ratio = np.ones(delta.size)
     for _ in range(MOST_ROUNDS):
         active = first > ratio[:, None] * second
@@ -245,7 +245,7 @@ def _of_cells(first: Array, second: Array, delta: Array) -> Array:
 
 
 def _next(first: Array, second: Array, delta: Array, ratio: Array) -> Array:
-    """The E at which `P(A) - E Q(A) = delta` for a fixed set A, where that is above `ratio`; at most e^LARGEST_EPS."""
+    """Return the E at which `P(A) - E Q(A) = delta` for a fixed set A, at least `ratio` and at most e^LARGEST_EPS."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         above = (first - delta) / second
     return np.minimum(np.where(above > ratio, above, ratio), np.exp(LARGEST_EPS))
@@ -259,16 +259,16 @@ class Nodes(NamedTuple):
     log_without: Array  # (R, X)
     log_weight: Array  # (R, X)
     ends: Array  # (R, 2): where the nodes begin and end
-    beyond: Array  # (R, 2): log phi' beyond them, -inf where it is not constant
+    beyond: Array  # (R, 2): log phi' beyond them, -inf where phi' is not constant there
     log_nothing: Array  # (R,): log phi(0)
 
     def rows(self, index: Array) -> Nodes:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Nodes(*(each[index] for each in self))
 
 
 def panels(laws: Any, mu: Array, largest_order: float) -> tuple[Array, Array]:
-    """((R, 2) where the nodes must begin and end, (R,) how many panels that takes)."""
+    """Return ((R, 2) where the nodes must begin and end, (R,) the number of panels)."""
     from scipy.special import ndtri
 
     sides = []
@@ -279,11 +279,11 @@ def panels(laws: Any, mu: Array, largest_order: float) -> tuple[Array, Array]:
             known = np.isfinite(steep) & (np.abs(steep) < 1e200) & (flat > 1e-300)
             sides.append(further + np.where(known, -ndtri(np.where(known, flat, 0.5)), FARTHEST))
     ends = np.stack([-sides[0], sides[1]], axis=1)
-    return ends, np.ceil((ends[:, 1] - ends[:, 0]) / 0.8)  # largest width of a panel of sixteen nodes
+    return ends, np.ceil((ends[:, 1] - ends[:, 0]) / 0.8)  # a panel of sixteen nodes is at most .8 wide
 
 
 def nodes(laws: Any, mu: Array, ends: Array, count: int) -> Nodes:
-    """The densities at the nodes of `count` panels between the ends."""
+    """Return the densities at the nodes of `count` panels between the ends."""
     from scipy.special import ndtr
 
     share = ((np.arange(count)[:, None] + 0.5 + 0.5 * _POINTS) / count).reshape(-1)
@@ -303,7 +303,7 @@ def nodes(laws: Any, mu: Array, ends: Array, count: int) -> Nodes:
 
 
 def renyi(rows: Nodes, order: Array) -> Array:
-    """The larger of the two Rényi divergences of an order > 1, (R,); inf where the nodes do not reach far enough."""
+    """Return the larger of two Rényi divergences of an order > 1, (R,); inf where the nodes do not reach far enough."""
     from scipy.special import log_ndtr
 
     mu, a = rows.mu, order

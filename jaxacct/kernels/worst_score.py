@@ -1,16 +1,16 @@
 """The worst score for "run K times, keep the best": an upper bound of the leak, and an order that nearly attains it.
 
-With `T` the concave trade-off curve of the base (largest P-mass of a set of Q-mass u), `L` its slope and `phi` the
-generating function of K, for `E = e^eps >= 1`
+Let `T` be the concave trade-off curve of the base (largest P-mass of a set of Q-mass u), `L` its slope and `phi` the
+generating function of K. For `E = e^eps >= 1`
 
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
-Rows are intervals of u, columns intervals of w.  A sketch on few cells finds E, the rows that are active and where
-the maxima lie; it decides which lines of the curve are kept, and nothing else: whichever they are, the polygon through
-them lies above the curve.  jaxacct/selection/README.md has the theorem and the proofs.
+Rows are intervals of u, columns intervals of w. A sketch on few cells finds E, the active rows and where the maxima
+lie. It decides only which lines of the curve are kept: the polygon through any lines lies above the curve.
+jaxacct/selection/README.md has the theorem and the proofs.
 
-The upper bound is the largest of lines in E, on the rows and columns of a mesh.  Cells of columns run along the first
-axis, groups of rows along the last.  These kernels take one configuration, without batch axes: its cells fill the cache
+The upper bound is the largest of lines in E, on the rows and columns of a mesh. Cells of columns run along the first
+axis, groups of rows along the last. These kernels take one configuration, without batch axes: its cells fill the cache
 by themselves, and each configuration has cells of its own.
 """
 
@@ -30,19 +30,20 @@ SKETCH_SAMPLES = 384
 
 
 class Resolution(NamedTuple):
-    """Sizes of a mesh.  They decide the width of the bracket and its cost; the bracket holds for any sizes."""
+    """Sizes of a mesh. They decide the width of the bracket and its cost; the bracket holds for any sizes."""
 
-    groups: int  # of active rows
+    groups: int  # groups of active rows
     lines: int  # lines of the curve in each group
     columns: int  # columns beyond the active rows, for all groups
-    window: int  # columns of each group where its best is
-    sketch: tuple[int, int]  # rows and columns of the sketch that places all these
+    window: int  # columns of each group about its best place
+    sketch: tuple[int, int]  # rows and columns of the sketch that places the mesh
 
 
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
-"""The resolution with which it is decided whether a direction matters at all."""
+"""The resolution that decides whether a direction matters at all."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
-"""The first look at every configuration; those below have more rows and columns, take longer and are narrower."""
+"""The first look at every configuration. The resolutions below have more rows and columns, take longer and are
+narrower."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
 """The second look at many configurations."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
@@ -50,38 +51,38 @@ MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
 FINE = Resolution(256, 6, 768, 192, (36, 96))
 """The last look at many configurations, and the second at a few."""
 FINEST = FINE._replace(sketch=(144, 192))
-"""Sees turns of the order that FINE misses here and there; not always better."""
+"""Sees turns of the order that FINE misses here and there, but is not always better."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
 """Relative error of phi'."""
 LEAST_SLOPE = 1e-300
-"""phi' rounded up is at least this: below it float64 may have lost it."""
+"""Lower limit of phi' rounded up, below which float64 may have lost it."""
 SHARE_OF_ALL = 1e-4
-"""Share of the whole leak by which a column may overstate a row besides."""
+"""Share of the whole leak by which a column may overstate a row, beside its share of the row's best."""
 LARGEST_FALL = 4.0
-"""Nats by which a slope, or phi', may change from one sketched row or column to the next; more counts as this."""
+"""Largest change, in nats, that counts for a slope or phi' from one sketched row or column to the next."""
 BISECTIONS = 20
-"""Bisection steps for eps on the sketch: to a millionth of its range, far finer than the sketch resolves."""
+"""Bisection steps for eps on the sketch: to a millionth of its range, far finer than the sketch."""
 
 
 class Repetitions(Protocol):
-    """The functions of a law of K that these kernels need; phi is its generating function (generating.py)."""
+    """The functions of a law of K that these kernels need. phi is its generating function (generating.py)."""
 
     def generating(self, y: Array) -> tuple[Array, Array, Array]:
-        """(phi, phi', phi'') at 1 - y."""
+        """Return (phi, phi', phi'') at 1 - y."""
 
     def slopes(self, y: Array) -> tuple[Array, Array]:
-        """(phi', phi'') at 1 - y."""
+        """Return (phi', phi'') at 1 - y."""
 
 
 class Outer(NamedTuple):
     """A concave polygon above a curve: lines of descending slope, the last one of slope 0."""
 
     ratio: Array  # (N,) slopes
-    q: Array  # (N + 1,) where the cells begin and end, from 0 to 1
-    p: Array  # (N + 1,) the polygon there
-    twin: Array  # (N + 1,) the first knots of the polygon below that are not before these
+    q: Array  # (N + 1,) ends of the cells, from 0 to 1
+    p: Array  # (N + 1,) height of the polygon at these ends
+    twin: Array  # (N + 1,) for each end, the first knot of the polygon below that is not before it
 
 
 class Inner(NamedTuple):
@@ -92,11 +93,11 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Gain and cost of each coarse row if all of it is served at the end of a coarse column."""
+    """Gain and cost of each coarse row if the whole row is served at the end of a coarse column."""
 
     gain: Array  # (A, B)
     cost: Array  # (A, B)
-    growth: Array  # (A, B) of log phi' from column to column
+    growth: Array  # (A, B) growth of log phi' from column to column
     infinite: Array  # leak of the outcomes with dQ = 0
     mass: Array  # (2, A) P- and Q-mass of the rows
     rows: Array  # (A + 1,) cells of the curve at which rows end
@@ -112,16 +113,16 @@ class Mesh(NamedTuple):
 
 
 def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
-    """phi' at a mass; rounded up for side 1, down for side -1."""
+    """Return phi' at a mass, rounded up for side 1, down for side -1."""
     xp = namespace(mass)
     value = xp.asarray(law.slopes(1.0 - xp.clip(mass + side * MASS_ERROR, 0.0, 1.0))[0]) * (1.0 + side * SLOPE_ERROR)
     return xp.maximum(value, LEAST_SLOPE) if side > 0.0 else value
 
 
 def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
-    """phi(1) - phi(1 - mass): the leak of outcomes with dQ = 0 and P-mass `mass`, rounded as `steep` is.
+    """Return phi(1) - phi(1 - mass), the leak of outcomes with dQ = 0 and P-mass `mass`, rounded as `steep` rounds.
 
-    Between mass phi'(1 - mass) and mass phi'(1); the difference itself cancels where mass is small.
+    It lies between mass phi'(1 - mass) and mass phi'(1). The difference itself cancels where mass is small.
     """
     xp = namespace(mass)
     sure, survived = ([xp.asarray(x) for x in law.generating(y)] for y in (xp.zeros_like(mass), mass))
@@ -132,7 +133,7 @@ def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
 
 
 def before(xp: Namespace, at: Array, x: Array, side: str = "left") -> Array:
-    """How many of the few ascending numbers `at`, (A,), are below x, (X,); not above x for side "right"."""
+    """Return how many of the few ascending numbers `at`, (A,), are below x, (X,), or not above x for side "right"."""
     if xp is jnp:
         return jnp.searchsorted(at, x, side=side, method="compare_all")
     return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # a str that is "left" or "right"
@@ -143,9 +144,9 @@ def middles(ends: Array) -> Array:
 
 
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
-    """A coarse look at a polygon given by N + 1 knots; `above` of its cells have slopes above one.
+    """Return a coarse look at a polygon given by N + 1 knots; `above` of its cells have slopes above one.
 
-    Rows and columns end at equal shares of cells and of what log phi' grows by, rows of what log p does as well.
+    Rows and columns end at equal shares of cells and of the growth of log phi'. Rows also count the growth of log p.
     """
     xp, cells = namespace(q), q.size - 1
     log = lambda x, least: xp.log(xp.maximum(x, least))
@@ -163,7 +164,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
         (xp.arange(SKETCH_SAMPLES + 1) * above) // SKETCH_SAMPLES,
         (xp.arange(SKETCH_SAMPLES + 1) * cells) // SKETCH_SAMPLES,
     )
-    # P-mass of rows below which they are all one
+    # Rows of P-mass below 1e-18 count as one.
     rows = ends(rows, resolution.sketch[0], log(steep(law, 1.0 - p[rows]), 1e-300), log(p[rows], 1e-18))
     columns = ends(columns, resolution.sketch[1], log(steep(law, p[columns]), 1e-300))
     u_q, u_p, w_q, w_p = q[rows], p[rows], q[columns[1:]], p[columns[1:]]
@@ -179,7 +180,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
 
 
 def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
-    """eps in [0, highest] at which the sketch leaks delta, by bisection."""
+    """Return eps in [0, highest] at which the sketch leaks delta, by bisection."""
     xp = namespace(found.gain)
 
     def step(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -195,15 +196,15 @@ def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
 
 
 def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
-    """The rows and columns that are needed at E = ratio."""
+    """Return the rows and columns that are needed at E = ratio."""
     xp = namespace(found.gain)
     value = found.gain - ratio * found.cost
     best = xp.maximum(xp.max(value, axis=1), 0.0)
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
-    # chords overstate a row by the square of its height, and a group by the square of what phi' changes over it; the
-    # rows after the last active one are treated as if they were
-    # share of the whole leak that the best of a row must have for the row to be active
+    # Chords overstate a row by the square of its height, and a group by the square of the change of phi' over it. A row
+    # is active if its best has at least a share of 3e-5 of the whole leak. The rows after the last active one are
+    # treated as active.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -217,8 +218,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = (error / total) ** (1.0 / 3.0)
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
-    # a cell over which the gain grows by g is overstated by g^2/8 of it, which must stay below the best's lead
-    # share of a row's best by which a column may overstate it: windows see to what is nearer
+    # A cell over which the gain grows by g is overstated by g^2/8 of it, which must stay below the best's lead. Windows
+    # resolve what lies within .3 of the row's best.
     ahead = best[:, None] - value + (0.3 * best + SHARE_OF_ALL * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
@@ -230,7 +231,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
 
 
 def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int) -> Array:
-    """`count` ascending cells from `first` to before `last`, where density puts them."""
+    """Return `count` ascending cells from `first` to before `last`, spread as the density says."""
     xp = namespace(density)
     ends = xp.clip(pieces, first, last).astype(xp.float64)
     mass = xp.concatenate([xp.zeros(1), xp.cumsum(density * xp.diff(ends) / xp.maximum(xp.diff(pieces), 1))])
@@ -240,7 +241,7 @@ def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int
 
 
 def _between(x: Array, at: Array, values: Array) -> Array:
-    """Linear interpolation at x between ascending points: `interp` without its loop, for few points."""
+    """Interpolate linearly at x between ascending points: `interp` without its loop, for few points."""
     xp = namespace(at)
     i = xp.clip(before(xp, at, x, "right") - 1, 0, at.size - 2)
     share = (x - at[i]) / xp.maximum(at[i + 1] - at[i], 1e-300)
@@ -248,11 +249,11 @@ def _between(x: Array, at: Array, values: Array) -> Array:
 
 
 SUM_ROUNDING = 1e-9
-"""Relative allowance for the arithmetic of a sum of positive terms, far more than its thousands of terms make."""
+"""Relative allowance for the arithmetic of a sum of positive terms, far above the error of thousands of terms."""
 WINDOW_MARGIN = 2
-"""Shared columns by which a window reaches beyond the places that it is given."""
+"""Shared columns by which a window reaches beyond its group's places."""
 LEAST_LINE = -1e300
-"""Finite stand-in for the value of a line whose cost is infinite, so that a weight of 0 makes it 0."""
+"""Finite stand-in for the value of a line of infinite cost, so that a weight of 0 makes it 0."""
 PLACES_BETWEEN_COLUMNS = 32
 """Places between two columns that are tried for the end of a group."""
 MOST_ORDERS = 5
@@ -260,9 +261,9 @@ MOST_ORDERS = 5
 MOST_PASSES = 3
 """Most times that the lines are chosen."""
 MOST_REGULA_FALSI = 30
-"""Most steps of regula falsi; its end is certified wherever it stops."""
+"""Most steps of regula falsi. Its end is certified wherever it stops."""
 OUTWARD = 1e-12
-"""Relative allowance for a target, and absolute one for an eps, that a few operations have made."""
+"""Relative allowance for a target, and absolute allowance for an eps, that a few operations have made."""
 
 
 class Order(NamedTuple):
@@ -272,29 +273,29 @@ class Order(NamedTuple):
     row_p: Array  # (R + 1,)
     served_q: Array  # (R,) non-increasing, at least the end of the active rows
     served_p: Array
-    active: Array  # (R,) bool, True for the first few rows
-    places: Array  # (G + 1,) w where the ends of groups of rows are best served
+    active: Array  # (R,) bool, True for the first rows
+    places: Array  # (G + 1,) the w at which the ends of groups of rows are best served
 
 
 def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution: Resolution) -> Order:
-    """The best order at E = ratio, as far as the rows and columns of the mesh allow."""
+    """Return the best order at E = ratio, as far as the rows and columns of the mesh allow."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     row_q, row_p = curve.q[where.rows], curve.p[where.rows]
     size_q, size_p = xp.diff(row_q), xp.diff(row_p)
 
     def value(at: Array, size_q: Array, size_p: Array, u_q: Array, u_p: Array) -> tuple[Array, Array]:
-        """(what rows of these sizes at u win when served at cells `at`, its cost)."""
+        """Return (what rows of these sizes at u win when served at cells `at`, its cost)."""
         cost = xp.where(size_q > 0.0, ratio * size_q * steep(law, curve.q[at] - u_q), 0.0)
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """The best of the cells `at` for each group's end; where none wins, what loses the least of its cost."""
+        """Return the best of the cells `at` for each group's end; where none wins, the least loss over its cost."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
 
-    # the ends of groups: the best column, then the best place near it
+    # The ends of groups: the best column, then the best place near it.
     node = xp.arange(groups + 1)
     left, right = xp.maximum(node - 1, 0) * each, xp.minimum(node + 1, groups) * each
     around_q, around_p = row_q[right] - row_q[left], row_p[right] - row_p[left]
@@ -303,7 +304,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
     first, last = columns[xp.maximum(best - 1, 0)], columns[xp.minimum(best + 1, columns.size - 1)]
     near = first + (last - first) * xp.arange(PLACES_BETWEEN_COLUMNS + 1)[:, None] // PLACES_BETWEEN_COLUMNS
     best = xp.take_along_axis(near, best_of(near)[None], axis=0)[0]
-    # rows in a group: between its ends, or at one of them
+    # Rows in a group are served between its ends, or at one of them.
     a, b = best[:-1, None], best[1:, None]
     between = a + (b - a) * (2 * xp.arange(each) + 1) // (2 * each)
     tried = xp.stack([x.reshape(-1) for x in xp.broadcast_arrays(a, b, between)])
@@ -317,7 +318,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
 
 
 def _latest(served: Array) -> Array:
-    """The largest entry from each one on, in row-major order: a reversed `lax.cummax` in two steps."""
+    """Return the largest entry from each one on, in row-major order: a reversed `lax.cummax` in two steps."""
     xp = namespace(served)
     later = lambda n: xp.arange(n)[:, None] <= xp.arange(n)
     within = xp.max(xp.where(later(served.shape[1]), served[:, None, :], 0), axis=2)
@@ -326,7 +327,7 @@ def _latest(served: Array) -> Array:
 
 
 def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array]:
-    """(gain, cost): the order leaks at least gain - E cost at every E.
+    """Return (gain, cost): the order leaks at least gain - E cost at every E.
 
     phi' is convex, so phi(x + h) - phi(x) is at least h times phi' in the middle and at most h times its mean.
     """
@@ -338,12 +339,12 @@ def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array
     infinite = at_infinity(law, curve.p[0], -1.0)
     gain = (xp.sum(xp.where(active, gain, 0.0)) + infinite) * (1.0 - SUM_ROUNDING)
     genuine = xp.all(size_q >= 0.0) & xp.all(xp.diff(served_q) <= 0.0) & (served_q[-1] >= row_q[-1])
-    # a gain cannot exceed 1, the whole mass: a larger sum is wrong and is not used
+    # A gain cannot exceed 1, the whole mass, so a larger sum is wrong and not used.
     return xp.where(genuine & (gain <= 1.0), gain, 0.0), xp.sum(xp.where(active, cost, 0.0)) * (1.0 + SUM_ROUNDING)
 
 
 def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution: Resolution) -> tuple[Array, Array]:
-    """(lower, upper) of the worst leak at E = ratio >= 1; (0, 1) where the two contradict each other."""
+    """Return (lower, upper) of the worst leak at E = ratio >= 1; (0, 1) where the two contradict each other."""
     xp = namespace(above.q)
     where = mesh(sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution), ratio, resolution)
     found = order(law, below, _moved(where, above), ratio, resolution)
@@ -356,7 +357,7 @@ def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution
 
 
 def best_order(law: Repetitions, below: Inner, ratio: Array, resolution: Resolution) -> Order:
-    """The order that leaks most at E = ratio, or nearly."""
+    """Return the order that leaks most at E = ratio, or nearly."""
     xp = namespace(below.q)
     count = xp.sum(xp.diff(below.p) > xp.diff(below.q))
     return order(
@@ -365,16 +366,16 @@ def best_order(law: Repetitions, below: Inner, ratio: Array, resolution: Resolut
 
 
 def _moved(where: Mesh, above: Outer) -> Mesh:
-    """A mesh for the polygon above as one for the polygon below."""
+    """Return a mesh for the polygon above as one for the polygon below."""
     return Mesh(*(above.twin[index] for index in where))
 
 
 def epsilon(
     law: Repetitions, above: Outer, below: Inner, log_delta: Array, highest: Array, resolution: Resolution
 ) -> tuple[Array, Array]:
-    """(lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta.
+    """Return (lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta.
 
-    (0, inf) where the two contradict each other.
+    The answer is (0, inf) where the two contradict each other.
     """
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
@@ -382,7 +383,7 @@ def epsilon(
     infinite = at_infinity(law, below.p[0], -1.0) * (1.0 - SUM_ROUNDING)
 
     def reached(start: Array) -> tuple[Array, Array]:
-        """eps at which the order that is best at `start` leaks delta, and where its groups are served."""
+        """Return (eps at which the best order at `start` leaks delta, where its groups are served)."""
         found = order(law, below, _moved(mesh(seen, xp.exp(start), resolution), above), xp.exp(start), resolution)
         gain, cost = attained(law, below, found)
         room = gain - target
@@ -396,7 +397,7 @@ def epsilon(
 
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
-        # distance of two eps below which the order that is best at one is as good as best at the other
+        # The best order at one eps is as good as the best order at another that is within 1e-3.
         return (i < 1) | ((i < MOST_ORDERS) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
@@ -407,13 +408,13 @@ def epsilon(
         i, _, here, best = carry
         known = lines(law, above, mesh(seen, xp.exp(here), resolution), places, resolution)
         upper = _crossing(lambda e: bound(known, xp.exp(e)), lower, xp.exp(log_delta), highest)
-        # whichever lines were chosen: where they find no more than delta at `lower`, one of the two ends is false
+        # Where any lines find no more than delta at `lower`, one of the two ends is false.
         upper = xp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -xp.inf)
         return i + 1, here, xp.minimum(upper, highest), xp.minimum(best, upper)
 
     def again(carry: tuple[Array, ...]) -> Array:
         i, before, here, _ = carry
-        # distance from the eps for which lines were chosen beyond which they are chosen anew
+        # Lines are chosen anew for an eps more than .02 from the one for which they were chosen.
         return (i < MOST_PASSES) & (xp.abs(here - before) > 0.02)
 
     first = xp.where(lower > 0.0, lower, start)
@@ -425,16 +426,16 @@ def epsilon(
 
 
 def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highest: Array) -> Array:
-    """A certified upper end of the eps in [start, highest] from which a leak convex in e^eps is at most delta.
+    """Return a certified upper end of the eps in [start, highest] from which a leak convex in e^eps is at most delta.
 
-    inf if even `highest` leaks more; `start` where that leaks no more.
+    It is inf if even `highest` leaks more, and `start` if `start` leaks no more than delta.
     """
     xp = namespace(start)
 
     def outwards(carry: tuple[Array, ...]) -> tuple[Array, Array, Array, Array, Array]:
         _, _, right, at_right, width = carry
         further = xp.minimum(right + width, highest)
-        # factor by which each step to the right is longer than the one before
+        # Each step to the right is five times as long as the one before.
         return right, at_right, further, leak(further), 5.0 * width
 
     def short(carry: tuple[Array, ...]) -> Array:
@@ -444,7 +445,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
     at_start = leak(start)
     carry = (start, at_start, start, at_start, 4e-4 * xp.ones_like(highest))  # first step to the right of an eps
     left, at_left, right, at_right, _ = iterate(xp, short, outwards, carry)
-    # floor under a leak before its logarithm is taken; no bound depends on it
+    # 1e-320 keeps the logarithm finite; no bound depends on it.
     excess = lambda value: xp.log(xp.maximum(value, 1e-320)) - xp.log(delta)
 
     def step(carry: tuple[Array, ...]) -> tuple[Array, Array, Array, Array, Array]:
@@ -458,11 +459,11 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
     def wide(carry: tuple[Array, ...]) -> Array:
         i, left, at_left, right, at_right = carry
-        # width in eps below which the chord of a convex bound is near it
+        # Within 2e-3 the chord of a convex bound is near the bound.
         return (i < MOST_REGULA_FALSI) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
 
     _, left, at_left, right, at_right = iterate(xp, wide, step, (0, left, at_left, right, at_right))
-    # a convex function lies below its chord
+    # A convex function lies below its chord.
     share = (at_left - delta) / xp.where(at_left > at_right, at_left - at_right, 1.0)
     crossed = left + xp.log1p(xp.clip(share, 0.0, 1.0) * xp.expm1(right - left)) + OUTWARD
     crossed = xp.minimum(xp.where(at_left > at_right, crossed, right), right)
@@ -473,24 +474,24 @@ class Lines(NamedTuple):
     """Upper bounds that are lines in E, for one polygon: the values of cells are `slope gain - E cost`."""
 
     infinite: Array
-    slope: Array  # (2, G) largest and smallest of a group
+    slope: Array  # (2, G) largest and smallest slope of a group
     gain: Array  # (2, 2, C, G) at both ends of a group and of a cell
     cost: Array  # (2, 2, C, G)
     height: Array  # (S, G) Q-mass of a line's rows
-    share: Array  # (2, S, G) where in their group they begin and end
-    weight: Array  # (2, S, G) of the group's slopes in theirs
-    own_gain: Array  # (S, G) of cells too near for corners
+    share: Array  # (2, S, G) where in their group the line's rows begin and end
+    weight: Array  # (2, S, G) weights of the group's two slopes in the line's slope
+    own_gain: Array  # (S, G) gain of cells too near for corners
     own_cost: Array
     after: Array  # Q-mass after the last group, up to slope one
 
 
 def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
-    """(q, p) where each line of ascending `index` meets the next, along the first axis."""
+    """Return (q, p) where each line of ascending `index` meets the next, along the first axis."""
     xp = namespace(curve.q)
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
     fall = ratio[a] - ratio[b]
-    # beyond the end of cell a, before the start of cell b; both lines lie above the polygon in between
+    # Beyond the end of cell a and before the start of cell b. Both lines lie above the polygon in between.
     gap = p[b] - p[a + 1] - ratio[b] * (q[b] - q[a + 1])
     ahead = xp.where(fall > 0.0, gap / xp.where(fall > 0.0, fall, 1.0), xp.inf)
     ahead = xp.clip(ahead, 0.0, xp.maximum(q[b] - q[a + 1], 0.0))
@@ -500,20 +501,22 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 
 
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
-    """(gain, cost) of the best w with w - u <= reach, if the value is positive at all: T(w) - T(u) <= slope (w - u).
+    """Return (gain, cost) of the best w with w - u <= reach, if any value is positive: T(w) - T(u) <= slope (w - u).
 
-    `phi'(slope x)/phi'(x)` is non-decreasing for a power series, so the value is largest at the end, or where the
-    slope has used up all mass.
+    `phi'(slope x)/phi'(x)` is non-decreasing for a power series. So the value is largest at the end, or where the slope
+    has used up all mass.
     """
     reach = namespace(reach).clip(reach, 0.0, 1.0 / slope)
     return slope * steep(law, slope * reach, 1.0), steep(law, reach, -1.0)
 
 
 def _costs(law: Repetitions, u: Array, w: Array) -> Array:
-    """(2, 2, C, G) lower bounds of phi'(w - u) at the corners of each cell; interpolated, they hold within it.
+    """Return (2, 2, C, G) lower bounds of phi'(w - u) at the corners of each cell; interpolated, they hold within it.
 
-    They are the tangent of phi' in the middle or, where the tangent falls far below phi', its least value.
-    u : (2, G), w : (2, C, G).
+    Each is the tangent of phi' in the middle or, where the tangent falls far below phi', the least value of phi'.
+
+    u : (2, G).
+    w : (2, C, G).
     """
     xp = namespace(w)
     first, second = map(xp.asarray, law.slopes(1.0 - xp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0)))
@@ -528,7 +531,7 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 
 
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
-    """The lines of a mesh; served : (G + 1,) about where groups' ends are."""
+    """Return the lines of a mesh; served, (G + 1,), is about where the groups' ends are served."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     index, end = where.rows[:-1], where.rows[-1:]
@@ -539,13 +542,13 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     slope, height = grouped(curve.ratio[index]), grouped(xp.diff(ends_q))
     fraction = lambda part, whole: xp.clip(part / xp.where(whole > 0.0, whole, 1.0), 0.0, 1.0)
     share = xp.stack([fraction(grouped(x) - q[:-1], xp.diff(q)) for x in (ends_q[:-1], ends_q[1:])])
-    # each weight by itself: slopes may differ by 1e23, and 1 - weight would lose the other line
+    # Each weight is computed by itself: slopes may differ by 1e23, and 1 - weight would lose the other line.
     weight = xp.stack(
         [fraction(slope - slope[-1], slope[0] - slope[-1]), fraction(slope[0] - slope, slope[0] - slope[-1])]
     )
     weight = xp.where(slope[0] > slope[-1], weight, xp.array([0.0, 1.0])[:, None, None])
 
-    few = index[:: 4 * each]  # of so many groups of rows the first line is a shared column
+    few = index[:: 4 * each]  # the first line of every fourth group is a shared column
     shared = xp.concatenate([few, index[-1:], end, where.columns, xp.array([curve.ratio.size - 1])])
     w_q, w_p = _meet(curve, shared)
     w_q = xp.concatenate([xp.zeros(1), w_q, xp.ones(1)])
@@ -553,7 +556,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     start = w_q[before(xp, w_q, q[1:])]
     own_gain, own_cost = _own(law, slope, start - grouped(ends_q[:-1]))
 
-    # a window replaces the shared cells from first to last
+    # A window replaces the shared cells from `first` to `last`.
     cell = before(xp, w_q, xp.concatenate([xp.ones(1), served[1:]]), "right") - 1
     first = xp.clip(xp.minimum(cell[1:], cell[:-1]) - WINDOW_MARGIN, few.size + 1, shared.size - 1)
     last = xp.clip(xp.maximum(cell[1:], cell[:-1]) + WINDOW_MARGIN, first, shared.size - 1)
@@ -573,7 +576,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     cost = xp.where((size >= first) & (size <= last), xp.inf, _costs(law, u, ends(w_q)[:, :, None]))
     near = xp.stack([ends(steep(law, v_p - p[s : groups + s], 1.0)) for s in (0, 1)])
     both = lambda a, b: xp.concatenate([a, b], axis=2)
-    # a sketch with NaN places nothing; then there is no bound
+    # A sketch with NaN places nothing. Then there is no bound.
     placed = xp.all(xp.diff(shared) >= 0) & xp.all(height >= 0.0) & xp.all(xp.diff(where.rows) >= 0)
     placed = placed & xp.all(xp.diff(w_q) >= 0.0)  # `before` counts among ascending numbers
     return Lines(
@@ -591,7 +594,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
 
 
 def _mean_above(least: Array, a: Array, b: Array) -> Array:
-    """The mean of `max(x, least)` where x runs linearly from a to b."""
+    """Return the mean of `max(x, least)` where x runs linearly from a to b."""
     xp = namespace(least)
     low, high = xp.minimum(a, b) - least, xp.maximum(a, b) - least
     crossing = xp.maximum(high, 0.0) ** 2 / xp.where(high > low, 2.0 * (high - low), 1.0)
@@ -599,7 +602,7 @@ def _mean_above(least: Array, a: Array, b: Array) -> Array:
 
 
 def bound(known: Lines, ratio: Array) -> Array:
-    """An upper bound of the leak at E = ratio >= 1, convex in E."""
+    """Return an upper bound of the leak at E = ratio >= 1, convex in E."""
     xp = namespace(known.height)
     ends = []
     for s in (0, 1):
@@ -610,6 +613,6 @@ def bound(known: Lines, ratio: Array) -> Array:
         ends.append(known.weight[0] * first + known.weight[1] * last)
     own = xp.maximum(known.own_gain - ratio * known.own_cost, 0.0)
     best = _mean_above(own, *((1.0 - share) * ends[0] + share * ends[1] for share in known.share))
-    # beyond the last row the gain is at most the last row's
+    # Beyond the last row the gain is at most the last row's gain.
     after = known.after * xp.maximum(own[-1, -1], ends[1][-1, -1])
     return (known.infinite + xp.sum(known.height * best) + after) * (1.0 + SUM_ROUNDING)
