@@ -8,14 +8,13 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from helpers import refusal
 from scipy import stats
-from training_runs import KEY, linear
+from training_runs import KEY, linear, sgd, shared
 
 from jaxacct.core.chacha import key_from_bytes
-from jaxacct.training import Plan, Trainer
+from jaxacct.training import Plan
 from jaxacct.training.sampling import sampler
 
 RARE = 1e-6
@@ -36,7 +35,7 @@ def taken(selection):
 def batches(plan, data=None, **more):
     """What each real step of the trainer draws: a row for each step, a column for each record."""
     data = np.eye(plan.dataset_size, dtype=np.float32) if data is None else data
-    trainer = Trainer(linear, optax.sgd(plan.expected_batch_size), plan, 1.0, micro_batch=3)
+    trainer = shared(linear, sgd(plan.expected_batch_size), plan, micro_batch=3)
     seen = [np.zeros(data.shape[1])]
     look = lambda state: seen.append(np.asarray(state.params))
     trainer.fit(trainer.init(jnp.zeros(data.shape[1]), KEY), data, callbacks=[look], progress=False, **more)

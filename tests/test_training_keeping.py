@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
+from training_runs import adam, shared
 
 from jaxacct.training import Ledger, Plan, Source, Trainer
 from jaxacct.training.run.checkpoints import Store
@@ -31,7 +32,7 @@ def loss(params, x):
 
 
 def trainer_of(steps=4, optimizer=None):
-    return Trainer(loss, optimizer or optax.adam(0.1), plan_of(steps), clip_norm=1.0)
+    return shared(loss, optimizer or adam(0.1), plan_of(steps))
 
 
 def params_of(*names):

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 from training_cases import DELTA
-from training_runs import KEY, linear
+from training_runs import KEY, linear, sgd, shared
 
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer
 
@@ -33,7 +33,7 @@ def test_a_pass_of_fixed_batches_that_begins_elsewhere_is_cut_anew(tmp_path):
     given = {"target_delta": DELTA, "dataset_size": 8, "noise_multiplier": 1.0, "sampling": "fixed_batches"}
     plans = [Plan(**given, batch_schedule=[(until, 4), (None, 2)], steps=6) for until in (2, 1)]
     assert [plan.pass_of(2)[1] for plan in plans] == [2, 1]
-    trainers = [Trainer(linear, optax.sgd(1.0), plan, 1.0) for plan in plans]
+    trainers = [shared(linear, sgd(1.0), plan) for plan in plans]
     with Ledger.create(tmp_path / "run", plans[0]) as ledger:
         first, stop = trainers[0].init(jnp.zeros(8), KEY), [lambda state: state.step == 2]
         half = trainers[0].fit(first, DATA, callbacks=stop, progress=False, ledger=ledger)

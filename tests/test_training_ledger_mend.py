@@ -8,15 +8,14 @@ import warnings
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from helpers import refusal
 from training_cases import DELTA, PLAN, mu2, note, written
-from training_runs import linear
+from training_runs import linear, sgd, shared
 
 import jaxacct as ja
 from jaxacct.cli import main
-from jaxacct.training import Ledger, Plan, Trainer
+from jaxacct.training import Ledger, Plan
 from jaxacct.training.ledger.contents import MANY_RELEASES, Spent, at_least, at_most, claim
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.ledger.ledger import LedgerFile
@@ -169,7 +168,7 @@ def test_pipes_folders_devices_and_other_files_are_refused_at_once(tmp_path, cap
     pipe, text = tmp_path / "pipe", tmp_path / "README.md"
     os.mkfifo(pipe)
     text.write_text("# Notes\n\nNothing.\n")
-    trainer = Trainer(linear, optax.sgd(0.1), PLAN, 1.0)
+    trainer = shared(linear, sgd(0.1), PLAN)
     data = np.ones((1000, 2), np.float32)
     for given, words in (
         (str(pipe), "it is a pipe, no ledger"),
@@ -225,7 +224,7 @@ def test_near_releases_are_taken_together_at_their_worst():
 
 def small(steps=8):
     plan = Plan(target_epsilon=2.0, target_delta=DELTA, dataset_size=10, sampling_probability=1.0, steps=steps)
-    return Trainer(linear, optax.sgd(0.1), plan, 1.0), np.ones((10, 2), np.float32)
+    return shared(linear, sgd(0.1), plan), np.ones((10, 2), np.float32)
 
 
 def test_the_same_script_run_twice_is_refused(path):

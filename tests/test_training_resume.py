@@ -7,14 +7,13 @@ from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from helpers import refusal
 from training_cases import gaussian_epsilon
-from training_runs import linear
+from training_runs import linear, sgd, shared
 
 from jaxacct.core.validation import InputError
-from jaxacct.training import Plan, Trainer
+from jaxacct.training import Plan
 from jaxacct.training.ledger import Ledger
 
 STEPS, CRASH = 8, 7
@@ -29,31 +28,27 @@ class Crash(Exception):
     pass
 
 
+def trained(plan, rate=0.1):
+    return shared(linear, sgd(rate), plan)
+
+
 def trainer_of(which):
     noise, steps = (5.0, 10) if which == "other plan" else (1.0, STEPS)
     plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, noise_multiplier=noise, steps=steps)
-    return Trainer(linear, optax.sgd(0.2 if which == "other program" else 0.1), plan, 1.0)
+    return trained(plan, 0.2 if which == "other program" else 0.1)
 
 
 @pytest.fixture
 def noise_drawn(monkeypatch):
     """{key words: noise multiplier} of every step that ran: equal words are equal noise, which counts once."""
-    drawn, compiled = {}, {}
-    real_call, real_compile = jax.stages.Compiled.__call__, jax.stages.Lowered.compile
+    drawn, real_call = {}, jax.stages.Compiled.__call__
 
     def call(self, *args):
         if len(args) == 6 and hasattr(args[4], "gradient_noise"):
             drawn[args[1].tobytes()] = float(args[4].gradient_noise)
         return real_call(self, *args)
 
-    def compile_once(self, *args, **kwargs):
-        text = self.as_text()
-        if text not in compiled:
-            compiled[text] = real_compile(self, *args, **kwargs)
-        return compiled[text]
-
     monkeypatch.setattr(jax.stages.Compiled, "__call__", call)
-    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_once)
     return drawn
 
 
@@ -207,10 +202,6 @@ def test_the_whole_matrix(tmp_path, noise_drawn, with_ledger):
 # Another plan
 
 
-def sgd(plan, rate=0.1):
-    return Trainer(linear, optax.sgd(rate), plan, 1.0)
-
-
 def full(noise=None, steps=STEPS, target=None, **more):
     given = {"target_delta": 1e-5, "dataset_size": 10, "sampling_probability": 1.0, "steps": steps}
     return Plan(target_epsilon=target, noise_multiplier=noise, **given, **more)
@@ -224,7 +215,7 @@ def mu(*parts):
 @pytest.mark.parametrize("way", ["state", "folder", "ledger"])
 def test_what_a_plan_spent_counts_under_the_next(tmp_path, way):
     """Twenty steps at noise .5 cost 68; a trainer with noise 5 that goes on with them used to claim less than 1."""
-    first, second = sgd(full(0.5, 20)), sgd(full(5.0, 30))
+    first, second = trained(full(0.5, 20)), trained(full(5.0, 30))
     folder = {"checkpoints": tmp_path / "run"} if way == "folder" else {}
     state = first.fit(first.init(jnp.zeros(2)), DATA, progress=False, **folder)
     start = second.init(jnp.zeros(2)) if way == "folder" else state
@@ -235,7 +226,7 @@ def test_what_a_plan_spent_counts_under_the_next(tmp_path, way):
 
 
 def test_a_target_that_was_passed_before_is_refused(tmp_path):
-    spent, wanted = sgd(full(target=8.0)), sgd(full(target=1.0))
+    spent, wanted = trained(full(target=8.0)), trained(full(target=1.0))
     more = {"checkpoints": tmp_path / "run", "progress": False}
     spent.fit(spent.init(jnp.zeros(2)), DATA, **more)
     words = "under another plan, exceeds the plan's target_epsilon = 1.0"
@@ -252,9 +243,9 @@ def test_the_budget_counts_what_came_before(tmp_path, with_ledger):
     plan = full(target=2.0, steps=20)
     before = full(plan.noise_multiplier, steps=10)
     more = {"ledger": tmp_path / "ledger"} if with_ledger else {}
-    state = sgd(before).fit(sgd(before).init(jnp.zeros(2)), DATA, progress=False)
+    state = trained(before).fit(trained(before).init(jnp.zeros(2)), DATA, progress=False)
     longer = plan.recalibrate(0, steps=40)
-    ended = sgd(longer).fit(state, DATA, progress=False, **more)
+    ended = trained(longer).fit(state, DATA, progress=False, **more)
     left = 40 - 10  # steps of the longer plan at its own, larger noise
     most = next(
         k for k in range(left, -1, -1)
@@ -271,7 +262,7 @@ def test_a_pass_that_goes_on_with_other_data_is_another_pass():
         target_delta=1e-5, dataset_size=10, expected_batch_size=2, steps=5, noise_multiplier=2.0,
         sampling="fixed_batches",
     )  # fmt: skip
-    trainer = sgd(plan)
+    trainer = trained(plan)
     half = trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[lambda s: s.step == 2], progress=False)
     for data, passes in ((DATA, 1), (DATA + 1.0, 2)):
         ended = trainer.fit(half, data, progress=False)
@@ -279,7 +270,7 @@ def test_a_pass_that_goes_on_with_other_data_is_another_pass():
 
 
 def test_a_warm_start_in_the_same_ledger_counts_both_runs(tmp_path):
-    trainer = sgd(full(1.0))
+    trainer = trained(full(1.0))
     first = trainer.fit(trainer.init(jnp.zeros(2)), DATA, ledger=tmp_path / "ledger", progress=False)
     second = trainer.fit(trainer.init(first.params), DATA, ledger=tmp_path / "ledger", progress=False)
     assert float(second.epsilon.upper) == pytest.approx(gaussian_epsilon(mu((1.0, 16))), rel=1e-6)
@@ -287,23 +278,23 @@ def test_a_warm_start_in_the_same_ledger_counts_both_runs(tmp_path):
 
 def test_other_relations_and_filters_are_refused(tmp_path):
     plan = full(1.0, 4, sampling="without_replacement", relation="replace_one")
-    state = sgd(full(1.0, 2)).fit(sgd(full(1.0, 2)).init(jnp.zeros(2)), DATA, progress=False)
+    state = trained(full(1.0, 2)).fit(trained(full(1.0, 2)).init(jnp.zeros(2)), DATA, progress=False)
     for more in ({}, {"ledger": tmp_path / "ledger"}):
-        assert "use one relation for both" in refusal(sgd(plan).fit, state, DATA, progress=False, **more)
+        assert "use one relation for both" in refusal(trained(plan).fit, state, DATA, progress=False, **more)
     filtered = full(10.0, 2, data_dependent=True)
-    state = sgd(filtered).fit(sgd(filtered).init(jnp.zeros(2)), DATA, progress=False)
-    assert "Renyi filter" in refusal(sgd(full(1.0, 4)).fit, state, DATA, progress=False)
+    state = trained(filtered).fit(trained(filtered).init(jnp.zeros(2)), DATA, progress=False)
+    assert "Renyi filter" in refusal(trained(full(1.0, 4)).fit, state, DATA, progress=False)
 
 
 def test_a_change_of_plan_after_looks_at_outputs_must_be_declared(tmp_path):
     """A stop by the number of steps may be followed by another plan; one by outputs only through a filter."""
     for declared, looks in itertools.product((False, True), repeat=2):
         plan = full(target=2.0, steps=20, data_dependent=declared)
-        trainer, folder = sgd(plan), tmp_path / f"{declared} {looks}"
+        trainer, folder = trained(plan), tmp_path / f"{declared} {looks}"
         policy = (lambda s: s.step == 5 and bool(s.params[0] < 1e9)) if looks else (lambda s: s.step == 5)
         state = trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[policy], checkpoints=folder, progress=False)
         assert state.stopped == "callback" and state.seen == looks
-        longer = sgd(plan.recalibrate(5, steps=30))
+        longer = trained(plan.recalibrate(5, steps=30))
         for start, more in ((state, {}), (longer.init(jnp.zeros(2)), {"checkpoints": folder})):
             if looks and not declared:
                 words = refusal(longer.fit, start, DATA, progress=False, **more)
@@ -320,7 +311,7 @@ def test_a_change_of_plan_after_looks_at_outputs_must_be_declared(tmp_path):
 
 def test_a_ledger_that_is_taken_away_while_it_is_open_is_noticed(tmp_path):
     for number, harm in enumerate((lambda p: p.unlink(), lambda p: p.rename(f"{p}.old"), lambda p: p.write_bytes(b""))):
-        trainer, path, seen = sgd(full(1.0)), tmp_path / str(number), []
+        trainer, path, seen = trained(full(1.0)), tmp_path / str(number), []
 
         def tamper(state, path=path, seen=seen, harm=harm):
             seen.append(state.step)
@@ -333,7 +324,7 @@ def test_a_ledger_that_is_taken_away_while_it_is_open_is_noticed(tmp_path):
 
 
 def test_a_ledger_that_begins_late_notes_what_came_before_once(tmp_path):
-    trainer, path = sgd(full(1.0)), tmp_path / "ledger"
+    trainer, path = trained(full(1.0)), tmp_path / "ledger"
     half = trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[lambda s: s.step == 4], progress=False)
     for _ in range(2):
         ended = trainer.fit(half, DATA, ledger=path, progress=False)

@@ -8,7 +8,7 @@ import optax
 import pytest
 from helpers import refusal
 from training_cases import DELTA, note
-from training_runs import KEY, linear
+from training_runs import KEY, linear, sgd, shared
 
 import jaxacct as ja
 from jaxacct.training import Ledger, Plan, Trainer
@@ -32,7 +32,7 @@ class Run:
 
     def __init__(self, noise=1e-6, rate=1.0, steps=12, slots=4, micro_batch=3):
         plan = Plan(**(ROUNDS | {"noise_multiplier": noise}), slots=slots, steps=steps)
-        self.trainer = Trainer(linear, optax.sgd(rate * plan.expected_batch_size), plan, 1.0, micro_batch=micro_batch)
+        self.trainer = shared(linear, sgd(rate * plan.expected_batch_size), plan, micro_batch=micro_batch)
         self.rate = rate
 
     def half(self, step=6, **more):

@@ -13,12 +13,13 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
-from training_runs import KEY, linear, plan_of
+from training_runs import KEY, linear, plan_of, sgd, shared
 
 from jaxacct.core.validation import InputError
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Source, Trainer
 from jaxacct.training.run import program
 from jaxacct.training.run.checkpoints import Store
+from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.key_derivation import StepKey
 
@@ -49,7 +50,7 @@ class Rows:
 
 
 def trainer_of(plan, loss=linear, clip=1.0, **more):
-    return Trainer(loss, optax.sgd(0.1), plan, clip, micro_batch=4, **more)
+    return shared(loss, sgd(0.1), plan, clip, micro_batch=4, **more)
 
 
 def states_of(trainer, data, state=None, **more):
@@ -69,6 +70,24 @@ def fit(trainer, data, **more):
 
 def of_users():
     return trainer_of(plan_of(9, unit="user"), examples_per_user=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traced_once():
+    """Fits whose steps do the same, on examples of the same form, share the three programs of a step."""
+    made, real = {}, Placement.loaded
+
+    def loaded(self, *given):
+        leaves, structure = jax.tree.flatten(given)
+        forms = [(np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves]
+        key = self.step_function, structure, *forms
+        if key not in made:
+            made[key] = real(self, *given)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Placement, "loaded", loaded)
+        yield
 
 
 def loading():

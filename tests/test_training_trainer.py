@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 from helpers import refusal
 from training_cases import gaussian_epsilon
-from training_runs import linear, plan_of
+from training_runs import linear, plan_of, sgd, shared, squares
 
 import jaxacct as ja
 from jaxacct.training import AdaptiveClip, Plan, Trainer
@@ -24,9 +24,7 @@ KEY = bytes(range(32))
 
 
 def small(noise=3.0, steps=4, rate=0.5, clip=1.0, **more):
-    trainer = Trainer(
-        lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(rate), plan_of(10, noise=noise, steps=steps, **more), clip
-    )
+    trainer = shared(squares, sgd(rate), plan_of(10, noise=noise, steps=steps, **more), clip)
     return trainer, jnp.linspace(0.0, 1.0, 20).reshape(10, 2)
 
 
@@ -60,7 +58,7 @@ def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
     outer = plan_of(10, 0.2, steps=5, sampling="fixed_batches", relation="zero_out")
     inner = plan_of(10, 0.2, steps=1, relation="zero_out")
     data = np.ones((10, 2), np.float32)
-    trainers = [Trainer(linear, optax.sgd(0.1), plan, 1.0) for plan in (outer, inner)]
+    trainers = [shared(linear, sgd(0.1), plan) for plan in (outer, inner)]
     with Ledger.create(path, outer) as ledger:
 
         def train_another(state):
@@ -98,7 +96,7 @@ def test_runs_in_threads_on_one_open_ledger_each_have_their_own_entries(path, mo
     with Ledger.create(path, plans[0]) as ledger:
 
         def train(plan):
-            trainer = Trainer(linear, optax.sgd(0.1), plan, 1.0)
+            trainer = shared(linear, sgd(0.1), plan)
             try:
                 states[plan.sampling] = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=ledger, progress=False)
             except Exception as error:
@@ -167,7 +165,7 @@ def test_the_budget_stops_the_run(tmp_path):
     plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=8)
     with Ledger.create(tmp_path / "run", plan, "before") as ledger:
         ledger.spend(ja.Gaussian(2 * plan.noise_multiplier / math.sqrt(8)), "an earlier look")
-    trainer = Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
+    trainer = shared(squares, sgd(0.1), plan)
     data = jnp.ones((10, 2))
     state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", progress=False)
     assert (state.step, state.stopped) == (6, "budget")  # the look took a quarter of 8 steps
@@ -181,7 +179,7 @@ def test_the_budget_stops_the_run(tmp_path):
 
 def test_a_recalibrated_plan_goes_on_in_the_same_ledger(tmp_path):
     plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=8)
-    make = lambda plan: Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
+    make = lambda plan: shared(squares, sgd(0.1), plan)
     trainer, data, path = make(plan), jnp.ones((10, 2)), tmp_path / "run"
     half = [lambda state: state.step == 4]
     state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=path, callbacks=half, progress=False)
@@ -241,7 +239,7 @@ def test_other_data_in_the_middle_of_a_pass_are_another_pass(tmp_path):
         epochs=1,
         sampling="fixed_batches",
     )
-    trainer = Trainer(lambda p, x: jnp.sum((p - x) ** 2), optax.sgd(0.1), plan, 1.0)
+    trainer = shared(squares, sgd(0.1), plan)
     data, path = jnp.linspace(0.0, 1.0, 20).reshape(10, 2), tmp_path / "run"
     stop = [lambda s: s.step == 2]
     state = trainer.fit(trainer.init(jnp.zeros(2), KEY), data, ledger=path, callbacks=stop, progress=False)
@@ -256,7 +254,7 @@ def test_other_data_in_the_middle_of_a_pass_are_another_pass(tmp_path):
 def test_other_ways_to_draw(sampling, q):
     """Every batch has its size; fixed batches hold every example once in a pass."""
     plan = plan_of(10, q=q, noise=1e-6, steps=6, sampling=sampling)
-    trainer = Trainer(linear, optax.sgd(plan.expected_batch_size), plan, 1.0, micro_batch=3)
+    trainer = shared(linear, sgd(plan.expected_batch_size), plan, micro_batch=3)
     seen = [np.zeros(10)]
     trainer.fit(
         trainer.init(jnp.zeros(10), KEY),

@@ -9,7 +9,7 @@ import optax
 import pytest
 from helpers import refusal
 from scipy import stats
-from training_runs import KEY, linear
+from training_runs import KEY, linear, sgd, shared
 
 from jaxacct.core.chacha import key_from_bytes
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Trainer, clipped_sum
@@ -30,7 +30,7 @@ def plan_of(noise=1e-6, steps=1, users=5, **more):
 def step_of(data, users, most, clip=1.0, loss=linear, plan=None, **more):
     """Minus the noisy sum of one real step."""
     plan = plan_of() if plan is None else plan
-    trainer = Trainer(loss, optax.sgd(plan.expected_batch_size), plan, clip, examples_per_user=most, **more)
+    trainer = shared(loss, sgd(plan.expected_batch_size), plan, clip, examples_per_user=most, **more)
     state = trainer.fit(trainer.init(jnp.zeros(data.shape[1]), KEY), data, users=users, progress=False)
     return -np.asarray(state.params), state
 
@@ -128,9 +128,9 @@ def test_a_plan_of_users_says_so_and_is_no_plan_of_records():
 def test_records_and_users_are_not_added_up(tmp_path, monkeypatch):
     """A step whose records were clipped one by one says nothing of a user with several."""
     records = Plan(target_delta=1e-5, dataset_size=5, sampling_probability=1.0, noise_multiplier=1.0, steps=1)
-    spent = Trainer(linear, optax.sgd(1.0), records, 1.0)
+    spent = shared(linear, sgd(1.0), records)
     state = spent.fit(spent.init(jnp.zeros(3), KEY), DATA[:5], progress=False)
-    of_users = Trainer(linear, optax.sgd(1.0), plan_of(noise=1.0, steps=3), 1.0, examples_per_user=3)
+    of_users = shared(linear, sgd(1.0), plan_of(noise=1.0, steps=3), examples_per_user=3)
     for more in ({}, {"ledger": tmp_path / "run"}):
         assert "use one unit for both" in refusal(of_users.fit, state, DATA, users=USERS, progress=False, **more)
     monkeypatch.setattr(Ledger, "_require_unit", lambda *_: None)  # ledgers of before that was looked at

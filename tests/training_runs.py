@@ -13,9 +13,17 @@ STEPS = 40
 KEY = bytes(range(32))
 
 
+def squares(params, example):
+    return jnp.sum((params - example) ** 2)
+
+
 def linear(params, example):
     """Its gradient is the example."""
     return jnp.dot(params, example)
+
+
+def regression(params, example):
+    return (example[0] @ params - example[1]) ** 2
 
 
 def plan_of(size, q=1.0, noise=1.0, steps=1, **more):
@@ -24,13 +32,16 @@ def plan_of(size, q=1.0, noise=1.0, steps=1, **more):
     )
 
 
-sgd = functools.cache(optax.sgd)
+sgd, adam = functools.cache(optax.sgd), functools.cache(optax.adam)
 """The same object for the same rate, for `shared`."""
 _FIRST = {}
 
 
 def shared(loss, optimizer, plan, clip_norm=1.0, **more):
-    """A Trainer; all with the same loss, optimizer, batches and settings, whatever their plans, compile one program."""
+    """A Trainer.  All with the same loss, optimizer, batches and settings, whatever their plans, compile one program.
+
+    A test that changes what a step does makes a Trainer of its own.
+    """
     trainer = Trainer(loss, optimizer, plan, clip_norm, **more)
     adaptive, most = trainer.adaptive, trainer.examples_per_user
     batches = plan.sampling, plan.dataset_size, plan.cap, trainer.micro_batch
@@ -44,8 +55,7 @@ def start():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 3)).astype(np.float32)
     plan = Plan(target_epsilon=4.0, target_delta=1e-5, dataset_size=30, sampling_probability=1.0, steps=STEPS)
-    loss = lambda w, example: (example[0] @ w - example[1]) ** 2
-    trainer = Trainer(loss, optax.adam(0.1), plan, clip_norm=1.0)
+    trainer = shared(regression, adam(0.1), plan)
     return trainer, trainer.init(jnp.zeros(3), KEY), (x, x @ np.array([1.0, -2.0, 3.0], np.float32))
 
 
