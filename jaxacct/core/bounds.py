@@ -1,4 +1,4 @@
-"""Bounds: an answer with its bracket, its kind of statement and its status."""
+"""Brackets of privacy quantities: lower end, estimate and upper end, with a kind of statement and a status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
     "asymptotic": "a limit law, no bound either way",
     "conditional": "true only under an extra assumption, named after a colon",
 }
-"""The kinds of statement that a result can be; "conditional: monotone score" names its assumption."""
+"""Kinds of statement, each with its meaning. "conditional: monotone score" names the assumption after the colon."""
 
 _NEEDS_NO_ACTION = {
     "ok": "The bracket is as narrow as asked for, or as its method can give; use upper in a privacy claim.",
@@ -33,7 +33,7 @@ _NEEDS_NO_ACTION = {
     "loose": "The value meets the target, but it is not shown to be the best one: epsilon is known too roughly "
     "there, or hardly changes with the value; use it, or try a less private one.",
 }
-"""Statuses under which an answer is ok."""
+"""Statuses under which `Bounds.ok` is True."""
 _NEEDS_ACTION = {
     "width": "The bracket holds but is wider than asked for; use upper, raise the memory limit, loosen the "
     "tolerance or choose the other engine.",
@@ -51,9 +51,9 @@ _NEEDS_ACTION = {
     "infeasible_rate": "No searched sampling probability meets the target; raise the noise multiplier or the "
     "target, or lower the steps.",
 }
-"""Statuses under which an answer is not ok."""
+"""Statuses under which `Bounds.ok` is False."""
 STATUSES = {**_NEEDS_NO_ACTION, **_NEEDS_ACTION}
-"""Every status with a sentence that tells what it means and what to do."""
+"""Every status, with a sentence that says what the status means and what to do."""
 
 _OK_BUT_NOT_CERTIFIED = {
     "bound": "The bound was evaluated, and the truth may lie far below it; use upper in a privacy claim.",
@@ -61,11 +61,11 @@ _OK_BUT_NOT_CERTIFIED = {
     "asymptotic": "A limit law was evaluated, which bounds nothing; do not use it in a privacy claim.",
     "conditional": "The answer holds under the assumption that its kind names; claim nothing without that.",
 }
-"""The meaning of "ok" for kinds whose bracket is not certified."""
+"""Meaning of the status "ok" under each kind that is not "certified"."""
 
 
 def explain(status: ArrayLike, kind: ArrayLike = "certified") -> Numbers:
-    """The meaning of a status for an answer of a kind, and what to do about it: one sentence each.
+    """Return the meaning of a status for an answer of a kind, and what the user should do, in one sentence.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def explain(status: ArrayLike, kind: ArrayLike = "certified") -> Numbers:
     Returns
     -------
     str or numpy.ndarray
-        A `str` for one status, a text array of the common shape for arrays.
+        A `str` for one status and one kind, else an array of text of their common shape.
 
     >>> explain("zero")
     'delta is at least delta(0), so epsilon is 0; nothing to do.'
@@ -86,18 +86,12 @@ def explain(status: ArrayLike, kind: ArrayLike = "certified") -> Numbers:
     >>> explain(["zero", "zero"]).tolist() == 2 * [explain("zero")]
     True
     """
-    if isinstance(status, str) and isinstance(kind, str):
-        return _sentence(status, kind)
     try:
         words, kinds = np.broadcast_arrays(np.asarray(status, object), np.asarray(kind, object))
     except ValueError:
         raise InputError("status and kind do not broadcast; give one kind, or one for each status") from None
-    if words.ndim == 0:
-        return _sentence(words[()], kinds[()])
-    sentences = np.full(words.shape, "", object)
-    for index, word in np.ndenumerate(words):
-        sentences[index] = _sentence(word, kinds[index], str(list(index)))
-    return sentences.astype(np.str_)
+    sentences = [_sentence(w, kinds[i], str(list(i)) if i else "") for i, w in np.ndenumerate(words)]
+    return np.array(sentences, np.str_).reshape(words.shape) if words.ndim else sentences[0]
 
 
 def _sentence(status: Any, kind: Any, place: str = "") -> str:
@@ -111,30 +105,30 @@ def _sentence(status: Any, kind: Any, place: str = "") -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bounds:
-    """A bracket lower <= estimate <= upper of a privacy quantity, one element per configuration of the batch.
+    """Bracket lower <= estimate <= upper of a privacy quantity, one element for each configuration of the batch.
 
-    ``ok`` is True where the status needs no action.  All three ends may be NaN together only where ``ok`` is False, for
-    a question without an answer.  What a kind and a status mean: `jaxacct.explain`.
+    The attribute ``ok`` is True where the status needs no action. All three ends may be NaN together only where ``ok``
+    is False; the question then has no answer. `jaxacct.explain` says what a kind and a status mean.
 
-    A bracket is no number, so it is not compared with one: ``b.upper <= 3`` is what a claim needs, ``b.lower > 3``
-    refutes it.  ``f"{b:.4g}"`` is the bracket with its lower end rounded down and its upper end rounded up, so that a
-    claim copied from the text holds; a kind other than "certified" and a status other than "ok" are added in words.
+    A bracket is not one number, so ``b <= 3`` raises TypeError. Use ``b.upper <= 3`` in a claim, and ``b.lower > 3`` to
+    refute one. ``f"{b:.4g}"`` rounds the lower end down and the upper end up, so a claim copied from the text holds.
+    The text names any kind other than "certified" and any status other than "ok".
 
     Parameters
     ----------
     lower, estimate, upper : array_like
-        The ends, which broadcast; kept as NumPy float64 of the batch shape (NumPy scalars for one configuration).
+        Ends of the bracket, which broadcast. They are stored as NumPy float64 of the batch shape.
     kind : str, or array of str
-        What kind of statement it is, one of `jaxacct.core.bounds.KINDS`.
+        Kind of statement, one of `jaxacct.core.bounds.KINDS`.
     status : str, or array of str
-        One of `jaxacct.core.bounds.STATUSES`.
+        Status of the answer, one of `jaxacct.core.bounds.STATUSES`.
     engine : str, or array of str
-        What answered.
+        Name of the method that answered.
 
     Raises
     ------
     ValueError
-        Ends out of order, or missing where the status claims them, with the index; an unknown kind or status.
+        The ends are out of order, an end is NaN although the status is ok, or a kind or status is unknown.
 
     >>> b = Bounds(1.0, 1.25, 1.5, kind="certified", engine="contour")
     >>> b
@@ -143,7 +137,7 @@ class Bounds:
     (True, 0.3333333333333333, 'epsilon in [1, 1.5]')
     """
 
-    __array_ufunc__ = None  # NumPy leaves comparisons and arithmetic to this class, which refuses them
+    __array_ufunc__ = None  # NumPy then leaves comparisons to this class, which refuses them
 
     lower: Leaf
     estimate: Leaf
@@ -159,19 +153,16 @@ class Bounds:
         shape = np.broadcast_shapes(*(a.shape for a in ends), *(w.shape for w in words))
         lower, estimate, upper = (np.array(np.broadcast_to(a, shape)) for a in ends)
         kind, status, engine = (np.array(np.broadcast_to(w, shape)) for w in words)
-        distinct = [
-            dict.fromkeys(array.ravel().tolist()) for array in words[:2]
-        ]  # few, and faster so than by np.unique
+        distinct = [dict.fromkeys(array.ravel().tolist()) for array in words[:2]]  # faster than np.unique
         for word in distinct[0]:
-            if str(word).split(":")[0] not in KINDS:
-                raise ValueError(f"kind {str(word)!r} is not known; use one of {', '.join(KINDS)}")
+            if word.split(":")[0] not in KINDS:
+                raise ValueError(f"kind {word!r} is not known; use one of {', '.join(KINDS)}")
         for word in distinct[1]:
-            if str(word) not in STATUSES:
-                raise InputError(f"status = {shown(str(word))} is not known; use one of {', '.join(STATUSES)}")
+            if word not in STATUSES:
+                raise InputError(f"status = {shown(word)} is not known; use one of {', '.join(STATUSES)}")
         ok = np.zeros(shape, bool)
-        for word in distinct[1]:
-            if word in _NEEDS_NO_ACTION:
-                ok |= words[1] == word
+        for word in distinct[1].keys() & _NEEDS_NO_ACTION.keys():
+            ok |= status == word
         unanswered = ~ok & np.isnan(lower) & np.isnan(estimate) & np.isnan(upper)
         bad = ~((lower <= estimate) & (estimate <= upper)) & ~unanswered
         if bad.any():
@@ -188,12 +179,12 @@ class Bounds:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The batch shape."""
+        """Shape of the batch."""
         return np.shape(self.upper)
 
     @property
     def relative_width(self) -> Numbers:
-        """(upper - lower) / upper; 0 where the ends are equal, NaN where only upper is infinite."""
+        """Quotient (upper - lower) / upper: 0 where the ends are equal, NaN where only the upper end is infinite."""
         lower, upper = np.asarray(self.lower), np.asarray(self.upper)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(lower == upper, 0.0, (upper - lower) / upper)[()]
@@ -204,7 +195,7 @@ class Bounds:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Bounds:
-        """The bounds of part of the batch, by any NumPy index."""
+        """Return the bounds of a part of the batch, which any NumPy index selects."""
         if not self.shape and index is not Ellipsis and not (isinstance(index, tuple) and not index):
             raise TypeError("Bounds of a single configuration take no index; use .lower, .estimate and .upper")
         return Bounds(*(np.asarray(getattr(self, name))[index] for name in _SAVED))
@@ -221,7 +212,9 @@ class Bounds:
         return f"Bounds({ends},\n       {words})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The bounds as plain Python, ready for JSON: lists for a batch, NaN and infinities as "nan", "inf" and "-inf".
+        """Return the bounds as plain Python, ready for JSON.
+
+        A batch becomes lists. NaN and infinities become the words "nan", "inf" and "-inf".
 
         >>> Bounds(0.0, 1.0, np.inf, kind="bound").to_dict()
         {'lower': 0.0, 'estimate': 1.0, 'upper': 'inf', 'kind': 'bound', 'status': 'ok', 'engine': ''}
@@ -230,7 +223,7 @@ class Bounds:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Bounds:
-        """The bounds of a dict that `to_dict` made; InputError, in one line, for others.
+        """Return the bounds of a dict that `to_dict` made; raise InputError for any other dict.
 
         >>> Bounds.from_dict(Bounds(0.0, 1.0, np.inf, kind="bound").to_dict())
         Bounds(1 in [0, inf], bound, ok)
@@ -242,7 +235,7 @@ class Bounds:
             wanted, what = ("fiu", "numbers") if name in _SAVED[:3] else ("U", "words")
             try:
                 held = np.asarray(numbers(saved[name]) if what == "numbers" else saved[name])
-            except (ValueError, RecursionError):  # nested more deeply than anything that to_dict makes
+            except (ValueError, RecursionError):  # RecursionError: lists nested more deeply than `to_dict` nests them
                 raise InputError(f"{name} is a ragged sequence; use what to_dict made") from None
             if held.size and held.dtype.kind not in wanted:
                 raise InputError(f"{name} = {shown(saved[name])} must hold {what}; use what to_dict made")
@@ -255,7 +248,7 @@ class Bounds:
         return Bounds, tuple(getattr(self, name) for name in _SAVED)
 
     def __iter__(self) -> Iterator[Bounds]:
-        """The bounds along the first axis of the batch."""
+        """Return an iterator over the first axis of the batch."""
         return (self[index] for index in range(len(self)))
 
     def __format__(self, spec: str) -> str:
@@ -268,7 +261,7 @@ class Bounds:
         return f"{', '.join(_formatted(one, spec) for one in flat)}{f', ... {rest}' if rest else ''}"
 
     def _repr_html_(self) -> str:
-        """The bracket as a notebook shows it, rounded outward; long batches are cut."""
+        """Return the HTML table of a notebook, with the ends rounded outward. A long batch is cut."""
 
         def cells(index: tuple[int, ...]) -> list[str]:
             one = self[index]
@@ -325,23 +318,23 @@ class Bounds:
 
 
 _SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
-"""The fields from which a Bounds is made, and as which it is saved."""
+"""Fields that `Bounds` takes and `to_dict` saves."""
 
 
 def _named(other: Any) -> str:
-    """The other side of a comparison, in words: a number or word itself, x for an array or another bracket."""
+    """Return the other side of a comparison for a message: a number or word itself, "x" for an array or a bracket."""
     known = isinstance(other, str | int | float | np.generic) or other is None
     return shown(other.item() if isinstance(other, np.generic) else other) if known else "x"
 
 
 def _formatted(one: Bounds, spec: str) -> str:
-    """One bracket as text; its kind and status are added if it is not certified or not ok."""
+    """Return one bracket as text, with its kind unless it is certified and its status unless it is ok."""
     words = ([] if one.kind == "certified" else [one.kind]) + ([] if one.status == "ok" else [one.status])
     return " ".join([bracket(one.lower, one.upper, spec), *words])
 
 
 def _tally(words: np.ndarray) -> str:
-    """``ok`` when all words agree, else ``3 ok, 1 width``."""
+    """Return the word if all words agree, else counts such as ``3 ok, 1 width``."""
     counts = Counter(str(word) for word in words.ravel())
     if len(counts) == 1:
         return next(iter(counts))

@@ -1,7 +1,7 @@
 """ChaCha20 [RFC 8439] as a JAX random generator: 256-bit keys, and one keystream for each purpose and key.
 
-Threefry, JAX's default, has 64-bit keys: few enough to try all, which would undo the noise and with it the guarantee.
-The functions `host_...` draw the same words in NumPy, by the same rounds, for data that the host loads.
+The keys of Threefry, JAX's default, have 64 bits. An attacker can try all of them, and the key reveals the noise. The
+functions `host_...` draw the same words in NumPy, by the same rounds, for data that the host loads.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from jax.extend.random import define_prng_impl
 from jaxacct.core.validation import InputError
 
 _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
-"""The text "expand 32-byte k"."""
+"""Text "expand 32-byte k" as four words."""
 _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
-"""Last word of the nonce: no two purposes share a block of the keystream."""
+"""Last word of the nonce for each purpose, so that no two purposes share a block of the keystream."""
 _MOST_BLOCKS = 2**32
-"""The block counter has 32 bits [RFC 8439]: a longer keystream would repeat itself."""
+"""Most blocks of one keystream. The block counter has 32 bits [RFC 8439], so a longer keystream would repeat itself."""
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
-"""For each shift, the order of four rows moved down by it; `numpy.roll` would take longer than a round."""
+"""Order of four rows after a shift by each number of places. `numpy.roll` takes longer than a round of ChaCha20."""
 _HOST_BLOCKS = 8192
-"""Blocks that NumPy makes at a time: half a megabyte of state, which stays in the processor's cache."""
+"""Blocks that NumPy computes at a time: half a megabyte of state, which stays in the processor's cache."""
 
 
 @jax.jit
 def block(key: Any, counter: Any, nonce: Any) -> jax.Array:
-    """The ChaCha20 block function: 16 words of keystream for each counter [RFC 8439, section 2.3].
+    """Compute the ChaCha20 block function: 16 words of keystream for each counter [RFC 8439, section 2.3].
 
-    key : uint32, shape (8,).  counter : uint32, shape (n,).  nonce : uint32, shape (3,).  Returns uint32, shape
-    (n, 16); words are little-endian in the keystream's bytes.
+    The arguments are uint32: `key` of shape (8,), `counter` of shape (n,), `nonce` of shape (3,). The answer is uint32
+    of shape (n, 16). Words are little-endian in the keystream's bytes.
 
     >>> import numpy as np
     >>> words = block(np.zeros(8, np.uint32), np.zeros(1, np.uint32), np.zeros(3, np.uint32))
@@ -47,9 +47,10 @@ def block(key: Any, counter: Any, nonce: Any) -> jax.Array:
 
 
 def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp) -> Any:
-    """Keystream, a column of 16 words for each counter; the nonce's words are numbers, or one for each counter.
+    """Compute the keystream as uint32 of shape (16, n): a column for each counter.
 
-    xp : JAX's NumPy or NumPy itself, where the key may have a column for each counter.
+    Each word of the nonce is a number, or an array of (n,). `xp` is `jax.numpy`, or NumPy; with NumPy the key may have
+    shape (8, n), a column for each counter.
     """
     wide = lambda words: xp.broadcast_to(words[:, None] if words.ndim == 1 else words, (words.shape[0], counter.size))
     last = [xp.broadcast_to(xp.asarray(word, xp.uint32), counter.shape) for word in (counter, *nonce)]
@@ -64,9 +65,10 @@ def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp)
 
 
 def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
-    """Keystream for noise, uint32 of shape (16, n): a column for each (counter, first, second), three arrays of (n,).
+    """Compute keystream for noise as uint32 of shape (16, n), a column for each triple (counter, first, second).
 
-    The triples are the caller's to keep apart.  No other purpose shares a block with them.
+    The three arguments have shape (n,). The caller must not use a triple twice. No other purpose shares a block with
+    them.
 
     >>> import numpy as np
     >>> ones = np.ones(3, np.uint32)
@@ -77,7 +79,7 @@ def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
 
 
 def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Four quarter rounds on the columns, then four on the diagonals; NumPy's arrays are changed in place."""
+    """Apply four quarter rounds to the columns and four to the diagonals. NumPy arrays are changed in place."""
     a, b, c, d = _quarter_rounds(*rows)
     b, c, d = (_turned(row, -by) for row, by in ((b, 1), (c, 2), (d, 3)))
     a, b, c, d = _quarter_rounds(a, b, c, d)
@@ -103,18 +105,18 @@ def _rotate(x: Any, by: int) -> Any:
 
 
 def _turned(row: Any, by: int) -> Any:
-    """Its four lines moved down by so many places."""
+    """Return the four lines of `row`, moved down by `by` places."""
     return row[_TURNS[by]] if isinstance(row, np.ndarray) else jnp.roll(row, by, axis=0)
 
 
 def _nonce(purpose: int, first: Any = 0, second: Any = 0) -> Any:
-    """The three words of a nonce; the last one is the purpose."""
+    """Return the three words of a nonce; the last word is the purpose."""
     return jnp.stack([jnp.asarray(x, jnp.uint32) for x in (first, second, purpose)])
 
 
 @jax.jit
 def _seed(seed: Any) -> Any:
-    """A key from an integer, which holds at most 64 bits: for tests; ``fresh_key`` has 256."""
+    """Return the key of an integer of at most 64 bits. Such keys are for tests; ``fresh_key`` has 256 random bits."""
     low = jax.lax.convert_element_type(seed, jnp.uint32)
     half = jax.lax.shift_right_logical(seed, jax.lax.full_like(seed, 32)) if seed.dtype.itemsize == 8 else 0
     high = jnp.asarray(half).astype(jnp.uint32)
@@ -135,7 +137,7 @@ def _fold_in(key: Any, data: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
-    """The keystream itself, with a nonce of zeros; two words make 64 bits, one makes four of 8."""
+    """Return the keystream under a nonce of zeros. Two words make 64 bits; one word makes four numbers of 8 bits."""
     count = math.prod(shape)
     words = -(-count * bit_width // 32)
     blocks = -(-words // 16)
@@ -159,15 +161,15 @@ CHACHA20 = define_prng_impl(
     name="jaxacct_chacha20",
     tag="cc20",
 )
-"""The implementation for ``jax.random.key(seed, impl=CHACHA20)``; ``fresh_key`` makes keys with 256 bits of entropy."""
+"""Implementation for ``jax.random.key(seed, impl=CHACHA20)``. ``fresh_key`` makes keys with 256 random bits."""
 
 
 def fresh_key() -> jax.Array:
-    """A ChaCha20 key with 256 bits from the operating system, for one training run and never used again.
+    """Draw a ChaCha20 key of 256 bits from the operating system. Use the key for one training run only.
 
     Returns
     -------
-    A typed JAX key.  Whoever knows it can undo the noise.
+    Typed JAX key. Anyone who knows it can compute the noise.
 
     References
     ----------
@@ -181,7 +183,7 @@ def fresh_key() -> jax.Array:
 
 
 def key_from_bytes(data: bytes) -> jax.Array:
-    """The ChaCha20 key of 32 bytes, little-endian.  Anyone who knows them can undo the noise.
+    """Return the ChaCha20 key of 32 little-endian bytes. Anyone who knows the bytes can compute the noise.
 
     >>> key_from_bytes(bytes(32)).shape
     ()
@@ -192,10 +194,10 @@ def key_from_bytes(data: bytes) -> jax.Array:
 
 
 def secret(key: Any) -> Any:
-    """The key, if its generator has keys of at least 256 bits; InputError otherwise.
+    """Return the key if its generator has keys of at least 256 bits; raise InputError otherwise.
 
-    A shorter key can be found by trying all.  How many of the bits are random cannot be seen: ``jax.random.key(0,
-    impl=CHACHA20)`` is for tests.  Can be called inside jit.
+    All shorter keys can be tried. The function cannot tell how many of the bits are random: ``jax.random.key(0,
+    impl=CHACHA20)`` passes and is for tests. The function can be called inside jit.
 
     >>> secret(jax.random.key(0))
     Traceback (most recent call last):
@@ -211,7 +213,9 @@ def secret(key: Any) -> Any:
 
 
 def key_words(key: Any) -> Any:
-    """The eight words of a key that `secret` lets through; of another generator's, the first 256 bits that it draws.
+    """Return the eight words of a key that `secret` accepts.
+
+    For a generator other than ChaCha20 they are the first 256 bits that the key draws.
 
     >>> key_words(key_from_bytes(bytes(32))).tolist()
     [0, 0, 0, 0, 0, 0, 0, 0]
@@ -222,9 +226,9 @@ def key_words(key: Any) -> Any:
 
 
 def host_block(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> np.ndarray:
-    """`block` in NumPy: uint32, shape (n, 16).
+    """Compute `block` in NumPy, as uint32 of shape (n, 16).
 
-    key : uint32, shape (8,), or (8, n) with a key for each counter.  nonce : three numbers, or arrays of (n,).
+    The key has shape (8,), or (8, n) with a key for each counter. The nonce is three numbers, or three arrays of (n,).
 
     >>> words = host_block(np.zeros(8, np.uint32), np.zeros(1, np.uint32), (0, 0, 0))
     >>> words.astype("<u4").tobytes()[:8].hex()  # RFC 8439, appendix A.1, vector 1
@@ -242,20 +246,20 @@ def host_block(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> np.ndarra
 
 
 def host_fold_in(key: Any, data: Any) -> np.ndarray:
-    """The words of ``jax.random.fold_in(key, data)``; for several data, one column each."""
+    """Return the words of ``jax.random.fold_in(key, data)``, with a column for each element if `data` is an array."""
     data = np.asarray(data, np.uint32)
     found = host_block(key, np.zeros(data.size, np.uint32), (data.reshape(-1), 0, _FOLD_IN))[:, :8]
     return found.T if data.ndim else found[0]
 
 
 def host_split(key: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The words of the two keys of ``jax.random.split(key)``."""
+    """Return the words of the two keys of ``jax.random.split(key)``."""
     words = host_block(key, np.zeros(1, np.uint32), (0, 0, _SPLIT))[0]
     return words[:8], words[8:]
 
 
 def host_bits(key: Any, count: int, first: int = 0) -> np.ndarray:
-    """Words `first` to `first + count - 1` of ``jax.random.bits(key, (many,), jnp.uint32)``."""
+    """Return words `first` to `first + count - 1` of ``jax.random.bits(key, (many,), jnp.uint32)``."""
     begin = first // 16
     blocks = np.arange(begin, -(-(first + count) // 16), dtype=np.uint32)
     return host_block(key, blocks, (0, 0, _BITS)).reshape(-1)[first - 16 * begin :][:count]

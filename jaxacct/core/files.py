@@ -1,4 +1,4 @@
-"""Files: written under another name and renamed when complete, locked against other processes, refused in one line."""
+"""Files that are written under another name and renamed when complete, file locks, and refusals in one line."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jaxacct.core.validation import InputError
 
 
 class Unwritable(InputError):
-    """A file cannot be written, in the system's words."""
+    """Refusal of a file that cannot be written, with the system's message."""
 
 
 def unwritable(path: Path, error: OSError) -> Unwritable:
-    """A refusal in the system's words."""
+    """Return the refusal to write `path`, with the system's message."""
     return Unwritable(f"{path}: cannot be written: {error.strerror or error}")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; it takes the place of `path` at once, when everything is on the disk."""
+    """Yield a temporary path to write to, and rename it to `path` once its content is on the disk."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         yield temporary
@@ -37,18 +37,18 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise unwritable(path, error) from None
     finally:
-        with contextlib.suppress(OSError):  # a path that is not a folder holds no temporary file
+        with contextlib.suppress(OSError):  # there is no temporary file where the parent is not a folder
             temporary.unlink(missing_ok=True)
     sync_folder(path)
 
 
 def rename_new(old: Path, new: Path) -> None:
-    """Give a file a name that no other has; FileExistsError where one has."""
+    """Rename a file to a name that no file has; raise FileExistsError if a file has it."""
     try:
         os.link(old, new)
     except FileExistsError:
         raise
-    except OSError:  # of a file system without hard links
+    except OSError:  # the file system has no hard links
         if os.path.lexists(new):
             raise FileExistsError from None
         os.rename(old, new)
@@ -57,7 +57,7 @@ def rename_new(old: Path, new: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the creation or renaming of a file survive a power cut, where the system knows how."""
+    """Make the creation or renaming of a file survive a power cut, on systems that can."""
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -67,9 +67,9 @@ def sync_folder(path: Path) -> None:
 
 
 def lock(file: io.FileIO | BinaryIO) -> None:
-    """Hold an open file until it is closed; BlockingIOError where another process holds it.
+    """Lock an open file until it is closed; raise BlockingIOError if another process holds the lock.
 
-    A system without such locks lets every process have it.  A file system without them raises OSError.
+    On a system without such locks the call does nothing. A file system without such locks raises OSError.
     """
     if os.name != "posix":
         return
@@ -79,13 +79,13 @@ def lock(file: io.FileIO | BinaryIO) -> None:
 
 
 def regular_file(name: str, path: str | os.PathLike[str]) -> Path:
-    """The path of a file to read; InputError for a folder or a pipe.  A missing file passes."""
+    """Return the path of a file to read; raise InputError for a folder, a pipe or a device. A missing file passes."""
     place = Path(path)
     if not os.fspath(path):
         raise InputError(f"{name} = {os.fspath(path)!r} names no file; give its path")
     try:
         mode = place.stat().st_mode
-    except (OSError, ValueError):  # such as a name with a zero byte, which is reported when the file is opened
+    except (OSError, ValueError):  # opening the file reports these, such as a name with a zero byte
         return place
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -95,7 +95,7 @@ def regular_file(name: str, path: str | os.PathLike[str]) -> Path:
 
 
 def write_csv(path: Path, names: Sequence[str], rows: Iterable[list[str]]) -> None:
-    """A header line and one line per row."""
+    """Write a header line and one line for each row."""
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)
@@ -103,7 +103,7 @@ def write_csv(path: Path, names: Sequence[str], rows: Iterable[list[str]]) -> No
 
 
 def optional_package(module: str, what: str) -> Any:
-    """A module of an optional package; InputError with the remedy where it is not installed."""
+    """Import a module of an optional package; raise InputError with the remedy if the package is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

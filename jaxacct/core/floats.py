@@ -1,10 +1,10 @@
 """Facts of float64 arithmetic, each written once: constants, and the exceptions of numerical code."""
 
 ROUNDOFF = 2.0**-53
-"""The unit roundoff: the largest relative error of one correctly rounded operation."""
+"""Unit roundoff: the largest relative error of one correctly rounded operation."""
 LOST_TAIL = 1e-309
-"""Bound of the error of SciPy's ndtr where it underflows: it is 0 below -37.68, where Phi is 6e-311."""
+"""Bound of the error of SciPy's ndtr where it underflows. It returns 0 below -37.68, where Phi is 6e-311."""
 SMALLEST_POSITIVE = 5e-324
-"""The least positive float64, which is subnormal."""
+"""Least positive float64, which is subnormal."""
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 """Exceptions that numerical code may raise on a row that it cannot answer."""

@@ -1,4 +1,4 @@
-"""Names from other libraries that people try: an error says in one line what they are called here."""
+"""Names of other libraries that users try: an error says in one line what they are called here."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ FRONT_DOOR = {
     "tune": "jaxacct.tuning.tune",
     "advise": "jaxacct.tuning.advise",
 }
-"""Names in other libraries, each with the place of its counterpart in `jaxacct`."""
+"""Names of functions and classes in other libraries, each with its counterpart in `jaxacct`."""
 
 
 def meant(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known name that a word means: by its name in other libraries, else by its letters; "" for none.
+    """Return the known name that `word` stands for in other libraries, else the known name spelt most like it, else "".
 
     >>> meant("sigma", ["noise_multiplier", "steps"]), meant("setps", ["noise_multiplier", "steps"]), meant("x", ["y"])
     ('noise_multiplier', 'steps', '')
@@ -68,8 +68,8 @@ def meant(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The name that looks most like a word; "" for none."""
-    import difflib  # only when something is wrong
+    """Return the known name that is spelt most like `word`, or "" if none is near."""
+    import difflib  # slow to import, and needed only for an error message
 
     spelt = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower().replace(" ", "_"), spelt, n=1, cutoff=cutoff)
@@ -77,11 +77,13 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 class UnknownKeyword(TypeError):
-    """A call was given a keyword that it does not have.  The message is one line that names the right one."""
+    """Refusal of a keyword that a function does not have. The message is one line that names the right keyword."""
 
 
 def with_hints(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function's refusal of an unknown keyword say which one was meant; its signature does not change.
+    """Wrap a function so that its refusal of an unknown keyword names the keyword that was meant.
+
+    The signature of the function does not change.
 
     >>> @with_hints
     ... def twice(steps: int) -> int:

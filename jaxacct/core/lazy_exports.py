@@ -1,7 +1,7 @@
 """Public names that are imported when first used, and the optional packages that some of them need.
 
-A package that uses this writes its names three times: in the table of lazy exports, in `__all__`, and in imports under
-`if TYPE_CHECKING`, where type checkers and editors find them.  `tests/test_front_door.py` compares the three.
+A package that uses `lazy_exports` has its public names in `__all__`, in the table of lazy exports, and in imports under
+`if TYPE_CHECKING`, which type checkers and editors read. `tests/test_front_door.py` compares the three.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ EXTRAS = {
     "sphinx": ("sphinx", "docs"),
     "xarray": ("xarray", "xarray"),
 }
-"""For each imported name: the name of the distribution, which may differ, and the extra of jaxacct that brings it."""
+"""For each imported name, the name of its distribution and the extra of jaxacct that installs it."""
 
 
 def lazy_exports(
     package: str, homes: Mapping[str, str], *others: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package, for names that live in its submodules.
+    """Return ``__getattr__`` and ``__dir__`` of a package whose names live in its submodules.
 
-    A name whose submodule needs a package that is not installed gives a stand-in class of type `Missing`.  The error
-    wherever it is used names the package, as does its docstring.  ``from jaxacct import verify`` fails at once.  An
-    unknown name is refused in one line, which suggests the right name for a misspelt one or another library's.
+    If a name's submodule needs a package that is not installed, the name gives a stand-in class of type `Missing`. Its
+    docstring, and the error wherever it is used, name the package. ``from jaxacct import verify`` raises at once. An
+    unknown name is refused in one line, with a hint for a misspelt name or a name of another library.
 
     Parameters
     ----------
     package : str
         The package's ``__name__``.
     homes : mapping of str to str
-        Each lazy name with the module that defines it: relative to the package, or from "jaxacct." on.
+        Each lazy name with the module that defines it: relative to the package, or beginning with "jaxacct.".
     *others : str
-        Names that the package defines itself; ``__dir__`` lists them too.
+        Names that the package defines itself and that ``__dir__`` lists too.
 
     >>> get, listed = lazy_exports("jaxacct", {"epsilon": "accounting.account"}, "__version__")
     >>> get("epsilon").__module__, listed()
@@ -63,7 +63,8 @@ def lazy_exports(
             module = (error.name or "").partition(".")[0]
             if module not in EXTRAS:
                 raise
-            caller = sys._getframe(1)  # Python's own in `from package import name`; `recursive` marks a star import
+            # `from package import name` asks through this frame of Python's own; `recursive` marks a star import
+            caller = sys._getframe(1)
             if caller.f_code.co_name == "_handle_fromlist" and not caller.f_locals.get("recursive"):
                 raise ModuleNotFoundError(lacking(f"{package}.{name}", module), name=module) from None
             return _missing(package, name, module)
@@ -75,16 +76,16 @@ def lazy_exports(
 
 
 class Missing(type):
-    """Stand-in for a public name that needs a package which is not installed; the other names stay usable."""
+    """Type of the stand-ins for public names that need a package which is not installed."""
 
     needs: str
 
     def __new__(mcs, name: str, bases: tuple[Any, ...], inside: dict[str, Any]) -> Missing:
-        """Create a stand-in; a class that derives from a stand-in is refused."""
+        """Create a stand-in; refuse a class that derives from a stand-in."""
         return bases[0]() if bases else super().__new__(mcs, name, bases, inside)
 
     def __call__(cls, *given: Any, **named: Any) -> NoReturn:
-        """Raise ModuleNotFoundError, with the remedy."""
+        """Raise ModuleNotFoundError with the remedy."""
         raise ModuleNotFoundError(cls.__doc__, name=cls.needs)
 
     def __getattr__(cls, name: str) -> NoReturn:
@@ -93,13 +94,13 @@ class Missing(type):
 
 @functools.cache
 def _missing(package: str, name: str, module: str) -> Missing:
-    """The stand-in for a name that needs a module."""
+    """Return the stand-in for a name that needs a module."""
     words = {"__doc__": lacking(f"{package}.{name}", module), "__module__": package, "needs": module}
     return Missing(name, (), words)
 
 
 def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:
-    """The hint what to use instead of a name that does not exist; empty if nothing is known."""
+    """Return a hint what to use instead of a name that does not exist; "" if nothing is near."""
     if name.startswith("_"):
         return ""
     if importlib.util.find_spec(f"{package}.{name}"):
@@ -112,7 +113,7 @@ def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:
 
 
 def lacking(what: str, module: str) -> str:
-    """One line: what needs the package of a module, and how to get it.
+    """Return one line that says which package `what` needs and how to install the package.
 
     >>> lacking("ja.verify", "flint")
     "ja.verify needs the package python-flint; pip install 'jaxacct[verify]'"

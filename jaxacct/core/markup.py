@@ -1,6 +1,6 @@
-"""The HTML that results show of themselves in a notebook: small tables without scripts, colours or fonts of their own.
+"""HTML that results show of themselves in a notebook: small tables without scripts, colours or fonts of their own.
 
-What is written is escaped.  Lines are half transparent grey, so that light and dark themes both show them.
+All text is escaped. Lines are half transparent grey, so that light and dark themes both show them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Sequence
 
 MOST_ROWS = 10
-"""Rows of a batch that are shown; the count of the others is said."""
+"""Most rows of a batch that a table shows."""
 _ROW = '<tr style="border-bottom:1px solid rgba(128,128,128,.35)">'
 _TABLE = "border-collapse:collapse;margin:.3em 0;color:inherit;font-size:inherit;text-align:"
 _HEAD = "font-weight:600;white-space:nowrap;text-align:"
@@ -18,7 +18,7 @@ _NOTE = "opacity:.75;font-size:90%"
 
 
 def cut(count: int) -> tuple[range, str]:
-    """(the rows to show, the line about the others).
+    """Return the rows of a table to show, and a line that counts the rows left out ("" if there are none).
 
     >>> cut(3), cut(1012)
     ((range(0, 3), ''), (range(0, 10), '1,002 more rows of 1,012 are not shown'))
@@ -29,7 +29,7 @@ def cut(count: int) -> tuple[range, str]:
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes: str) -> str:
-    """A table with a header line; the notes stand below it, those that say something.
+    """Return a table with a header line; the notes that are not empty stand below the table.
 
     >>> "&lt;b&gt;" in table("Bounds", ["upper"], [["<b>"]])
     True
@@ -43,7 +43,7 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], *notes
 def batch(
     title: str, head: Sequence[str], shape: tuple[int, ...], cells: Callable[[tuple[int, ...]], Sequence[str]]
 ) -> str:
-    """A table with a line for each element of a batch, cut when it is long; `cells` gives the cells of an index.
+    """Return a table with a line for each element of a batch, cut to `MOST_ROWS`; `cells` gives the cells of an index.
 
     >>> "&#x27;" in batch("Squares", ["square"], (3,), lambda index: [str(index[0] ** 2) + "'"])
     True
@@ -61,7 +61,7 @@ def batch(
 
 
 def fields(title: str, pairs: Iterable[tuple[str, str]], *notes: str, code: Container[str] = ()) -> str:
-    """Names with their values, one below the other; the values of the names in `code` are set as code.
+    """Return a table of names and values, one pair a line. Values of the names in `code` are set as code.
 
     >>> "<code>ja.Gaussian(1)</code>" in fields("Gaussian", [("typed", "ja.Gaussian(1)")], code=("typed",))
     True

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, or as one line of a notebook: work done, rate and time left."""
+"""A progress bar on standard error, or one line of a notebook: work done, rate and time left."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 BAR_WIDTH = 24
 """Characters of the bar: with counts, rate and time left the line fits 80 columns."""
 NOTEBOOK_PAUSE = 0.2
-"""Least seconds between two updates in a notebook: each one is a message to the browser."""
+"""Least seconds between two updates in a notebook, since each update is a message to the browser."""
 NOTEBOOK_WAIT = 0.5
-"""Seconds of work after which a notebook shows a progress line unasked: an output stays in the document."""
+"""Seconds of work after which a notebook shows a progress line by itself, since an output stays in the document."""
 WAIT, TICK = 1.0, 0.5
-"""Seconds that work takes before `waiting` shows a line, and between two updates of it."""
+"""Seconds that work takes before `waiting` shows a line, and seconds between two updates of the line."""
 _open: deque[Progress] = deque(maxlen=1)
-"""The bar that stands on the terminal's last line, if one does."""
+"""The bar on the terminal's last line, if there is one."""
 _waiting = threading.Lock()
-"""Held by the one `waiting` that may show a line; others inside it, or at the same time, show none."""
+"""Lock held by the one `waiting` that may show a line; a second `waiting` at the same time shows none."""
 
 
 class Progress:
-    """Redraws one line on a terminal or in a notebook; elsewhere writes a line per update.
+    """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
 
-    `show` None means only on a terminal, or in a notebook where the work takes longer than a moment.  Rows that are
-    `there` from the start do not count for the rate.  `pauses` are the least seconds between two updates, on a terminal
-    and elsewhere.  `apart` says how many seconds went into something else so far, such as compiling: these do not count
-    for the rate either.
+    With `show` None the line is shown only on a terminal, or in a notebook after `NOTEBOOK_WAIT` seconds. `there` is
+    the number of rows that were done before; they do not count for the rate. `pauses` are the least seconds between two
+    updates on a terminal, and elsewhere. `apart` returns the seconds spent so far on other work, such as compiling;
+    they do not count for the rate.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Progress:
         self._apart, self._before = apart, apart()
         self._begin = time.monotonic()
         self._last = 0.0
-        self._widest = 0
+        self.width = 0
 
     def due(self, done: int) -> bool:
-        """Whether `update` would show anything now."""
+        """Return whether `update` would show anything now."""
         if not self._show or (self._line is None and time.monotonic() - self._begin < self._wait):
             return False
         return done == self._total or time.monotonic() - self._last >= self._pause
 
     def update(self, done: int, more: str = "") -> None:
-        """Show how many are done, followed by the text `more`."""
+        """Show how many rows are done, followed by the text `more`."""
         if not self.due(done):
             return
         self._last = time.monotonic()
@@ -70,14 +70,14 @@ class Progress:
         if self._notebook:
             self._redraw(line)
             return
-        self._widest = max(self._widest, len(line))
-        text = f"\r{line:<{self._widest}}" if self._terminal else f"{line}\n"
+        self.width = max(self.width, len(line))
+        text = f"\r{line:<{self.width}}" if self._terminal else f"{line}\n"
         print(text, end="", file=sys.stderr, flush=True)
         if self._terminal:
             _open.append(self)
 
     def _redraw(self, line: str) -> None:
-        """Show the line in a notebook once, then update it in place, so that the notebook keeps the last state."""
+        """Show the line in a notebook once, and then update that output, so that the notebook keeps the last state."""
         from IPython.display import display
 
         shown = {"text/plain": line}
@@ -91,38 +91,33 @@ class Progress:
         """Whether the terminal's last line is this bar."""
         return self in _open
 
-    @property
-    def width(self) -> int:
-        """Width of the widest line that was shown."""
-        return self._widest
-
     def erase(self) -> None:
         """Erase the line."""
         if self._line is not None:
             self._line.update({"text/plain": ""}, raw=True)
         elif self.stands:
             _open.clear()
-            print(f"\r{'':<{self._widest}}\r", end="", file=sys.stderr, flush=True)
+            print(f"\r{'':<{self.width}}\r", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the line in its last state and go to the next one."""
-        if self._show and self._terminal and self._widest:
+        """Leave the line in its last state and go to the next line."""
+        if self._show and self._terminal and self.width:
             print(file=sys.stderr, flush=True)
             _open.clear()
 
 
 class Waiting:
-    """How much of a work is done, for the line that `waiting` shows."""
+    """Work that `waiting` watches; `done` counts its finished rows."""
 
     done = 0
 
 
 @contextlib.contextmanager
 def waiting(total: int, unit: str = "rows") -> Iterator[Waiting]:
-    """While this work takes longer than a second: a line that says every half second how far it is.
+    """Show a progress line, every half second, while the work of the `with` block takes longer than a second.
 
-    It is shown on a terminal and in a notebook, not while another bar stands, and goes when the work is done.
-    The work goes on without it where it cannot be shown, as when the terminal is gone.
+    The line appears on a terminal and in a notebook, unless another bar is there, and vanishes when the work is done.
+    If no line can be shown, for example because the terminal is gone, the work goes on without it.
     """
     work = Waiting()
     if not (on_terminal() or in_notebook()) or not _waiting.acquire(blocking=False):
@@ -130,7 +125,7 @@ def waiting(total: int, unit: str = "rows") -> Iterator[Waiting]:
         return
     try:
         with contextlib.ExitStack() as line:
-            with contextlib.suppress(RuntimeError):  # of a machine, or an interpreter that ends, without another thread
+            with contextlib.suppress(RuntimeError):  # no thread can be started
                 line.enter_context(_ticking(work, total, unit))
             yield work
     finally:
@@ -139,7 +134,7 @@ def waiting(total: int, unit: str = "rows") -> Iterator[Waiting]:
 
 @contextlib.contextmanager
 def _ticking(work: Waiting, total: int, unit: str) -> Iterator[None]:
-    """A thread that shows how much is done, and takes its line away in the end."""
+    """Run a thread that shows how much is done, and erase its line at the end."""
     over, began = threading.Event(), time.monotonic()
     bar = Progress(total, True, unit=unit)
 
@@ -163,7 +158,7 @@ def _ticking(work: Waiting, total: int, unit: str) -> Iterator[None]:
 
 
 def on_terminal() -> bool:
-    """Whether standard error is a terminal; a process may have none, or one that is closed."""
+    """Return whether standard error is a terminal; a process may have no standard error, or a closed one."""
     try:
         return sys.stderr is not None and sys.stderr.isatty()
     except (AttributeError, ValueError):
@@ -171,18 +166,18 @@ def on_terminal() -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this runs in a Jupyter kernel, which shows updates of a line; IPython is not imported to find out."""
+    """Return whether the process is a Jupyter kernel, which can update a line. IPython is not imported here."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
 
 def say(line: str) -> None:
-    """Print one line on standard error, in place of a bar that is being drawn; the bar continues below it."""
+    """Print one line on standard error in place of an open bar; the bar is redrawn below the line."""
     print(f"\r{line:<{_open[-1].width}}" if _open else line, file=sys.stderr, flush=True)
 
 
 def bar(done: int, total: int, seconds: float, there: int = 0, unit: str = "rows") -> str:
-    """One line of progress; the first, `there` before, took none of the seconds.
+    """Return one line of progress. The first `there` rows were done before `seconds` began.
 
     >>> bar(512, 1024, 2.0)
     '[############............] 512/1,024  256 rows/s  0:02 left'

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""The words that stand for values for which JSON has no number."""
+"""Words for the values that JSON cannot write as numbers."""
 _FILL = re.compile(r"^.?[<>=^]", re.DOTALL)
-"""The beginning of a format that fills and aligns."""
+"""Beginning of a format specification that fills and aligns."""
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
-    """`format(float(value), spec)`, but never rounded to the wrong side: at least the value if `up`, else at most.
+    """Return `format(float(value), spec)`, rounded up if `up` and down otherwise.
 
-    So a privacy claim copied from the text holds.  The text is the nearest one of its length on that side.  The value
-    counts with all its digits: the float .1 is more than the text "0.1".
+    A privacy claim copied from the text therefore holds. The text is the nearest one of its length on that side. All
+    digits of the value count: the float .1 is more than the text "0.1".
 
     >>> format(4.3771, ".3g"), outward(4.3771, ".3g", up=True), outward(4.3749, ".3g", up=True)
     ('4.38', '4.38', '4.38')
@@ -33,7 +33,7 @@ def outward(value: float | Decimal, spec: str, up: bool) -> str:
     if not math.isfinite(number):
         return text
     exact, there, step = Decimal(value), number, math.ulp(number)
-    unfilled = _FILL.sub("", spec)  # a fill may be a digit, and may stand between a sign and its number
+    unfilled = _FILL.sub("", spec)  # a digit as fill, or a fill between a sign and its number, would be misread
     while not _on_the_side(format(there, unfilled), exact, up):
         there = number + step if up else number - step
         step *= 2.0
@@ -45,14 +45,14 @@ def outward(value: float | Decimal, spec: str, up: bool) -> str:
 def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
     found = _NUMBER.search(text)
     if found is None:
-        return ("-" not in text) == up  # an infinity, in whose place a percentage of a large number may stand
+        return ("-" not in text) == up  # the text is an infinity: a percentage of a large number overflows
     shown = Decimal(re.sub("[,_%]", "", found[0]))
     shown = shown.scaleb(-2, Context(prec=2000)) if found[0].endswith("%") else shown  # every digit is kept
     return shown >= exact if up else shown <= exact
 
 
 def bracket(lower: float, upper: float, spec: str) -> str:
-    """[lower, upper], each end rounded outward.
+    """Return the text "[lower, upper]", each end rounded outward.
 
     >>> bracket(0.12344, 0.12346, ".4g")
     '[0.1234, 0.1235]'
@@ -61,7 +61,7 @@ def bracket(lower: float, upper: float, spec: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Numbers, words or arrays of them as plain Python that JSON can hold, NaN and infinities as words.
+    """Convert numbers, words or arrays of them to plain Python for JSON, with NaN and infinities as words.
 
     >>> plain(np.array([1.5, np.inf])), plain(np.bool_(True)), plain("ok")
     ([1.5, 'inf'], True, 'ok')
@@ -75,7 +75,7 @@ def plain(value: Any) -> Any:
 
 
 def numbers(node: Any) -> Any:
-    """Numbers from the output of `plain`; a word that is not in `WORDS` stays.
+    """Convert the output of `plain` back to numbers; a word that is not in `WORDS` stays.
 
     >>> numbers([1.5, "inf"])
     [1.5, inf]
@@ -86,6 +86,6 @@ def numbers(node: Any) -> Any:
 
 
 def plain_record(record: Any) -> dict[str, Any]:
-    """The fields of a result as plain Python; a field that has `to_dict` is converted by it."""
+    """Return the fields of a result as plain Python; a field with `to_dict` is converted by that method."""
     fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
     return {name: value.to_dict() if hasattr(value, "to_dict") else plain(value) for name, value in fields.items()}

@@ -1,6 +1,6 @@
-"""Constraints on inputs, declared as data and checked in one place; a refusal is one line with its remedy.
+"""Constraints on inputs, declared as data and checked in one place. A refusal is one line with its remedy.
 
-The options that public calls share (relation, engine, rtol, memory_bytes) are inputs too.
+The options that public calls share (relation, engine, rtol, memory_bytes, backend) are inputs too.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 Tracer = jax.core.Tracer
-"""Stands for a value while JAX traces a function: there is no number to check."""
+"""Value that JAX puts in place of a number while it traces a function; there is nothing to check."""
 RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out")
-"""Neighbouring relations.  Scales and noise multipliers are relative to the add/remove sensitivity."""
+"""Neighbouring relations. Scales and noise multipliers are relative to the add/remove sensitivity."""
 ENGINES = ("auto", "contour", "lattice")
-"""The words that `engine` may be; "auto" lets every engine answer where it suits."""
+"""Values of the option `engine`; with "auto" each question goes to the engines that suit it."""
 GIBIBYTE = 2**30
-"""Bytes; the usual limit on the lattice engine's memory."""
+"""Usual limit on the lattice engine's memory, in bytes."""
 LARGEST_COUNT = 2**53
-"""Largest step count: every integer up to here is exact in float64."""
+"""Largest number of steps: float64 holds every integer up to this one exactly."""
 MOST_SHOWN_CHARACTERS = 60
-"""Most characters of a refused value in a message, which stays one readable line."""
+"""Most characters of a refused value in a message, so that the message stays one readable line."""
 
 
 class InputError(ValueError):
-    """An input was refused.  The message is one line: name (with index), value, limit and remedy.
+    """Refusal of an input. The message is one line with the name (with index), the value, the limit and the remedy.
 
     Parameters
     ----------
@@ -51,13 +51,13 @@ class InputError(ValueError):
 
 
 class TracerError(InputError, TypeError):
-    """A host call was given a JAX tracer.  The message names the traceable kernel to use instead."""
+    """Refusal of a JAX tracer by a host call. The message names the traceable kernel to use instead."""
 
 
 class UnboundedLossError(InputError):
-    """delta = 0 was given for a mechanism with an unbounded loss.
+    """Refusal of delta = 0 for a mechanism with an unbounded loss.
 
-    bad : where that is so, in the shape of the answer.  what : names the mechanism.
+    The mask `bad` has the shape of the answer and is True at the refused elements. `what` names the mechanism.
     """
 
     def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
@@ -70,9 +70,9 @@ class UnboundedLossError(InputError):
 
 @dataclass(frozen=True)
 class Constraint:
-    """The set of finite real numbers that a field may hold, and what to do about a value outside it.
+    """Set of finite real numbers that a field may hold, and the remedy for a value outside the set.
 
-    The remedy may contain ``{name}``, replaced by the field's name in words.
+    The remedy may contain ``{name}``, which is replaced by the field's name in words.
     """
 
     remedy: str
@@ -83,7 +83,7 @@ class Constraint:
     integral: bool = False
 
     def holds(self, values: np.ndarray) -> np.ndarray:
-        """Boolean mask of the values inside the set; NaN and infinities are outside."""
+        """Return the mask of the values inside the set; NaN and infinities are outside."""
         good = np.isfinite(values)
         good &= values > self.lower if self.lower_open else values >= self.lower
         if self.upper is not None:
@@ -93,7 +93,7 @@ class Constraint:
         return good
 
     def holds_of(self, value: float) -> bool:
-        """`holds` for one Python float, or int of at most 2**53; ten times as fast."""
+        """Return `holds` of one Python float, or of an int of at most 2**53; this is ten times as fast."""
         inside = value > self.lower if self.lower_open else value >= self.lower
         if self.upper is not None:
             inside = inside and (value < self.upper if self.upper_open else value <= self.upper)
@@ -119,18 +119,17 @@ DELTA = Constraint("use a small positive {name} such as 1e-5", 0, 1, lower_open=
 DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1, upper_open=True)
 COUNT = Constraint("use a whole number of {name}", 1, LARGEST_COUNT, integral=True)
 RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
-# below 16 MiB no lattice of a large composition fits
+# no lattice of a large composition fits below 16 MiB
 MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST_COUNT, integral=True)
-"""Sets of allowed numbers: each name says the set, each remedy what to use instead."""
+"""Sets of allowed numbers: the name says the set, the remedy says what to use instead."""
 
 
 def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:
-    """Return the value as float64 (a Python float, or a read-only NumPy array) or refuse it.
+    """Return the value as float64 (a Python float, or a read-only NumPy array), or refuse it.
 
-    one : why a batch is refused as well; "" where it is not.
-
-    Accepts integers, floats, and arrays or nested sequences of them; refuses text, booleans, complex
-    numbers, None, ragged sequences, tracers, NaN, infinities and whatever lies outside the constraint.
+    Integers, floats, and arrays or nested sequences of them pass. Text, booleans, complex numbers, None, ragged
+    sequences, tracers, NaN, infinities and numbers outside the constraint are refused. A text `one` also refuses a
+    batch, and is the reason in the message.
 
     Raises
     ------
@@ -165,7 +164,10 @@ def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float
     bad = ~constraint.holds(raw)
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])
-        _refuse_value(name, index, raw[index].item(), constraint)
+        value, finite = raw[index].item(), "" if np.isfinite(raw[index]) else "finite and "
+        raise InputError(
+            f"{_place(name, index)} = {value!r} must be {finite}{constraint.limit}; {_remedy(name, constraint)}"
+        )
     if one and raw.ndim:
         raise InputError(f"{name} must be one number, not {raw.size}; {one}")
     values = raw.astype(np.float64)
@@ -176,7 +178,7 @@ def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float
 
 
 def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int | float:
-    """One Python number, an int where the constraint is COUNT; a batch is refused, with the reason why.
+    """Return one Python number, an int where the constraint is COUNT; refuse a batch, with the reason.
 
     >>> check_one("steps", 1e4, COUNT, "a plan is for one run")
     10000
@@ -186,7 +188,7 @@ def check_one(name: str, value: Any, constraint: Constraint, reason: str) -> int
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
-    """Return the value if it is one of the allowed words, else refuse it in one line that lists them."""
+    """Return the value if it is one of the allowed words; else refuse it in one line that lists the words."""
     words = tuple(allowed)
     if isinstance(value, str) and value in words:
         return value
@@ -200,7 +202,7 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first bad value; `rest` says why and what to use instead, or is a function of the index that does.
+    """Refuse the first bad value. `rest` is the reason with the remedy, or a function that returns it for an index.
 
     >>> refuse_where(np.array([False, True]), "slots", np.array([4.0, 0.5]), "must be whole; use 1")
     Traceback (most recent call last):
@@ -215,7 +217,7 @@ def refuse_where(
 
 
 def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, remedy: str) -> None:
-    """Refuse, in one line, the first value above its limit; they broadcast."""
+    """Refuse the first value above its limit, in one line; values and limits broadcast."""
     shape = broadcast_shape({name: values.shape, of: limits.shape})
     if math.prod(shape) == 1:
         shape, values, limits = (), values.reshape(()), limits.reshape(())  # one value has no index
@@ -225,22 +227,22 @@ def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, 
 
 
 def check_int(name: str, value: Any, least: int, remedy: str) -> int:
-    """A Python or NumPy integer >= `least`; floats are refused."""
+    """Return a Python or NumPy integer >= `least` as an int; refuse floats."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} = {value!r} must be an integer >= {least}; {remedy}")
     return int(value)
 
 
 def check_flag(name: str, value: Any, question: str) -> None:
-    """A Python bool; ``question`` is the question that the caller should answer."""
+    """Refuse any value but a Python bool; ``question`` is the question that the caller should answer."""
     if not isinstance(value, bool):
         raise InputError(f"{name} = {shown(value)} must be True or False; {question}")
 
 
 class Options(NamedTuple):
-    """The options that public calls share, checked; their meaning is that of the parameters of `jaxacct.epsilon`.
+    """Options that public calls share, checked; `jaxacct.epsilon` documents them.
 
-    A further option is one more field here and one more line of `options`.
+    A further option is one more field of this class and one more line of `options`.
     """
 
     relation: str = RELATIONS[0]
@@ -260,10 +262,10 @@ def options(
     least_rtol: float = 0.0,
     usual_rtol: str = "1e-4",
 ) -> Options:
-    """The options as a record, or one line that refuses the first that cannot be used.
+    """Return the options as a record, or refuse the first option that cannot be used.
 
-    least_rtol : the smallest rtol that it takes; 0 for any above 0.
-    usual_rtol : the one to advise.
+    `least_rtol` is the smallest rtol allowed; 0 allows any rtol above 0. `usual_rtol` is the rtol that the message
+    advises.
 
     >>> options(rtol=0.01).rtol
     0.01
@@ -283,7 +285,7 @@ of bytes, such as 2**30
 
 
 def shown(value: Any) -> str:
-    """A value as a message may show it: at most 60 characters, on one line, whatever it is.
+    """Return a value as a message may show it: on one line of at most 60 characters.
 
     >>> shown("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
@@ -296,20 +298,21 @@ def shown(value: Any) -> str:
 
 
 def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The common shape of named shapes; a clash is refused naming both names and both shapes.
+    """Return the common shape of named shapes; refuse a clash, with both names and both shapes.
 
     >>> broadcast_shape({"noise_multiplier": (3, 1), "steps": (4,)})
     (3, 4)
     """
-    result: tuple[int, ...] = ()
-    seen: list[tuple[str, tuple[int, ...]]] = []
-    for name, shape in shapes.items():
-        try:
-            result = np.broadcast_shapes(result, shape) if shape else result
-        except ValueError:
-            _refuse_shapes(name, shape, seen)
-        seen.append((name, shape))
-    return result
+    try:
+        return np.broadcast_shapes(*filter(None, shapes.values()))
+    except ValueError:
+        names = list(shapes)
+        pairs = ((first, second) for place, second in enumerate(names) for first in names[:place])
+        first, second = next(pair for pair in pairs if not _compatible(*(shapes[name] for name in pair)))
+        raise InputError(
+            f"{first} of shape {shapes[first]} and {second} of shape {shapes[second]} do not broadcast; "
+            "give all fields one shape, or length 1 along an axis"
+        ) from None
 
 
 def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
@@ -330,7 +333,7 @@ def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
 
 
 def _from_objects(name: str, raw: np.ndarray, constraint: Constraint) -> np.ndarray:
-    """Objects that are real numbers (integers beyond 64 bits, fractions) as float64."""
+    """Convert objects that are real numbers (integers beyond 64 bits, fractions) to float64."""
     values = np.empty(raw.shape, np.float64)
     for index, item in np.ndenumerate(raw):
         real = isinstance(item, numbers.Real) and not isinstance(item, bool)
@@ -347,21 +350,6 @@ def _from_objects(name: str, raw: np.ndarray, constraint: Constraint) -> np.ndar
 
 def _expected(constraint: Constraint) -> str:
     return f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
-
-
-def _refuse_value(name: str, index: tuple[int, ...], value: float, constraint: Constraint) -> NoReturn:
-    finite = "" if np.isfinite(value) else "finite and "
-    raise InputError(
-        f"{_place(name, index)} = {value!r} must be {finite}{constraint.limit}; {_remedy(name, constraint)}"
-    )
-
-
-def _refuse_shapes(name: str, shape: tuple[int, ...], seen: list[tuple[str, tuple[int, ...]]]) -> NoReturn:
-    other, other_shape = next(item for item in seen if not _compatible(item[1], shape))
-    raise InputError(
-        f"{other} of shape {other_shape} and {name} of shape {shape} do not broadcast; "
-        "give all fields one shape, or length 1 along an axis"
-    )
 
 
 def _compatible(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
