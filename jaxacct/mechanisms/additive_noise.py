@@ -26,22 +26,23 @@ from jaxacct.mechanisms.finite import FiniteMechanism, sample_pair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Outcomes above which those of the discrete Gaussian are grouped; the discrete Laplace takes no more.
+"""Most outcomes of the discrete Gaussian without grouping, and of the discrete Laplace at all.
 
-The lattice engine's work grows with the number of losses."""
+The work of the lattice engine grows with the number of losses.
+"""
 MOST_GROUPED_OUTCOMES = 2**21
-"""Outcomes of the discrete Gaussian above which it is refused: all of them are held in memory at once."""
+"""Most outcomes of the discrete Gaussian, all of which are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
-"""Noise in units of the statistic; with less, the release is nearly always the statistic itself."""
+"""Least noise in units of the statistic; with less, the release is nearly always the statistic itself."""
 REACH_IN_DEVIATIONS = 37.5
-"""Standard deviations of the discrete Gaussian kept on either side: e^{-37.5^2/2} is 5e-306, near the least normal
-float64."""
+"""Standard deviations of the discrete Gaussian kept on either side: e^{-37.5^2/2} is 5e-306, near the least float64."""
 LOSS_CELLS = 2048
 """Cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
-"""Points of the profile down to a delta of about e^-72, and from there to e^-684.
+"""Points of the profile down to a delta of about e^-72, and from there to e^-684, which is near the least float64.
 
-So many cost about 1e-5 in epsilon; e^-684 is near the least float64."""
+These numbers add about 1e-5 to epsilon.
+"""
 
 
 @register
@@ -49,8 +50,11 @@ So many cost about 1e-5 in epsilon; e^-684 is near the least float64."""
 class Gaussian(AdditiveNoise):
     """Gaussian noise of standard deviation ``noise_multiplier`` times the add/remove sensitivity.
 
-    Pair N(1, s^2), N(0, s^2); the loss is N(1/(2 s^2), 1/s^2) in both directions, and delta(eps) =
-    Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s). Under ``replace_one`` the sensitivity is 2, so s is halved.
+    The pair is N(1, s^2), N(0, s^2). In both directions the loss is N(1/(2 s^2), 1/s^2) and the profile is
+
+        delta(eps) = Phi(1/(2s) - eps s) - e^eps Phi(-1/(2s) - eps s).
+
+    Under ``replace_one`` the sensitivity is 2, so s is halved.
 
     Parameters
     ----------
@@ -81,7 +85,7 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """A pair above min(1, factor delta(eps)) of a Gaussian of sensitivity mu, and above delta(eps) of another one."""
+    """Return a pair above the smallest of 1, factor delta(eps; mu) and delta(eps; other), profiles of two Gaussians."""
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -96,7 +100,7 @@ def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> Fini
 
 
 def _points_of_gaussian(mu: float) -> np.ndarray:
-    """The epsilons at which its profile is evaluated."""
+    """Return the epsilons at which the profile of a Gaussian of sensitivity mu is evaluated."""
     z = np.concatenate(
         [np.linspace(0.0, 12.0, PROFILE_POINTS[0], endpoint=False), np.linspace(12.0, 37.0, PROFILE_POINTS[1])]
     )
@@ -106,19 +110,19 @@ def _points_of_gaussian(mu: float) -> np.ndarray:
 
 
 def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
-    """delta of a Gaussian of sensitivity mu and deviation 1, rounded up (README.md, "A Gaussian's profile")."""
-    from scipy import special  # takes a while to import: only where it is needed
+    """Bound delta of a Gaussian of sensitivity mu and deviation 1 from above (README.md, "A Gaussian's profile")."""
+    from scipy import special  # slow to import
 
     place = epsilon / mu
     a, b = place - 0.5 * mu, place + 0.5 * mu
-    slack = 2.0 * ROUNDOFF * (place + np.abs(a))  # errors of a and of b
+    slack = 2.0 * ROUNDOFF * (place + np.abs(a))  # bounds the rounding of a and of b
     mills_a, mills_b = (np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)) for x in (np.maximum(a, 0.0), b))
     density = np.exp(-0.5 * a**2) / np.sqrt(2 * np.pi)
     moved = mu * mills_b * slack
     tail = density * (mills_a - mills_b + 1e-13 * mills_a + moved) * (1.0 + ROUNDOFF * (64.0 + 2.0 * a**2))
     near = special.ndtr(-a) - density * (mills_b - moved) + 1e-13
     delta = np.where(a > 0.0, tail + 4.0 * SMALLEST_POSITIVE, near)
-    return np.where(slack <= 1e-3, delta, special.ndtr(slack - a) + 1e-13)  # else the tail alone bounds it
+    return np.where(slack <= 1e-3, delta, special.ndtr(slack - a) + 1e-13)  # Phi(-a) alone is a bound
 
 
 @register
@@ -126,8 +130,9 @@ def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
 class Laplace(AdditiveNoise):
     """Laplace noise of scale ``scale`` times the add/remove sensitivity: (1/scale)-DP.
 
-    Pair Lap(0, b), Lap(1, b); the loss lies in [-1/b, 1/b] with atoms at both ends, alike in both directions, and
-    delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one`` the sensitivity is 2, so b is halved.
+    The pair is Lap(0, b), Lap(1, b). The loss lies in [-1/b, 1/b] with atoms at both ends, with one law in both
+    directions, and delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one`` the sensitivity is 2,
+    so b is halved.
 
     Parameters
     ----------
@@ -153,7 +158,10 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """The pair of largest loss l: hat masses e^{(x - l)/2} tanh(d/4) on losses x, d apart, and atoms at both ends."""
+    """Return the pair of largest loss l on losses x that are d apart, with atoms at both ends.
+
+    The P-masses between the ends are hats e^{(x - l)/2} tanh(d/4).
+    """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     ends = (place == 0.0) | (place == 1.0)
@@ -175,7 +183,7 @@ class _IntegerNoise(BaseMechanism):
 
     @abstractmethod
     def pair(self, shift: int) -> FinitePair:
-        """The pair noise + shift, noise."""
+        """Return the pair of the noise plus `shift`, and the noise."""
 
     def finite_pair(self, relation: str) -> FinitePair:
         return self.pair(self.sensitivity * int(SENSITIVITY[relation]))
@@ -189,18 +197,18 @@ class _IntegerNoise(BaseMechanism):
 class DiscreteGaussian(_IntegerNoise):
     """Discrete Gaussian noise: Pr[x] proportional to e^{-x^2/(2 sigma^2)} on the integers.
 
-    Pair: the noise shifted by ``sensitivity`` D, and the noise; the loss at x is D (2x - D)/(2 sigma^2). What
-    lies beyond 37.5 sigma, less than 1e-303 of the mass, is counted as mass at infinity. Under
-    ``replace_one`` the sensitivity is 2 D. Above 4096 outcomes, about 75 sigma + 2 D, neighbouring ones are
-    grouped so that the pair dominates (about 1e-5 in epsilon); ``kind`` is then "bound", for the whole batch.
+    The pair is the noise shifted by ``sensitivity`` D, and the noise. The loss at x is D (2x - D)/(2 sigma^2). The mass
+    beyond 37.5 sigma, less than 1e-303, counts as mass at infinity. Under ``replace_one`` the sensitivity is 2 D. More
+    than 4096 outcomes (about 75 sigma + 2 D) are grouped so that the pair dominates, which adds about 1e-5 to epsilon;
+    ``kind`` is then "bound" for the whole batch.
 
     Parameters
     ----------
     sigma : array_like >= 0.01
-        In units of the statistic, not relative to the sensitivity; up to some 27,900, beyond which the continuous
-        Gaussian of the same sigma is close.
+        Parameter in units of the statistic, not relative to the sensitivity; up to some 27,900. Beyond that the
+        continuous Gaussian of the same sigma is close.
     sensitivity : int >= 1
-        The most that a record moves the statistic under add/remove.
+        Most by which a record moves the statistic under add/remove.
 
     References
     ----------
@@ -243,16 +251,16 @@ class DiscreteGaussian(_IntegerNoise):
 class DiscreteLaplace(_IntegerNoise):
     """Discrete Laplace (two-sided geometric) noise: Pr[x] proportional to e^{-|x|/scale} on the integers.
 
-    Pair: the noise shifted by ``sensitivity`` D, and the noise. With r = e^{-1/scale} the loss is D/scale
-    with mass 1/(1 + r), -D/scale with mass r^D/(1 + r), and (2x - D)/scale with mass (1-r)/(1+r) r^{D-x} for
-    0 < x < D: (D/scale)-DP. Under ``replace_one`` the sensitivity is 2 D.
+    The pair is the noise shifted by ``sensitivity`` D, and the noise. With r = e^{-1/scale} the loss is D/scale with
+    mass 1/(1 + r), -D/scale with mass r^D/(1 + r), and (2x - D)/scale with mass (1-r)/(1+r) r^{D-x} for 0 < x < D. The
+    noise is (D/scale)-DP. Under ``replace_one`` the sensitivity is 2 D.
 
     Parameters
     ----------
     scale : array_like >= 0.01
-        In units of the statistic; one configuration per element.
+        Parameter in units of the statistic; one configuration per element.
     sensitivity : int >= 1
-        The most that a record moves the statistic under add/remove; below 4096 in all.
+        Most by which a record moves the statistic under add/remove. The shift of the pair must be below 4096.
 
     References
     ----------
@@ -295,8 +303,8 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 
     q = mass(at)
     p, q = mass(at - shift) / q.sum(), q / q.sum()
-    # Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side (Canonne, Kamath, Steinke 2020, Proposition 25)
-    # never 0: however small, the loss is unbounded
+    # Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side (Canonne, Kamath, Steinke 2020, Proposition 25);
+    # never 0, since the loss is unbounded
     beyond = np.asarray(max(2.0 * np.exp(-0.5 * np.square(reach / sigma)), 1e-320))
     if grouped:
         at, p, q = _grouped(at, p, q, shift / sigma / sigma, sigma, shift)
@@ -306,9 +314,12 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 def _grouped(
     at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each outcome split between the nodes around it; the profile becomes its chords (README.md, "Discrete noise")."""
+    """Split each outcome between the nodes around it, so that the profile becomes its chords.
+
+    See README.md, "Discrete noise".
+    """
     low, high = -9.0 * sigma, shift + 9.0 * sigma
-    # within 9 deviations of the two centres, and on either side beyond; grouping then costs about 1e-5 in epsilon
+    # grouping with so many nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
     nodes = np.unique(np.rint(np.concatenate(ends)))
     cell = np.minimum(np.searchsorted(nodes, at, side="right") - 1, nodes.size - 2)
@@ -331,22 +342,23 @@ class SmoothSensitivityGaussian(FiniteMechanism):
     """A number f(X) plus Gaussian noise of deviation ``noise_multiplier`` * S(X), where S(X) depends on the data.
 
     S is a b-smooth upper bound of the local sensitivity: |f(X) - f(X')| <= S(X) and S(X) <= e^b S(X') for all
-    neighbours of the relation in use, whichever it is. With R = e^b and m = 1/noise_multiplier the pairs of
-    neighbours are N(m', r^2), N(0, 1) with 1/R <= r <= R and |m'| <= m min(1, r), and their largest delta(eps),
-    eps >= 0, is that of one of
+    neighbours of the relation of the question. With R = e^b and m = 1/noise_multiplier the pairs of neighbours are
+    N(m', r^2), N(0, 1) with 1/R <= r <= R and |m'| <= m min(1, r). For every eps >= 0 one of three pairs has the
+    largest delta(eps):
 
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
-    (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so no
-    Renyi divergence of orders above 1 + 1/(R^2 - 1), yet its delta is small. The profile is put on 2900 losses from
-    above (about 1e-5 in epsilon where b is small): ``kind`` is "bound". Alike in both directions.
+    (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so there
+    are no Renyi divergences of orders above 1 + 1/(R^2 - 1); its delta is small nevertheless. The profile is put on
+    2900 losses from above, which adds about 1e-5 to epsilon if b is small: ``kind`` is "bound". Both directions have
+    one law.
 
     Parameters
     ----------
     noise_multiplier : array_like > 0, finite
         Standard deviation of the noise over S(X).
     smoothness : array_like in [0, 10]
-        b; 0 is the Gaussian mechanism. Broadcasts with the noise multiplier.
+        b, which broadcasts with the noise multiplier; 0 is the Gaussian mechanism.
 
     References
     ----------
@@ -373,10 +385,10 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """The pair of the profile at the losses of a grid of quantiles of N(m, R^2)."""
+    """Return the pair of the profile at the losses of a grid of quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
-    # quantiles up to 9 deviations and up to 37, where the tail is 6e-300; this many add about 1e-5 to epsilon
+    # the tail is 6e-300 at 37 deviations; so many quantiles add about 1e-5 to epsilon
     z = np.append(np.linspace(first, 9.0, 2500), np.linspace(9.0, 37.0, 400)[1:])
     loss = 0.5 * (m * m + 2.0 * m * ratio * z + more * z * z) - smoothness
     epsilon = np.append(0.0, loss[loss > 1e-9 * loss[-1]])
@@ -386,7 +398,10 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Where log dP/dQ = epsilon >= 0 for P = N(m, R^2), Q = N(0, 1): above and below, in deviations of P, then of Q."""
+    """Return the upper and lower x where log dP/dQ = epsilon >= 0, in deviations of P and then of Q.
+
+    P is N(m, R^2) and Q is N(0, 1).
+    """
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)
@@ -398,8 +413,8 @@ def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray
 
 
 def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """H_{e^eps}(N(m, R^2) || N(0, 1)), rounded up."""
-    from scipy import special  # takes a while to import: only where it is needed
+    """Bound H_{e^eps}(N(m, R^2) || N(0, 1)) from above."""
+    from scipy import special  # slow to import
 
     high, low, high_q, low_q = _above(m, smoothness, epsilon)
     gain = special.ndtr(-high) + special.ndtr(low)
@@ -408,7 +423,10 @@ def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """H_{e^eps}(N(m, 1) || N(0, R^2)), rounded up: the gain inside an interval, which is empty for large eps."""
+    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above.
+
+    P exceeds e^eps Q in an interval, which is empty for large eps.
+    """
     from scipy import special
 
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
@@ -430,5 +448,5 @@ def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _rounding(epsilon: np.ndarray) -> np.ndarray:
-    """Relative error allowed for the two terms whose difference is a point of the profile."""
+    """Return the relative error allowed for each of the two terms whose difference is a point of the profile."""
     return 1e-12 + 32.0 * ROUNDOFF * epsilon

@@ -21,11 +21,11 @@ from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown
 
 MOST_NUMBERS = 8
-"""Numbers of an array that are written; the count of all is said."""
+"""Most numbers of an array that an expression shows; the expression then says how many there are."""
 DIRECTIONS = ("remove", "add")
-"""The two directions of a dominating pair: P with the record (remove) or without it (add)."""
+"""Directions of a dominating pair (P, Q): P is the law with the record ("remove") or without the record ("add")."""
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
-"""The most by which a record moves the statistic under each relation, in units of the add/remove sensitivity."""
+"""Most by which a record moves the statistic under each relation, in units of the add/remove sensitivity."""
 M = TypeVar("M")
 
 
@@ -37,17 +37,17 @@ class GaussianPart(NamedTuple):
 
 
 class LaplacePart(NamedTuple):
-    """Laplace of sensitivity 1 and scale ``scale``, Poisson sampled at ``rate``."""
+    """Laplace noise of sensitivity 1 and scale ``scale``, Poisson sampled at ``rate``."""
 
     scale: np.ndarray
     rate: np.ndarray
 
 
 class FinitePart(NamedTuple):
-    """Finite law of the loss in the direction asked for, sampling and sign already applied.
+    """Finite law of the loss in one direction, with sampling and sign already applied.
 
-    ``loss`` and ``mass`` (mass under P) have one trailing atom axis beyond the batch; ``infinity`` has the
-    batch shape, and mass.sum(-1) + infinity is 1.
+    ``loss`` and ``mass`` (mass under P) have the batch shape and one trailing axis of atoms. ``infinity``, the mass at
+    infinite loss, has the batch shape, and mass.sum(-1) + infinity is 1.
     """
 
     loss: np.ndarray
@@ -56,18 +56,19 @@ class FinitePart(NamedTuple):
 
 
 class ConcentratedPart(NamedTuple):
-    """Zero-concentrated differential privacy: Rényi divergences of at most ``xi + rho alpha``, in either direction."""
+    """Zero-concentrated guarantee: Rényi divergences of order alpha at most ``xi + rho alpha`` in both directions."""
 
     rho: np.ndarray
     xi: np.ndarray
 
 
 class FinitePair(NamedTuple):
-    """A dominating pair (P, Q) with finitely many likelihood ratios.
+    """Dominating pair (P, Q) with finitely many likelihood ratios.
 
-    ``loss``, ``p`` and ``q`` have a trailing atom axis: outcomes with log p/q = loss. ``p_infinity`` is the
-    P-mass where dQ = 0, ``q_infinity`` the Q-mass where dP = 0 (batch shape). ``excess`` is p/q - 1 where that is
-    known better than through the loss (README.md, "Rounding of finite laws").
+    ``loss``, ``p`` and ``q`` have a trailing axis of atoms: outcomes of masses p and q with log p/q = loss.
+    ``p_infinity`` is the P-mass where dQ = 0, and ``q_infinity`` is the Q-mass where dP = 0; both have the batch shape.
+    ``excess`` is p/q - 1 where it is known more accurately than through the loss (README.md, "Rounding of finite
+    laws").
     """
 
     loss: np.ndarray
@@ -82,13 +83,13 @@ Part = GaussianPart | LaplacePart | FinitePart | ConcentratedPart
 
 
 class Mechanism(ABC):
-    """A mechanism, or a batch of them: one configuration per element of the broadcast of its numeric fields.
+    """Mechanism, or batch of mechanisms: one configuration for each element of the broadcast of the numeric fields.
 
-    Subclasses are frozen dataclasses made pytrees by ``register``. A field named in ``constraints`` is
-    numeric: the constructor checks it and stores it as float64 (a Python float, or a read-only NumPy array).
-    A field named ``mechanism`` holds another mechanism. Tracers pass unchecked, and so does whatever a pytree
-    transformation puts in a field; ``validated`` checks these. Two mechanisms are equal if they have the same class,
-    structure and numbers.
+    Subclasses are frozen dataclasses that ``register`` makes pytrees. A field named in ``constraints`` is numeric: the
+    constructor checks it and stores it as float64 (a Python float, or a read-only NumPy array). A field named
+    ``mechanism`` holds another mechanism. Tracers pass unchecked, and a pytree transformation may put any object in a
+    field; ``validated`` checks such fields. Two mechanisms are equal if they have the same class, structure and
+    numbers.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> isinstance(Gaussian(1.0), Mechanism), Gaussian(1.0) == Gaussian(1), Gaussian(1.0).kind
@@ -99,7 +100,7 @@ class Mechanism(ABC):
     vectors: ClassVar[tuple[str, ...]] = ()
     """Numeric fields whose last axis belongs to one configuration; the axes before it are the batch."""
     exact_pair: ClassVar[bool] = False
-    """Whether neighbouring data sets are proved to attain the pair of `expand`; else answers are of kind "bound"."""
+    """Whether neighbouring data sets are proved to attain the pair of `expand`; if not, answers are of kind "bound"."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -112,42 +113,42 @@ class Mechanism(ABC):
 
     @abstractmethod
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """The independent parts in one direction, each with its count (a whole number in float64)."""
+        """Return the independent parts in one direction, each with its count (a whole number in float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Parts that the mechanism dominates, where `has_bracket` says so; `expand` gives parts that dominate it.
+        """Return parts that the mechanism dominates; they differ from those of `expand` if `has_bracket`.
 
-        A lower end of epsilon or delta may be drawn from them, and nothing else.
+        Only a lower end of epsilon or delta may be drawn from these parts.
         """
         return self.expand(relation, direction)
 
     def infinity_exactly(self, direction: str) -> Fraction | None:
-        """The mass at infinity of one configuration in one direction, exactly; None where it is not known."""
+        """Return the mass at infinity of one configuration in one direction, exactly; None if it is not known."""
         return None
 
     def has_bracket(self) -> bool:
-        """Whether `expand_below` differs from `expand`, so that each end of an answer has a pair of its own."""
+        """Return whether `expand_below` differs from `expand`, so that each end of an answer has its own parts."""
         return False
 
     def inside(self) -> list[Mechanism]:
-        """The mechanisms that this one is made of, in the order of its fields."""
+        """Return the mechanisms that this mechanism is made of, in the order of its fields."""
         values = (value if isinstance(value, tuple) else (value,) for value in vars(self).values())
         return [item for items in values for item in items if isinstance(item, Mechanism)]
 
     @abstractmethod
     def symmetric(self) -> bool:
-        """Whether the remove and add directions coincide for every element of the batch."""
+        """Return whether the remove and add directions coincide for every element of the batch."""
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """The noise of each Gaussian, and factors of its count, if all releases are Gaussians; None otherwise."""
+        """Return the noise of each Gaussian with factors of its count; None unless all releases are Gaussians."""
         return None
 
     def displaces(self) -> bool:
-        """Whether a record that is added takes the place of others, so that zero_out is not add/remove (README.md)."""
+        """Return whether an added record takes the place of others, so that zero_out is not add/remove (README.md)."""
         return any(mechanism.displaces() for mechanism in self.inside())
 
     def validated(self) -> Self:
-        """The mechanism rebuilt through its constructor, so that every field is checked."""
+        """Return the mechanism rebuilt through its constructor, which checks every field."""
         values = {}
         for field in dataclasses.fields(cast(Any, self)):
             value = getattr(self, field.name)
@@ -159,28 +160,27 @@ class Mechanism(ABC):
         return type(self)(**values)
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        """The kind of an answer from `expand` under a relation: "certified", or "bound" if its pair only bounds the
-        mechanism.
+        """Return the kind of an answer from `expand`: "certified" if its pair is attained, "bound" if not.
 
-        The kind of a mechanism made of others is the weakest of their kinds; one that is conditional on an assumption
-        is weaker than a bound.
-        composed : whether it is run more than once or beside others. A pair that joins several pairs of neighbours,
-        each the worst at some eps, is attained by one step and only bounds a composition.
+        The kind of a mechanism made of others is the weakest of their kinds. A kind that is conditional on an
+        assumption is weaker than "bound". `composed` says whether the mechanism runs more than once or beside others. A
+        pair may join several pairs of neighbours, each of them the worst at some eps. One step attains such a pair, but
+        it only bounds a composition.
         """
         own = "certified" if self.exact_pair else "bound"
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
-        """The kind of an answer whose upper end is from `expand` and whose lower end is from `expand_below`."""
+        """Return the kind of an answer whose upper end is from `expand` and whose lower end is from `expand_below`."""
         return self.kind_under(relation, composed)
 
     @property
     def kind(self) -> str:
-        """The kind of an answer when one record is added or removed: `kind_of_bracket`."""
+        """Kind of an answer when one record is added or removed: `kind_of_bracket`."""
         return self.kind_of_bracket(RELATIONS[0])
 
     def expression(self) -> str:
-        """The mechanism as a user would type it, `ja` being jaxacct; arrays of more than 8 numbers are cut."""
+        """Return the mechanism as a user would type it (`ja` is jaxacct); arrays of more than 8 numbers are cut."""
         return call(self)
 
     def _repr_html_(self) -> str:
@@ -194,7 +194,7 @@ class Mechanism(ABC):
         return structure, tuple((np.shape(x), np.asarray(x, np.float64).tobytes()) for x in leaves)
 
     def __eq__(self, other: object) -> bool:
-        """Same class, same structure and the same numbers in the same shapes."""
+        """Return whether class, structure, shapes and numbers agree."""
         if not isinstance(other, Mechanism):
             return NotImplemented
         return self is other or self._key() == other._key()
@@ -204,9 +204,10 @@ class Mechanism(ABC):
 
 
 class BaseMechanism(Mechanism):
-    """A mechanism that is one part, which can be sampled; symmetric when it is not sampled.
+    """Mechanism that is one part, which can be sampled; symmetric when it is not sampled.
 
-    Subclasses give ``part``, and ``finite_pair`` where they can be sampled without replacement under ``replace_one``.
+    Subclasses define ``part``. Those that can be sampled without replacement under ``replace_one`` define
+    ``finite_pair``.
 
     >>> from jaxacct.mechanisms import Gaussian, repeat
     >>> isinstance(Gaussian(1.0), BaseMechanism), isinstance(repeat(Gaussian(1.0), 10), BaseMechanism)
@@ -214,14 +215,14 @@ class BaseMechanism(Mechanism):
     """
 
     finite: ClassVar[bool] = True
-    """Whether ``finite_pair`` is the pair itself; otherwise it is put on finitely many losses and dominates."""
+    """Whether ``finite_pair`` is the pair itself; otherwise it has finitely many losses and dominates the pair."""
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
-        """The law in one direction when each record takes part independently with probability ``rate``."""
+        """Return the law in one direction when each record takes part independently with probability ``rate``."""
 
     def finite_pair(self, relation: str) -> FinitePair:
-        """A pair with finitely many losses that dominates the unsampled mechanism under a relation."""
+        """Return a pair with finitely many losses that dominates the unsampled mechanism under a relation."""
         raise InputError(
             f"relation = {relation!r} is not supported for {type(self).__name__} sampled without replacement; "
             "no pair of a replaced record is known for it, so claim nothing"
@@ -235,18 +236,18 @@ class BaseMechanism(Mechanism):
 
 
 class Combinator(Mechanism):
-    """A mechanism made of others, symmetric where all of them are."""
+    """Mechanism made of other mechanisms, symmetric where all of them are."""
 
     def symmetric(self) -> bool:
         return all(mechanism.symmetric() for mechanism in self.inside())
 
 
 class AdditiveNoise(BaseMechanism):
-    """Noise added to a statistic: its only field is the deviation or scale relative to the add/remove sensitivity."""
+    """Noise added to a statistic. Its only field is the deviation or scale, relative to the add/remove sensitivity."""
 
     finite: ClassVar[bool] = False
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]
-    """The part that the noise is."""
+    """Class of the part that the noise is."""
 
     def infinity_exactly(self, direction: str) -> Fraction | None:
         return Fraction(0)
@@ -257,14 +258,14 @@ class AdditiveNoise(BaseMechanism):
 
 
 def weakest(kinds: Iterable[str]) -> str:
-    """The weakest of some kinds; one that is conditional on an assumption is weaker than a bound."""
+    """Return the weakest of some kinds; a kind that is conditional on an assumption is weaker than "bound"."""
     found = set(kinds) - {"certified"}
     conditional = sorted(found - {"bound"})
     return conditional[0] if conditional else "bound" if found else "certified"
 
 
 def register(cls: type[M]) -> type[M]:
-    """Make a frozen dataclass a pytree: metadata ``static=True`` keeps a field out, and unflattening checks nothing."""
+    """Make a frozen dataclass a pytree. Metadata ``static=True`` keeps a field out; unflattening checks nothing."""
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
         raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))
@@ -292,7 +293,7 @@ def register(cls: type[M]) -> type[M]:
 
 
 def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
-    """The shape that all numeric fields broadcast to: one configuration per element.
+    """Return the shape to which all numeric fields broadcast: one configuration for each element.
 
     Parameters
     ----------
@@ -307,12 +308,14 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # kept by a composition, however long
+    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # `Composed` keeps it: it may be long
     return cast(tuple[int, ...], known) if known is not None else broadcast_shape(dict(_shapes(mechanism)))
 
 
 def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """The common shape of a batch and values; for each of its elements the configuration's number, and the value.
+    """Broadcast values against a batch: return the common shape, and flat rows of the batch and values of (B,).
+
+    For each of the B elements of the common shape there is the number of its configuration and its value.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> shape, rows, deltas = on_batch(Gaussian([1.0, 2.0]), "delta", [[1e-5], [1e-6]])
@@ -324,13 +327,13 @@ def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, .
 
 
 def rows_in(mechanism: Mechanism, shape: tuple[int, ...]) -> np.ndarray:
-    """For each element of a batch of this shape, flat, the number of the mechanism's configuration there."""
+    """Return, for each element of a batch of this shape, flat, the number of the mechanism's configuration."""
     mine = batch_shape(mechanism)
     return np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
 
 
 def require_mechanism(name: str, value: object) -> Mechanism:
-    """The value, if it is a mechanism; anything else is refused in one line, under the name of the argument or field.
+    """Return the value if it is a mechanism; else refuse it under the name of the argument or field.
 
     >>> require_mechanism("mechanism", 1.0)
     Traceback (most recent call last):
@@ -352,7 +355,7 @@ Gaussian(noise_multiplier=1.0)
 
 
 def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and batch shape of every numeric field, also of the mechanisms inside."""
+    """Yield the name and the batch shape of every numeric field, also of the mechanisms inside."""
     for field in dataclasses.fields(cast(Any, mechanism)):
         if field.metadata.get("static"):
             continue
@@ -370,67 +373,54 @@ def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple
 
 
 def element(mechanism: M, index: tuple[Any, ...]) -> M:
-    """One configuration of a batch, as a mechanism without batch axes."""
-    shape = batch_shape(cast(Any, mechanism))
-
-    def number(value: Any) -> float:
-        return float(np.broadcast_to(value, shape)[index])
-
-    def vector(value: Any) -> np.ndarray:
-        return np.asarray(np.broadcast_to(value, shape + np.shape(value)[-1:])[index])
+    """Return one configuration of a batch, as a mechanism without batch axes."""
 
     def law(owner: Any, value: Any) -> Any:
         inside = zip(index[len(index) - len(value.shape) :], value.shape, strict=True)
         return value.element(tuple(0 if n == 1 else i for i, n in inside))
 
-    return cast(M, _picked(mechanism, number, vector, law))
+    return cast(M, _picked(mechanism, batch_shape(cast(Any, mechanism)), index, law))
 
 
 def take_rows(mechanism: M, rows: np.ndarray) -> M:
-    """Some configurations of a batch, by their numbers in its flat order; one with a law of K in it is refused."""
-    shape = batch_shape(cast(Any, mechanism))
-
-    def number(value: Any) -> np.ndarray:
-        return np.asarray(np.broadcast_to(value, shape).reshape(-1)[rows])
-
-    def vector(value: Any) -> np.ndarray:
-        length = np.shape(value)[-1:]
-        return np.asarray(np.broadcast_to(value, shape + length).reshape(-1, *length)[rows])
+    """Return some configurations of a batch, by their numbers in its flat order; refuse a batch with a law of K."""
 
     def law(owner: Any, value: Any) -> Any:
         raise InputError(f"a batch of {type(owner).__name__} is not taken apart here; ask for one at a time")
 
+    shape = batch_shape(cast(Any, mechanism)) or (1,)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # any warning was given when the mechanism was made
-        return cast(M, _picked(mechanism, number, vector, law))
+        return cast(M, _picked(mechanism, shape, np.unravel_index(rows, shape), law))
 
 
-def _picked(owner: Any, number: Callable[[Any], Any], vector: Callable[[Any], Any], law: Callable[..., Any]) -> Any:
-    """A mechanism, or a tuple of them, with every numeric field, vector and law of K replaced."""
+def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any, Any], Any]) -> Any:
+    """Return part of a batch of mechanisms, or of tuples of them; `law` picks from a law of K inside a mechanism."""
     if isinstance(owner, tuple):
-        return tuple(_picked(item, number, vector, law) for item in owner)
+        return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}
     for field in dataclasses.fields(owner):
         value = getattr(owner, field.name)
         if isinstance(value, Mechanism | tuple):
-            value = _picked(value, number, vector, law)
+            value = _picked(value, shape, index, law)
         elif dataclasses.is_dataclass(value):
             value = law(owner, value)
         elif field.name in owner.vectors:
-            value = vector(value)
+            value = np.broadcast_to(value, shape + np.shape(value)[-1:])[index]
         elif not field.metadata.get("static"):
-            value = number(value)
+            picked = np.broadcast_to(value, shape)[index]
+            value = picked if np.ndim(picked) else float(picked)
         taken[field.name] = value
     return type(owner)(**taken)
 
 
 def holds_vectors(mechanism: Mechanism) -> bool:
-    """Whether a configuration has fields that are vectors, here or in a mechanism inside."""
+    """Return whether the mechanism, or a mechanism inside, has fields that are vectors."""
     return bool(mechanism.vectors) or any(holds_vectors(inner) for inner in mechanism.inside())
 
 
 def call(owner: Any) -> str:
-    """The class of a record with its fields, as it would be typed; fields that have their default are left out.
+    """Return the class of a record with its fields, as a user would type it, without fields that have their default.
 
     >>> import jaxacct as ja
     >>> ja.repeat(ja.PoissonSampled(ja.Gaussian([1.0, 2.0]), 0.01), 1000).expression()
@@ -450,7 +440,7 @@ def call(owner: Any) -> str:
 
 
 def as_typed(value: Any, whole: bool = False) -> str:
-    """A number or an array as it would be typed; `whole` for counts.
+    """Return a number or an array as a user would type it; `whole` writes counts without a decimal point.
 
     >>> as_typed(1000.0, whole=True), as_typed(np.array([0.5, 1.0])), as_typed(np.zeros(1000))
     ('1000', '[0.5, 1.0]', '[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ... 1,000 numbers]')
@@ -474,5 +464,5 @@ def _written(value: Any, whole: bool) -> str:
         return repr(value)
     try:
         return as_typed(value, whole)
-    except (TypeError, ValueError):  # a tracer, or anything else that a pytree transformation put there
+    except (TypeError, ValueError):  # a tracer, or another object from a pytree transformation
         return repr(value)

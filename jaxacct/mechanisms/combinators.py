@@ -33,7 +33,7 @@ from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.profile import either_order
 
 MOST_DIGITS = 2**20
-"""Most binary digits of an exact power, reached at some 20,000 steps."""
+"""Most binary digits of an exact power; some 20,000 steps reach this number."""
 
 
 @register
@@ -41,15 +41,15 @@ MOST_DIGITS = 2**20
 class Repeated(Combinator):
     """A mechanism composed with itself ``steps`` times, adaptively: losses add (README.md, "Composition").
 
-    Nested repetitions are one repetition: their counts multiply, and must stay within 2**53. The neighbouring relation
-    is that of the question; ``kind`` is that of the mechanism.
+    Nested repetitions become one repetition: their counts multiply, and the product must stay within 2**53. The
+    neighbouring relation is that of the question; ``kind`` is that of the mechanism.
 
     Parameters
     ----------
     mechanism : Mechanism
-        What is repeated.
+        One step.
     steps : array_like of whole numbers from 1 to 2**53
-        Integral floats are accepted; broadcasts with the mechanism's fields.
+        Number of steps, which broadcasts with the mechanism's fields. Integral floats are accepted.
 
     References
     ----------
@@ -67,7 +67,7 @@ class Repeated(Combinator):
         super().__post_init__()
         inner = self.mechanism
         if type(inner) is Repeated and _is_checked(self.steps) and _is_checked(inner.steps):
-            with contextlib.suppress(InputError):  # more than 2**53 is refused when a question is asked
+            with contextlib.suppress(InputError):  # a question refuses products of more than 2**53
                 product = exact_product(np.asarray(inner.steps), np.asarray(self.steps))
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
 
@@ -117,15 +117,15 @@ class Repeated(Combinator):
 class Composed(Combinator):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
-    Each direction composes by itself and the worse is taken at the end. Under ``replace_one`` mechanisms whose two
-    laws are not alike may each have them in either order: of two or more such mechanisms each is taken with the larger
-    of its two profiles, and the answer is a bound. Which mechanisms are run must be fixed in advance, whatever the
-    earlier outputs.
+    The two directions compose separately, and the larger answer is taken. Under ``replace_one`` a mechanism whose two
+    laws differ may have them in either order. If there are several such mechanisms, each is taken with the larger of
+    its two profiles, and the answer is a bound. The list of mechanisms must be fixed in advance, whatever the earlier
+    outputs.
 
     Parameters
     ----------
     mechanisms : tuple of Mechanism
-        One or more; their fields broadcast against each other.
+        One or more mechanisms, whose fields broadcast against each other.
 
     References
     ----------
@@ -186,7 +186,7 @@ class Composed(Combinator):
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
     def _mixes_orders(self, relation: str) -> bool:
-        """Whether several mechanisms each have an order of their own under a relation."""
+        """Return whether several mechanisms each have an order of their own under a relation."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
@@ -200,19 +200,22 @@ class Composed(Combinator):
 
 
 def _is_checked(steps: Any) -> bool:
-    """Whether a count is a number or an array, not a tracer or a placeholder of a pytree transformation."""
+    """Return whether a count is a number or an array, and no tracer or placeholder of a pytree transformation."""
     return isinstance(steps, float | np.ndarray)
 
 
 def _without_one(mechanism: Mechanism) -> Mechanism:
-    """The mechanism; for a composition that is repeated once, the composition itself."""
+    """Return the mechanism, or the composition inside if the mechanism is a composition repeated once."""
     if type(mechanism) is Repeated and isinstance(mechanism.steps, float) and mechanism.steps == 1.0:
         return mechanism.mechanism if type(mechanism.mechanism) is Composed else mechanism
     return mechanism
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
-    """The parts of a mechanism under a symmetric relation, each finite one with its two laws in either order."""
+    """Return the parts of a mechanism under a symmetric relation.
+
+    Each finite part covers its two laws in either order.
+    """
     parts: list[tuple[Part, np.ndarray]] = []
     forward, reverse = (mechanism.expand(relation, direction) for direction in DIRECTIONS)
     for (one, count), (two, _) in zip(forward, reverse, strict=True):
@@ -224,14 +227,14 @@ def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np
 
 @with_hints
 def repeat(mechanism: Mechanism, steps: ArrayLike) -> Repeated:
-    """The mechanism composed with itself ``steps`` times.
+    """Compose the mechanism with itself ``steps`` times.
 
     Parameters
     ----------
     mechanism : Mechanism
-        What is repeated.
+        One step.
     steps : array_like of whole numbers from 1 to 2**53
-        Broadcasts with the mechanism's fields.
+        Number of steps, which broadcasts with the mechanism's fields.
 
     Returns
     -------
@@ -248,12 +251,12 @@ def repeat(mechanism: Mechanism, steps: ArrayLike) -> Repeated:
 
 
 def compose(*mechanisms: Mechanism) -> Composed:
-    """The composition of different mechanisms; their fields broadcast against each other.
+    """Compose different mechanisms, whose fields broadcast against each other.
 
     Parameters
     ----------
     *mechanisms : Mechanism
-        One or more, fixed in advance; each may depend on the outputs of those before it.
+        One or more mechanisms, fixed in advance. Each may depend on the outputs of the mechanisms before it.
 
     Returns
     -------
@@ -272,28 +275,27 @@ def compose(*mechanisms: Mechanism) -> Composed:
 @register
 @dataclass(frozen=True, eq=False)
 class ProposeTestRelease(Combinator):
-    """Release ``mechanism`` only if the data is far enough from unstable data, by a noisy distance.
+    """Release ``mechanism`` only if a noisy distance says that the data is far from unstable data.
 
-    The distance to instability is the least number of steps of the neighbouring relation to data where
-    ``mechanism`` does not have its guarantee. It is released with Laplace noise of scale ``test_scale`` (it
-    moves by at most 1 under that relation, whichever it is), and the mechanism is run if it comes out above
-    ``threshold``. On two unstable neighbours the mechanism may reveal everything, but it is run with probability
-    at most
+    The distance to instability is the least number of steps of the neighbouring relation to data where ``mechanism``
+    does not have its guarantee. One step moves the distance by at most 1. The distance is released with Laplace noise
+    of scale ``test_scale``, and the mechanism is run if the noisy distance exceeds ``threshold``. On two unstable
+    neighbours the mechanism may reveal everything, but it is run with probability at most
 
         delta_infinity = e^{-threshold/test_scale}/2.
 
-    On any other two neighbours it has its guarantee. The composition of the Laplace mechanism, a mass
-    delta_infinity at infinite loss, and the mechanism dominates both cases. ``kind`` is "bound". It cannot be
+    On any other two neighbours the mechanism has its guarantee. One composition dominates both cases: the Laplace
+    mechanism, a mass delta_infinity at infinite loss, and the mechanism. ``kind`` is "bound". The combination cannot be
     sampled.
 
     Parameters
     ----------
     mechanism : Mechanism
-        What is released.
+        Mechanism that is released.
     test_scale : array_like > 0, finite
-        Scale of the Laplace noise on the distance; broadcasts with the mechanism's fields.
+        Scale of the Laplace noise on the distance, which broadcasts with the mechanism's fields.
     threshold : array_like >= 0, finite
-        The noisy distance above which the mechanism is run.
+        Noisy distance above which the mechanism is run.
 
     References
     ----------
@@ -321,7 +323,10 @@ class ProposeTestRelease(Combinator):
         return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
 
     def _passing(self) -> np.ndarray:
-        """delta_infinity, rounded up (README.md, "A Gaussian's profile") and never 0, as epsilon at 0 is infinite."""
+        """Return delta_infinity, rounded up and never 0, since epsilon at delta 0 is infinite.
+
+        README.md, "A Gaussian's profile", bounds the rounding.
+        """
         with np.errstate(over="ignore"):
             # e^-800 is below the smallest float64
             ratio = np.minimum(np.asarray(self.threshold) / np.asarray(self.test_scale), 800.0)

@@ -18,24 +18,26 @@ from jaxacct.mechanisms.profile import pair_of_profile, stacked
 ORDERS = 24
 """Orders tried for each point."""
 LEAST_ORDER = 1e-6
-"""The smallest alpha - 1 that is tried."""
+"""Smallest alpha - 1 that is tried."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
 class ZCDP(BaseMechanism):
-    """Any (xi, rho)-zCDP mechanism: Rényi divergences of at most xi + rho alpha at every order alpha > 1, both ways.
+    """Any (xi, rho)-zCDP mechanism.
+
+    Rényi divergences of order alpha at most xi + rho alpha for all alpha > 1, both ways.
 
     A composition adds the rho and the xi of its guarantees, also beside other mechanisms. The profile of one guarantee
     is optimal: at each epsilon some mechanism with two outputs attains it (README.md, "Zero-concentrated privacy"). No
-    single pair of laws attains it everywhere, so ``kind`` is "bound". The guarantee must hold under the relation in
-    use. `Gaussian(1/sqrt(2 rho))` satisfies it with xi = 0; its own epsilon is smaller.
+    single pair of laws attains it everywhere, so ``kind`` is "bound". The guarantee must hold under the relation of the
+    question. `Gaussian(1/sqrt(2 rho))` satisfies the guarantee with xi = 0, and has a smaller epsilon.
 
     Parameters
     ----------
     rho : array_like >= 0, finite
     xi : array_like >= 0, finite
-        Broadcasts with rho.
+        Constant part of the bound, which broadcasts with rho.
 
     References
     ----------
@@ -62,7 +64,7 @@ class ZCDP(BaseMechanism):
 
 
 def concentrated_pair(rho: np.ndarray, xi: np.ndarray) -> FinitePair:
-    """The pair whose profile passes through the points of (xi, rho)-zCDP, for every configuration."""
+    """Return the pair whose profile passes through the points of (xi, rho)-zCDP, for every configuration."""
     rho, xi = np.broadcast_arrays(rho, xi)
     points = [_points(float(r), float(x)) for r, x in zip(rho.ravel(), xi.ravel(), strict=True)]
     return stacked([pair_of_profile(epsilon, delta, delta) for epsilon, delta in points], rho.shape)
@@ -71,14 +73,13 @@ def concentrated_pair(rho: np.ndarray, xi: np.ndarray) -> FinitePair:
 @functools.lru_cache(maxsize=64)  # an accountant's checks repeat the same question
 @np.errstate(all="ignore")
 def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Points (epsilon, delta) that every (xi, rho)-zCDP mechanism satisfies, with epsilon ascending from 0."""
+    """Return points (epsilon, delta) that every (xi, rho)-zCDP mechanism satisfies, with epsilon ascending from 0."""
     if rho == 0.0:  # pure differential privacy
         top = np.array([np.tanh(0.5 * xi) * (1.0 + 8.0 * ROUNDOFF), 0.0])
         return (np.array([0.0, xi]), top) if xi > LEAST_ORDER**2 else (np.zeros(1), top[:1])
     corner = _corner(rho, xi)
     far = max(xi + rho + np.sqrt(2.0 * rho) * 37.5, 1.1 * corner)  # delta is about 1e-307 at 37.5 deviations
-    # log-ratios of the likelier output, from that of the optimal test at epsilon 0 upwards
-    # this many chords make epsilon larger by about 1e-4
+    # log-ratios of the likelier output, upwards from the optimal test at epsilon 0; so many chords add about 1e-4
     s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, 1000)[1:]])
     t, c = _boundary(s, rho, xi)
     epsilon, delta = _tangent(s, t, c, rho, xi)
@@ -92,7 +93,10 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """The log-ratio s of the optimal test at epsilon 0, with output log-ratios s and -s: delta(0) <= tanh(s/2)."""
+    """Return the log-ratio s of the optimal test at epsilon 0, whose outputs have log-ratios s and -s.
+
+    The profile then has delta(0) <= tanh(s/2).
+    """
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))
@@ -111,12 +115,15 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """A grid of alpha - 1; the best one is at most (-log p/rho)^1/2 for an output of probability p."""
+    """Return a grid of alpha - 1. For an output of probability p the best alpha - 1 is at most (-log p/rho)^1/2."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """(t, c) for each log-ratio s: alpha = 1 + c limits the test most, and -t is the other output's log-ratio."""
+    """Return (t, c) for each log-ratio s.
+
+    The order alpha = 1 + c limits the test most, and the other log-ratio is -t.
+    """
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):
@@ -135,7 +142,7 @@ def _rarest_of_orders(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tu
 
 
 def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
-    """log q of the test with p = q e^s whose divergence is xi + rho alpha at the order alpha = 1 + c; at most -s."""
+    """Return log q, at most -s, of the test with p = q e^s that has the divergence xi + rho alpha at alpha = 1 + c."""
     alpha = 1.0 + c
     limit, power = c * (xi + rho * alpha), alpha * s
     most = np.exp(-s) * (1.0 - ROUNDOFF)
@@ -160,7 +167,7 @@ def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
 
 
 def _tangent(s: np.ndarray, t: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """(epsilon, delta) from the tangents of x^(1 + c) at e^s and e^-t, rounded up; valid for any s > -t."""
+    """Return (epsilon, delta) from the tangents of x^(1 + c) at e^s and e^-t, rounded up; valid for any s > -t."""
     alpha, x = 1.0 + c, s + t
     grown, shrunk = _log_mean(c * x), _log_mean(alpha * x)
     epsilon = s + shrunk - grown
@@ -177,7 +184,7 @@ def _tangent(s: np.ndarray, t: np.ndarray, c: np.ndarray, rho: float, xi: float)
 
 
 def _log_mean(y: np.ndarray) -> np.ndarray:
-    """log((1 - e^-y)/y) for y > 0."""
+    """Compute log((1 - e^-y)/y) for y > 0."""
     small = y < 1e-2
     series = -0.5 * y + y * y / 24.0 - y**4 / 2880.0
     return np.where(small, series, np.log(-np.expm1(-np.where(small, 1.0, y))) - np.log(np.where(small, 1.0, y)))

@@ -1,7 +1,7 @@
-"""Exact random draws from integer arithmetic alone: no rounding stands between a proof and its sample.
+"""Exact random draws in integer arithmetic, so that no rounding separates a proof from its sample.
 
 The discrete laws follow Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for Differential Privacy", Algorithms 1
-to 3.  README.md of this folder, "Rounded Gaussian noise", proves the law of `rounded_gaussian`.
+to 3. README.md of this folder, "Rounded Gaussian noise", proves the law of `rounded_gaussian`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxacct.core.validation import InputError
 
 
 def bernoulli_exp(exponent: Fraction, rng: random.Random) -> bool:
-    """True with probability exp(-exponent), exactly, for a rational exponent >= 0."""
+    """Return True with probability exp(-exponent), exactly, for a rational exponent >= 0."""
     while exponent > 1:
         if not _bernoulli_exp_unit(Fraction(1), rng):
             return False
@@ -28,19 +28,19 @@ def bernoulli_exp(exponent: Fraction, rng: random.Random) -> bool:
 
 
 def discrete_laplace(scale: Fraction, rng: random.Random) -> int:
-    """An integer x with probability tanh(1/(2 scale)) exp(-|x|/scale), exactly."""
+    """Draw an integer x with probability tanh(1/(2 scale)) exp(-|x|/scale), exactly."""
     return _signed(lambda: _geometric(scale, rng), rng)
 
 
 def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
-    """An integer x with probability proportional to exp(-x^2 / (2 variance)), exactly."""
+    """Draw an integer x with probability proportional to exp(-x^2 / (2 variance)), exactly."""
     return _signed(lambda: _half_gaussian(variance, rng), rng)
 
 
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
-    """An exact draw from N(0, variance), rounded to the nearest integer."""
+    """Draw from N(0, variance) exactly, and round the draw to the nearest integer."""
     square, digits = 4 * variance, 0  # the variance of twice the draw
-    while square < 1:  # scale a narrow draw up by powers of two; |scaled draw| = h + u
+    while square < 1:  # a narrow draw is scaled up by powers of two; |scaled draw| = h + u
         square, digits = 4 * square, digits + 1
     while True:
         h, u = _half_gaussian(square, rng), _Uniform(rng)
@@ -51,7 +51,7 @@ def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 
 def _geometric(scale: Fraction, rng: random.Random) -> int:
-    """An integer x >= 0 with probability proportional to exp(-x/scale)."""
+    """Draw an integer x >= 0 with probability proportional to exp(-x/scale)."""
     t, s = scale.numerator, scale.denominator
     while True:
         low = rng.randrange(t)
@@ -64,7 +64,7 @@ def _geometric(scale: Fraction, rng: random.Random) -> int:
 
 
 def _half_gaussian(variance: Fraction, rng: random.Random) -> int:
-    """An integer x >= 0 with probability proportional to exp(-x^2 / (2 variance))."""
+    """Draw an integer x >= 0 with probability proportional to exp(-x^2 / (2 variance))."""
     t = math.isqrt(variance.numerator // variance.denominator) + 1
     while True:
         x = _geometric(Fraction(t), rng)
@@ -73,7 +73,7 @@ def _half_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 
 def _signed(size_of: Callable[[], int], rng: random.Random) -> int:
-    """A size with a random sign; a negative zero is drawn again."""
+    """Draw a size and a random sign, again where the result is a negative zero."""
     while True:
         size, negative = size_of(), rng.randrange(2) == 1
         if not (negative and size == 0):
@@ -81,14 +81,14 @@ def _signed(size_of: Callable[[], int], rng: random.Random) -> int:
 
 
 class _Uniform:
-    """A uniform real number in [0, 1); its binary digits are drawn when they are needed."""
+    """Uniform real number in [0, 1), whose binary digits are drawn when they are needed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """Whether a fresh uniform number is smaller than this one, x: true with probability x."""
+        """Return True with probability x, for this number x: compare a fresh uniform number with x."""
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))
@@ -98,12 +98,12 @@ class _Uniform:
         raise AssertionError
 
     def twice(self) -> bool:
-        """True with the square of this number as probability."""
+        """Return True with probability x^2, for this number x."""
         return self.above() and self.above()
 
 
 def _bernoulli_exp_product(factor: Fraction, coin: Callable[[], bool], rng: random.Random) -> bool:
-    """True with probability exp(-factor p), where the coin shows True with probability p at each toss."""
+    """Return True with probability exp(-factor p), where `coin` returns True with probability p at each toss."""
     pieces = math.ceil(factor)
     for _ in range(pieces):
         k, share = 1, factor / pieces
@@ -115,7 +115,7 @@ def _bernoulli_exp_product(factor: Fraction, coin: Callable[[], bool], rng: rand
 
 
 def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
-    """True with probability exp(-exponent), 0 <= exponent <= 1, by the alternating series of exp."""
+    """Return True with probability exp(-exponent), 0 <= exponent <= 1, by the alternating series of exp."""
     k = 1
     while rng.randrange(exponent.denominator * k) < exponent.numerator:
         k += 1
@@ -123,7 +123,10 @@ def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
 
 
 class KeyedBits(random.Random):
-    """Random bits from a secret key of 32 bytes: HMAC-SHA256 of a counter.  Whoever has the key can repeat them."""
+    """Random bits from a secret key of 32 bytes: HMAC-SHA256 of a counter.
+
+    Anyone who has the key can repeat the bits.
+    """
 
     def __init__(self, key: bytes) -> None:
         super().__init__()
@@ -139,11 +142,11 @@ class KeyedBits(random.Random):
         return found
 
     def random(self) -> float:
-        raise NotImplementedError  # exact draws use bits alone
+        raise NotImplementedError  # exact draws take bits and no floats
 
 
 def generator(rng: random.Random | None) -> random.Random:
-    """The source of random bits: the operating system's, unless a `random.Random` is given."""
+    """Return the source of random bits: the operating system's if `rng` is None, else `rng`, a `random.Random`."""
     if rng is None:
         return random.SystemRandom()
     if not isinstance(rng, random.Random):
@@ -152,7 +155,7 @@ def generator(rng: random.Random | None) -> random.Random:
 
 
 def rational(name: str, value: Any, *, positive: bool = True) -> Fraction:
-    """A finite number as an exact fraction; it must be positive unless the caller allows others."""
+    """Return a finite number as an exact fraction; refuse numbers <= 0 if `positive`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InputError(f"{name} = {value!r:.40} must be a number; use an int, a float or a Fraction")
     if isinstance(value, numbers.Rational):
@@ -167,14 +170,14 @@ def rational(name: str, value: Any, *, positive: bool = True) -> Fraction:
 
 
 def whole(name: str, value: Any) -> int:
-    """An integer, exactly; integral floats are refused, since they may already have been rounded."""
+    """Return an integer, exactly; refuse integral floats, since they may already have been rounded."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InputError(f"{name} = {value!r:.40} must be an integer; round and scale before adding integer noise")
     return int(value)
 
 
 def round_up(exact: Fraction) -> float:
-    """The least float64 that is not below the fraction: guarantees are rounded away from privacy."""
+    """Return the least float64 that is not below the fraction, since a guarantee is rounded up."""
     try:
         value = float(exact)
     except OverflowError:

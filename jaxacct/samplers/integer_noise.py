@@ -1,4 +1,4 @@
-"""Integer noise, sampled exactly, with the guarantee it gives, and AboveThreshold, which uses it."""
+"""Integer noise that is sampled exactly, with its guarantee; and AboveThreshold with such noise."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class _IntegerNoise:
             object.__setattr__(self, field.name, rational(field.name, getattr(self, field.name)))
 
     def _draw(self, source: random.Random) -> int:
-        raise NotImplementedError  # each noise of this file draws by itself
+        raise NotImplementedError  # each subclass draws by its own law
 
     def release(self, counts: ArrayLike, rng: random.Random | None = None) -> Numbers:
-        """The count, or the list of counts, with fresh noise; from the system's random bits by default.
+        """Return the count, or the list of counts, with fresh noise; refuse counts that are not integers.
 
-        A seeded `random.Random` is for tests: its noise can be predicted. InputError for what is no integer.
+        The random bits come from the operating system unless `rng` is given. A seeded `random.Random` is for tests
+        only, because its noise can be predicted.
         """
         source = generator(rng)
         if isinstance(counts, str | bytes | dict):
@@ -41,17 +42,18 @@ class _IntegerNoise:
 
 @dataclass(frozen=True)
 class DiscreteLaplaceNoise(_IntegerNoise):
-    """Adds integers with Pr[x] proportional to exp(-|x|/scale) to integer counts: (sensitivity/scale)-DP.
+    """Integer noise with Pr[x] proportional to exp(-|x|/scale), added to integer counts: (sensitivity/scale)-DP.
 
-    Sampled exactly in integer arithmetic, so the guarantee holds as implemented.  The running time depends on the noise
-    drawn: do not let it be observed.
+    The noise is sampled exactly in integer arithmetic, so the guarantee holds as implemented. The running time depends
+    on the noise drawn: do not let it be observed.
 
     Parameters
     ----------
     scale : int, float or Fraction > 0
         Taken exactly.
     sensitivity : int, float or Fraction > 0
-        The largest L1 distance between the counts of neighbours, for whichever neighbouring relation it was worked out.
+        Largest L1 distance between the counts of neighbours. The guarantee is for the neighbouring relation of that
+        distance.
 
     References
     ----------
@@ -69,7 +71,7 @@ class DiscreteLaplaceNoise(_IntegerNoise):
 
     @property
     def privacy(self) -> PureDP:
-        """The guarantee of one release (of one count or a vector of them)."""
+        """Guarantee of one release, of one count or of a vector of counts."""
         return PureDP(round_up(self.sensitivity / self.scale))
 
     def _draw(self, source: random.Random) -> int:
@@ -78,16 +80,18 @@ class DiscreteLaplaceNoise(_IntegerNoise):
 
 @dataclass(frozen=True)
 class DiscreteGaussianNoise(_IntegerNoise):
-    """Adds integers with Pr[x] proportional to exp(-x^2/(2 variance)): (sensitivity^2/(2 variance))-zCDP.
+    """Integer noise with Pr[x] proportional to exp(-x^2/(2 variance)): (sensitivity^2/(2 variance))-zCDP.
 
-    Sampled exactly in integer arithmetic.  The running time depends on the noise drawn: do not let it be observed.
+    The noise is sampled exactly in integer arithmetic. The running time depends on the noise drawn: do not let it be
+    observed.
 
     Parameters
     ----------
     variance : int, float or Fraction > 0
         Taken exactly.
     sensitivity : int, float or Fraction > 0
-        The largest L2 distance between the counts of neighbours.
+        Largest L2 distance between the counts of neighbours. The guarantee is for the neighbouring relation of that
+        distance.
 
     References
     ----------
@@ -103,11 +107,11 @@ class DiscreteGaussianNoise(_IntegerNoise):
 
     @property
     def rho(self) -> float:
-        """The zero-concentrated guarantee, sensitivity^2 / (2 variance), rounded up."""
+        """Zero-concentrated guarantee sensitivity^2 / (2 variance), rounded up."""
         return round_up(self.sensitivity**2 / (2 * self.variance))
 
     def privacy(self, delta: float) -> ApproximateDP:
-        """(rho + 2 sqrt(rho log(1/delta)), delta)-DP [Bun and Steinke 2016, Proposition 1.3]: a bound."""
+        """Return (rho + 2 sqrt(rho log(1/delta)), delta)-DP [Bun and Steinke 2016, Proposition 1.3], a bound."""
         target = float(check("delta", delta, DELTA))
         epsilon = self.rho + 2.0 * math.sqrt(self.rho * -math.log(target))
         return ApproximateDP(epsilon * (1 + 4 * 2.0**-52), target)
@@ -117,11 +121,12 @@ class DiscreteGaussianNoise(_IntegerNoise):
 
 
 class SparseVector:
-    """Says for one integer query after another whether it is above a threshold, and stops at the first yes.
+    """AboveThreshold: says for one integer query after another whether it is above a threshold, until the first yes.
 
-    epsilon-DP for the whole sequence of answers, however many and however adaptively chosen the queries.  The threshold
-    gets discrete Laplace noise of scale 2 Delta / epsilon, each query noise of scale 4 Delta / epsilon.  Fractions of n
-    people are counts once multiplied by n.  For c positive answers use c instances, `ja.repeat(privacy, c)`.
+    The whole sequence of answers is epsilon-DP, however many queries there are and however they depend on earlier
+    answers. The threshold gets discrete Laplace noise of scale 2 Delta / epsilon, each query noise of scale 4 Delta /
+    epsilon, where Delta is the sensitivity. A query that is a fraction of n people becomes a count when multiplied by
+    n. For c positive answers use c instances, which together have `ja.repeat(privacy, c)`.
 
     Parameters
     ----------
@@ -129,9 +134,9 @@ class SparseVector:
         Taken exactly.
     threshold : int
     sensitivity : int >= 1
-        The most by which one record moves any query.
+        Delta, the most by which one record moves any query.
     rng : random.Random, optional
-        Only for tests; by default the system's random bits.
+        Source of random bits, for tests only; by default the operating system.
 
     References
     ----------
@@ -160,21 +165,22 @@ class SparseVector:
 
     @property
     def privacy(self) -> PureDP:
-        """The guarantee of all the answers together."""
+        """Guarantee of all the answers together."""
         return PureDP(round_up(self._epsilon))
 
     def ask(self, value: int) -> bool:
-        """Whether the noisy value reaches the noisy threshold; after the first yes no more are answered."""
+        """Return whether the noisy value reaches the noisy threshold; refuse any query after the first yes."""
         if self.halted:
             raise InputError("SparseVector has halted after its positive answer; start a new one, which costs again")
         self.halted = whole("value", value) + discrete_laplace(self.query_scale, self._rng) >= self._noisy
         return self.halted
 
     def failure(self, alpha: ArrayLike, queries: int) -> float:
-        """A bound on the probability that any of `queries` answers is wrong by more than `alpha` (>= 0).
+        """Bound the probability that any of `queries` answers is wrong by more than `alpha` (>= 0).
 
-        Wrong: "yes" for a value below threshold - alpha, or "no" for one above threshold + alpha. All are
-        right while no noise exceeds alpha / 2, and Pr[|x| > t] = 2 e^{-(floor(t)+1)/b} / (1 + e^{-1/b}).
+        An answer is wrong if it is "yes" for a value below threshold - alpha, or "no" for a value above threshold +
+        alpha. All answers are right while no noise exceeds alpha / 2, and Pr[|x| > t] = 2 e^{-(floor(t)+1)/b} / (1 +
+        e^{-1/b}) for noise x of scale b.
         """
         half = math.floor(rational("alpha", alpha, positive=False) / 2)
         count = whole("queries", queries)
@@ -184,9 +190,9 @@ class SparseVector:
         return min(1.0, bound * (1 + 1e-12))
 
     def accuracy(self, beta: ArrayLike, queries: int) -> int:
-        """The smallest even alpha for which `failure(alpha, queries)` is at most `beta`.
+        """Return the smallest even alpha for which `failure(alpha, queries)` is at most `beta`.
 
-        About 8 Delta (log queries + log(2/beta)) / epsilon [Dwork and Roth 2014, Theorem 3.24].
+        It is about 8 Delta (log queries + log(2/beta)) / epsilon [Dwork and Roth 2014, Theorem 3.24].
 
         >>> SparseVector(1.0, 0).accuracy(0.05, queries=100)
         60
@@ -203,6 +209,6 @@ class SparseVector:
 
 
 def _tail(size: int, scale: Fraction) -> float:
-    """Pr[|x| > size] of discrete Laplace noise."""
+    """Compute Pr[|x| > size] of discrete Laplace noise x."""
     rate = 1.0 / float(scale)
     return 2.0 * math.exp(-rate * (size + 1)) / (1.0 + math.exp(-rate))

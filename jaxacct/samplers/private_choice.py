@@ -1,12 +1,12 @@
 """Private choice among candidates: the exponential mechanism, report-noisy-max, and how good a choice is.
 
-With Delta the sensitivity of the utility, k candidates of which r reach the optimum OPT [McSherry and Talwar
-2007; Dwork and Roth 2014, Theorem 3.11]:
+Let Delta be the sensitivity of the utility u, and let r of the k candidates reach the optimum OPT. Then [McSherry and
+Talwar 2007; Dwork and Roth 2014, Theorem 3.11]
 
     Pr[ u(choice) <= OPT - (2 Delta / epsilon) (log(k / r) + t) ] <= e^{-t}.
 
-Monotone utilities (adding a record never lowers any, or never raises any) need Delta where others need 2
-Delta. All arguments broadcast; every answer is a theorem's bound.
+Utilities are monotone if adding a record lowers none of them, or raises none. Monotone utilities need Delta where other
+utilities need 2 Delta. All arguments broadcast, and every answer is a theorem's bound.
 """
 
 from __future__ import annotations
@@ -30,55 +30,52 @@ from jaxacct.samplers.exact_draws import bernoulli_exp, generator, rational
 
 
 class _PureChoice:
-    """A choice made by adding noise to the scores; the scale of the noise alone makes it pure epsilon-DP."""
+    """Choice of the largest noisy score, where the scale of the noise alone makes the choice epsilon-DP."""
 
     epsilon: float
     sensitivity: float
     monotone: bool
-
-    @property
-    def noise(self) -> str:
-        """The law of the noise; Gumbel's is the exponential mechanism."""
-        return "gumbel"
+    noise = "gumbel"
+    """Law of the noise. Gumbel noise gives the exponential mechanism."""
 
     def __post_init__(self) -> None:
         _check_fields(self, epsilon=self.epsilon, sensitivity=self.sensitivity)
 
     @property
     def privacy(self) -> PureDP:
-        """The guarantee of one choice."""
+        """Guarantee of one choice."""
         return PureDP(self.epsilon)
 
     @property
     def scale(self) -> float:
-        """The scale of the noise: 2 Delta / epsilon, or Delta / epsilon for monotone utilities."""
+        """Scale of the noise: 2 Delta / epsilon, or Delta / epsilon for monotone utilities."""
         return self.sensitivity * (1.0 if self.monotone else 2.0) / self.epsilon
 
     def sample(self, key: jax.Array | None, utilities: ArrayLike, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Independent choices of the given shape for each row of utilities, as indices; shape + batch.
+        """Draw independent choices of the given shape for each row of utilities, as indices of shape `shape` + batch.
 
-        key : None for 256 bits from the operating system, which is what a release should use; or a JAX key of at least
-        256 bits (``jaxacct.training.fresh_key()``), never used for anything else: whoever has it knows the noise.  Keys
-        of fewer bits, such as ``jax.random.key(0)``, are refused: all can be tried.
+        A release should use `key` None, which draws 256 bits from the operating system. A JAX key must have at least
+        256 bits (``jaxacct.training.fresh_key()``) and must not be used for anything else, since whoever has it knows
+        the noise. Shorter keys, such as ``jax.random.key(0)``, are refused, because all of them can be tried.
         """
         return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
 
 
 @dataclass(frozen=True)
 class ExponentialChoice(_PureChoice):
-    """Chooses candidate r with probability proportional to exp(epsilon u_r / (2 Delta)): epsilon-DP.
+    """Choice of candidate r with probability proportional to exp(epsilon u_r / (2 Delta)): epsilon-DP.
 
-    `sample` adds Gumbel noise and takes the largest, in float64: fast, batched, and differentially private up to
-    rounding only (a choice whose probability is below about 1e-16 is never made).  `sample_exact` has exactly the
-    stated law for the utilities as given.
+    `sample` adds Gumbel noise and takes the largest score, in float64. It is fast and batched, and differentially
+    private up to rounding only: a choice whose probability is below about 1e-16 is never made. `sample_exact` has
+    exactly the stated law for the utilities as given.
 
     Parameters
     ----------
     epsilon : float > 0
     sensitivity : float > 0
-        Delta, the most that one record moves any single utility.
+        Delta, the most by which one record moves any single utility.
     monotone : bool
-        Whether one record moves all utilities the same way.  Then the exponent is epsilon u_r / Delta, with the same
+        Whether one record moves all utilities the same way. The exponent is then epsilon u_r / Delta, with the same
         guarantee.
 
     References
@@ -97,17 +94,17 @@ class ExponentialChoice(_PureChoice):
     monotone: bool = False
 
     def probabilities(self, utilities: ArrayLike) -> np.ndarray:
-        """The law of the choice over the last axis of `utilities` (finite numbers)."""
+        """Return the law of the choice over the last axis of `utilities` (finite numbers)."""
         u = _utilities(utilities)
         weights = np.exp((u - u.max(-1, keepdims=True)) / self.scale)
         return np.asarray(weights / weights.sum(-1, keepdims=True))
 
     def sample_exact(self, utilities: Sequence[Any], rng: random.Random | None = None) -> int:
-        """One choice, exactly distributed: uniform proposals, accepted with probability e^{-(OPT - u)/scale}.
+        """Draw one choice, exactly distributed: uniform proposals, accepted with probability e^{-(OPT - u)/scale}.
 
-        Utilities are ints, floats or Fractions, taken exactly; random bits come from the system unless a
-        `random.Random` is given. About k proposals at most on average for k candidates, and the running time
-        depends on the utilities: do not let it be observed.
+        Utilities are ints, floats or Fractions, taken exactly. Random bits come from the operating system unless `rng`
+        is given. For k candidates at most about k proposals are needed on average. The running time depends on the
+        utilities: do not let it be observed.
 
         >>> ExponentialChoice(epsilon=50.0).sample_exact([0, 3, 1])
         1
@@ -126,18 +123,19 @@ class ExponentialChoice(_PureChoice):
 
 @dataclass(frozen=True)
 class NoisyMaxChoice(_PureChoice):
-    """Report-noisy-max: adds independent noise to every utility and releases the index of the largest.
+    """Report-noisy-max: independent noise is added to every utility, and the index of the largest is released.
 
-    epsilon-DP with noise of scale 2 Delta / epsilon, or Delta / epsilon for monotone utilities.  Only the index may be
-    released.  Sampled in float64: private up to rounding; `ExponentialChoice.sample_exact` is exact.
+    The choice is epsilon-DP with noise of scale 2 Delta / epsilon, or Delta / epsilon for monotone utilities. Only the
+    index may be released. The noise is sampled in float64, so the choice is private up to rounding;
+    `ExponentialChoice.sample_exact` is exact.
 
     Parameters
     ----------
     epsilon : float > 0
     noise : {"laplace", "exponential", "gumbel"}
-        "exponential" is one-sided; with "gumbel" it is the exponential mechanism.
+        "exponential" noise is one-sided; "gumbel" noise gives the exponential mechanism.
     sensitivity : float > 0
-        Delta, the most that one record moves any single utility.
+        Delta, the most by which one record moves any single utility.
     monotone : bool
         Whether one record moves all utilities the same way.
 
@@ -168,7 +166,7 @@ class GaussianNoisyMaxChoice:
     ----------
     noise_multiplier : float > 0
     sensitivity : float > 0
-        Delta, the most that one record moves any single utility.
+        Delta, the most by which one record moves any single utility.
     monotone : bool
         Whether one record moves all utilities the same way.
 
@@ -189,11 +187,11 @@ class GaussianNoisyMaxChoice:
         _check_fields(self, noise_multiplier=self.noise_multiplier, sensitivity=self.sensitivity)
 
     def privacy(self, delta: float, candidates: int) -> ApproximateDP:
-        """(epsilon, delta)-DP of one choice among `candidates`, epsilon the smaller of two bounds.
+        """Return (epsilon, delta)-DP of one choice among `candidates`, where epsilon is the smaller of two bounds.
 
-        By candidates: delta <= candidates * delta_G(epsilon) where G is the Gaussian of sensitivity 2 Delta,
-        or Delta for monotone utilities [Koskela, Redberg, Wang 2024, Theorem 3.2]. By the noisy vector, whose
-        sensitivity is sqrt(candidates) Delta. Both by the certified Gaussian profile.
+        The first bound is delta <= candidates * delta_G(epsilon), where G is the Gaussian of sensitivity 2 Delta, or
+        Delta for monotone utilities [Koskela, Redberg, Wang 2024, Theorem 3.2]. The second is the Gaussian that
+        releases all noisy scores, of sensitivity sqrt(candidates) Delta. Both use the certified Gaussian profile.
         """
         target = float(check("delta", delta, DELTA))
         if isinstance(candidates, bool) or not isinstance(candidates, int | np.integer) or candidates < 1:
@@ -204,12 +202,12 @@ class GaussianNoisyMaxChoice:
         return ApproximateDP(float(np.min(bounds.upper)), target)
 
     def sample(self, key: jax.Array | None, utilities: ArrayLike, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Independent choices, as for `NoisyMaxChoice.sample`."""
+        """Draw independent choices, as `NoisyMaxChoice.sample` does."""
         return _noisy_argmax(key, utilities, shape, "normal", self.noise_multiplier * self.sensitivity)
 
 
 def _check_fields(sampler: Any, **fields: Any) -> None:
-    """Positive scalars, stored as Python floats."""
+    """Check positive scalars, and store them in the sampler as Python floats."""
     for name, value in fields.items():
         number = check(name, value, POSITIVE)
         if not isinstance(number, float):
@@ -244,7 +242,7 @@ def exponential_error(
     sensitivity: ArrayLike = 1.0,
     monotone: bool = False,
 ) -> Numbers:
-    """The shortfall that is reached or exceeded with probability at most `beta`, in units of the utility.
+    """Compute the shortfall that is reached or exceeded with probability at most `beta`, in units of the utility.
 
     Parameters
     ----------
@@ -252,9 +250,9 @@ def exponential_error(
     beta : array_like in (0, 1)
     candidates : array_like of whole numbers
     optimal : array_like of whole numbers
-        How many candidates reach the optimum, at most ``candidates``.
+        Number of candidates that reach the optimum, at most ``candidates``.
     sensitivity : array_like > 0
-        The most that one record moves any single utility; all broadcast.
+        Delta, the most by which one record moves any single utility. All arguments broadcast.
     monotone : bool
         Whether one record moves all utilities the same way.
 
@@ -283,7 +281,7 @@ def exponential_failure(
     sensitivity: ArrayLike = 1.0,
     monotone: bool = False,
 ) -> Numbers:
-    """The probability, at most, that the choice falls short of the optimum by `error` or more.
+    """Bound the probability that the choice falls short of the optimum by `error` or more.
 
     Parameters
     ----------
@@ -316,7 +314,7 @@ def exponential_epsilon(
     sensitivity: ArrayLike = 1.0,
     monotone: bool = False,
 ) -> Numbers:
-    """The epsilon with which the shortfall stays below `error` except with probability `beta`.
+    """Compute the epsilon with which the shortfall stays below `error` except with probability `beta`.
 
     Parameters
     ----------
@@ -344,7 +342,7 @@ def exponential_epsilon(
 def _odds(
     candidates: Any, optimal: Any, sensitivity: Any, monotone: bool, **others: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(k / r, 2 Delta or Delta).  The latter times log(k / (r beta)) equals epsilon times the error."""
+    """Return k / r, and U = 2 Delta, or Delta if monotone. U log(k / (r beta)) is epsilon times the error."""
     k, r = np.asarray(check("candidates", candidates, COUNT)), np.asarray(check("optimal", optimal, COUNT))
     delta = np.asarray(check("sensitivity", sensitivity, POSITIVE))
     each = {**others, "candidates": k, "optimal": r, "sensitivity": delta}
