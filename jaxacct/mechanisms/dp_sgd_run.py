@@ -1,6 +1,6 @@
-"""DP-SGD as a mechanism: the record that describes a run, and how its batches are drawn.
+"""DP-SGD as a mechanism: the record that describes a run, and the rules by which batches are drawn.
 
-Every door takes this record with these names: `dp_sgd`, the calibrations, sweeps, the command line.
+`dp_sgd`, the calibrations, sweeps and the command line take this record with the same names.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ NUMBERS: dict[str, Constraint] = {
     "cap": COUNT,
     "group": COUNT,
 }
-"""The numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
+"""Numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
 RATES = ("sampling_probability", "batch_size", "slots")
-"""Each of these numbers gives the size of the batches; a run has exactly one.  `batch_size` needs `dataset_size`."""
+"""Numbers that give the size of the batches; a run has exactly one of them. `batch_size` needs `dataset_size`."""
 LENGTHS = ("steps", "epochs")
-"""Each of these numbers gives the length of the run; a run has exactly one."""
+"""Numbers that give the length of the run; a run has exactly one of them."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
-"""The numbers from which the sampling probability and the steps may follow."""
+"""Numbers from which the sampling probability and the steps may follow."""
 NOISE_RANGE = (0.1, 1e6)
 """Noise multipliers that searches try."""
 ROUNDING = 1e-15
-"""A quotient may be this much too large, relatively, by rounding; rounding it up then adds no step."""
+"""Relative error of a quotient; rounding the quotient up then adds no step."""
 
 
 @with_hints
@@ -72,22 +72,22 @@ def dp_sgd(
     cap: ArrayLike | None = None,
     group: int = 1,
 ) -> Repeated:
-    """DP-SGD: Gaussian steps on random batches.
+    """Describe DP-SGD: Gaussian steps on random batches.
 
     All numbers broadcast, one configuration per element: an array of noise multipliers is a batch of runs, not a
-    schedule (for a schedule, compose the steps).  The batch rule says how batches are drawn:
+    schedule. (For a schedule, compose the steps.) The batch rule says how batches are drawn:
 
-    * "poisson": every record by itself with probability q in every step;
+    * "poisson": every record independently with probability q in every step;
     * "random_allocation": the steps are in rounds of t = 1/q slots, and every record is in exactly one step of each
-      round, drawn independently and afresh; a begun round counts whole;
-    * "truncated_poisson": a Poisson sample, of which a uniformly random subset of ``cap`` is kept where it is larger;
+      round, drawn independently for each record and each round; an incomplete round counts as a whole one;
+    * "truncated_poisson": a Poisson sample, cut to a uniformly random subset of ``cap`` records if it is larger;
     * "without_replacement": a uniformly random set of a share q of the data in every step;
     * "with_replacement": ``batch_size`` independent draws from the data in every step;
-    * "shuffled": the data are shuffled and cut into batches in every epoch, as most loaders do; a begun epoch counts
-      whole.  The answer holds whether or not the loader drops a last batch that is smaller.
-      Ask with ``relation="zero_out"``, the relation that holds for it.
+    * "shuffled": the data are shuffled and cut into batches in every epoch, as most loaders do; an incomplete epoch
+      counts as a whole one. The answer holds whether or not the loader drops a smaller last batch. Ask with
+      ``relation="zero_out"``, the relation that holds for this rule.
 
-    Say the size of batches by one of `sampling_probability`, `batch_size` (with `dataset_size`) and `slots`, and the
+    Give the size of batches by one of `sampling_probability`, `batch_size` (with `dataset_size`) and `slots`, and the
     length of the run by one of `steps` and `epochs`: `q = batch_size / dataset_size`, and `steps = ceil(epochs / q)`.
 
     Parameters
@@ -95,24 +95,25 @@ def dp_sgd(
     noise_multiplier : array_like > 0, finite
         Standard deviation of the noise over the clip norm, the add/remove sensitivity.
     sampling_probability : array_like in [0, 1]
-        q, the chance of each record to be in a batch; with "random_allocation" and "shuffled" one over a whole number.
+        q, the chance of each record to be in a batch; 1/q is a whole number for "random_allocation" and "shuffled".
     steps : array_like of whole numbers from 1 to 2**53
     batch_size : array_like > 0, at most `dataset_size`
-        Expected size of a batch; where all batches are of one size, that whole number.
+        Expected size of a batch, or the size of every batch (a whole number) if all are of one size.
     dataset_size : array_like of whole numbers >= 1
-        Records, the larger number under add/remove.
+        Number of records of the larger data set under add/remove.
     slots : array_like of whole numbers >= 1
-        Batches of a round or of an epoch, for "random_allocation" and "shuffled"; q = 1/slots.  From `batch_size` it is
-        `ceil(dataset_size / batch_size)`; with `steps` of shuffled batches `floor`, which counts no epoch too few.
+        Batches of a round or of an epoch, for "random_allocation" and "shuffled"; q = 1/slots. `batch_size` gives
+        `ceil(dataset_size / batch_size)` slots. Shuffled batches with `steps` have `floor` of the quotient, so that
+        no epoch is missed.
     epochs : array_like > 0
         Passes over the data.
     sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement", "with_replacement", \
 "shuffled"}
-        "fixed_batches", the word of `training.Plan`, is "shuffled".
+        Batch rule. "fixed_batches", the word of `training.Plan`, means "shuffled".
     cap : array_like of whole numbers >= 1, optional
         Most records of a batch, for "truncated_poisson".
     group : int >= 1
-        Records of one person, which are protected together; one number for the whole batch.
+        Number of records of one person, which are protected together; one number for the whole batch.
 
     Returns
     -------
@@ -121,7 +122,7 @@ def dp_sgd(
 
     References
     ----------
-    Abadi et al. (2016), Deep Learning with Differential Privacy.  README.md of this folder, for the other batch rules.
+    Abadi et al. (2016), Deep Learning with Differential Privacy. README.md of this folder, for the other batch rules.
 
     >>> dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000).mechanism
     PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
@@ -137,10 +138,12 @@ def dp_sgd(
 
 
 def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: str = "") -> dict[str, Any]:
-    """Complete the numbers of a run by its `sampling_probability` and `steps`; InputError where they do not fit.
+    """Complete the numbers of a run by its `sampling_probability` and `steps`.
 
-    unknown : the number that is solved for; it is not among them.  Where it is the sampling probability, and `epochs`
-    are given, the steps stay open.
+    Refuse numbers that contradict each other.
+
+    `unknown` names the number that is solved for, which is not in `given`. The steps stay open if `unknown` is the
+    sampling probability and `epochs` are given.
 
     >>> found = described({"batch_size": 30, "dataset_size": 100, "epochs": 2}, "shuffled", unknown="noise_multiplier")
     >>> found["slots"], found["sampling_probability"], found["steps"]
@@ -162,7 +165,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
         quotient = np.asarray(size) / np.asarray(batch)
         fields["sampling_probability"] = _plain(np.asarray(batch) / np.asarray(size))
         if rule.in_passes:
-            # some loaders drop a smaller last batch: the same steps are then more epochs
+            # some loaders drop a smaller last batch; an epoch then has fewer steps, and the run more epochs
             dropped = rule.of_one_size and "epochs" not in fields
             whole = np.floor(quotient * (1.0 + ROUNDING)) if dropped else np.ceil(quotient * (1.0 - ROUNDING))
             fields["slots"] = _plain(np.maximum(whole, 1.0))
@@ -187,7 +190,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
-    """The numbers that `dp_sgd` needs for a batch rule, taken from a described run, without redundant ones."""
+    """Return the numbers that `dp_sgd` needs for a batch rule, taken from a described run, without redundant ones."""
     needs = _needs(rule_of(sampling), group)
     rate = () if "batch_size" in needs else ("sampling_probability",)
     names = ["noise_multiplier", *rate, "steps" if "steps" in fields else "epochs", *needs]
@@ -195,17 +198,17 @@ def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) ->
 
 
 def usual_relation(sampling: str) -> str:
-    """The relation used when the caller gives none."""
+    """Return the relation of a batch rule that holds when the caller gives none."""
     return rule_of(sampling).relation
 
 
 def nearest_slots(sampling_probability: Any) -> np.ndarray:
-    """The whole number nearest to 1/q."""
+    """Return the whole number nearest to 1/q."""
     return np.rint(1.0 / np.asarray(sampling_probability, np.float64))
 
 
 def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> float | np.ndarray:
-    """The slots of a round or of an epoch, 1/q; InputError where that is no whole number.
+    """Return the slots of a round or of an epoch, 1/q; refuse a q for which 1/q is no whole number.
 
     >>> slots_of([0.01, 0.5])
     array([100.,   2.])
@@ -220,7 +223,7 @@ def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> 
 
 
 def rounds_of(steps: Any, slots: Any) -> float | np.ndarray:
-    """The rounds or epochs that `steps` steps begin; a begun one counts whole.
+    """Return the number of rounds or epochs that `steps` steps begin; an incomplete one counts as a whole one.
 
     >>> rounds_of(1001, 100.0)
     11.0
@@ -229,12 +232,11 @@ def rounds_of(steps: Any, slots: Any) -> float | np.ndarray:
 
 
 class Rule(NamedTuple):
-    """A batch rule: how it makes a run, and which numbers it needs besides noise, rate and length.
+    """A batch rule: the function that makes a run, and the numbers that it needs besides noise, rate and length.
 
-    relation : used when the caller gives none.
-
-    in_passes : the steps are in rounds or epochs of `slots` batches, in which every record is once.
-    of_one_size : every batch has the same whole number of records.
+    `relation` is used when the caller gives none. `in_passes` says that the steps are in rounds or epochs of `slots`
+    batches, each of which has every record once. `of_one_size` says that every batch has the same whole number of
+    records.
     """
 
     make: Callable[[Gaussian, Mapping[str, Any], int], Repeated]
@@ -246,12 +248,12 @@ class Rule(NamedTuple):
 
 
 def rule_of(sampling: str) -> Rule:
-    """The batch rule of a name; InputError for an unknown one."""
+    """Return the batch rule of a name; refuse an unknown name."""
     return RULES[rule_name(sampling)]
 
 
 def rule_name(sampling: Any, name: str = "sampling") -> str:
-    """The usual name of a batch rule; InputError for an unknown one, under the name of the argument."""
+    """Return the usual name of a batch rule; refuse an unknown name, under the name of the argument."""
     word = sampling if isinstance(sampling, str) else ""
     if word in OTHER_RULES:
         raise InputError(f"{name} = {word!r} is not a rule of dp_sgd; build {OTHER_RULES[word]}")
@@ -259,7 +261,7 @@ def rule_name(sampling: Any, name: str = "sampling") -> str:
 
 
 def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group: int, unknown: str) -> None:
-    """Refuse numbers that are missing, said twice, or of another batch rule."""
+    """Refuse numbers that are missing, given twice in different words, or of another batch rule."""
     for names, name in ((RATES, "sampling_probability"), (LENGTHS, "steps")):
         said = [word for word in names if word in fields]
         if name == unknown and said:
@@ -282,7 +284,7 @@ def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group
 
 
 def _needs(rule: Rule, group: int) -> tuple[str, ...]:
-    """The numbers that a rule needs besides noise, rate and length."""
+    """Return the numbers that a rule needs besides noise, rate and length."""
     return rule.needs if group == 1 else (*rule.needs, *rule.needs_for_groups)
 
 
@@ -291,11 +293,11 @@ MEANING = {
     "dataset_size": "the number of records",
     "batch_size": "the number of draws of a step",
 }
-"""The meaning of each number, for the message if it is missing."""
+"""Meaning of each number, for the message that says that it is missing."""
 
 
 def _plain(value: Any) -> float | np.ndarray:
-    """A scalar as a Python float."""
+    """Return a scalar as a Python float, and an array as an array."""
     return float(value) if np.ndim(value) == 0 else np.asarray(value)
 
 
@@ -343,10 +345,10 @@ RULES = {
     "with_replacement": Rule(_with_replacement, ("batch_size", "dataset_size"), of_one_size=True),
     "shuffled": Rule(_shuffled, in_passes=True, relation="zero_out", of_one_size=True),
 }
-"""The batch rules by name."""
+"""Batch rules by name."""
 SAME = {"fixed_batches": "shuffled"}
 """Other names of a rule."""
 OTHER_RULES = {"balls_in_bins": "ja.BallsInBins(ja.Gaussian(noise_multiplier), slots, epochs)"}
 """Batch rules whose runs are no repeated step, each with the mechanism that accounts for it."""
 SAMPLING = tuple(RULES)
-"""The batch rules by name."""
+"""Names of the batch rules."""

@@ -29,11 +29,11 @@ SUM_LIMIT = 1e-12
 
 
 class FiniteMechanism(BaseMechanism):
-    """A base mechanism given by one finite pair for all neighbouring relations, taken to be symmetric."""
+    """Base mechanism given by one finite pair for all neighbouring relations, taken to be symmetric."""
 
     @abstractmethod
     def pair(self) -> FinitePair:
-        """The dominating pair of the unsampled mechanism."""
+        """Return the dominating pair of the unsampled mechanism."""
 
     def finite_pair(self, relation: str) -> FinitePair:
         return self.pair()
@@ -47,16 +47,16 @@ class FiniteMechanism(BaseMechanism):
 class RandomizedResponse(FiniteMechanism):
     """Tell the true answer with probability ``probability``, else one of the other categories uniformly.
 
-    Two categories: pair (p, 1-p), (1-p, p), loss +-log(p/(1-p)). With k categories the true answer has mass
-    p and each other r = (1-p)/(k-1): loss log(p/r) with mass p, -log(p/r) with mass r, 0 with mass (k-2) r.
-    Taken per record, so the same under every neighbouring relation.
+    Two categories have the pair (p, 1-p), (1-p, p) and the loss +-log(p/(1-p)). With k categories the true answer has
+    mass p and each other answer r = (1-p)/(k-1). The loss is log(p/r) with mass p, -log(p/r) with mass r, and 0 with
+    mass (k-2) r. One record gives one answer, so all neighbouring relations have the same pair.
 
     Parameters
     ----------
     probability : array_like, strictly between 0 and 1
         p; one configuration per element.
     categories : int >= 2
-        k, the number of possible answers.
+        k, the number of possible answers, one for the whole batch.
 
     References
     ----------
@@ -109,8 +109,8 @@ RandomisedResponse = RandomizedResponse
 class PureDP(FiniteMechanism):
     """Any ``epsilon``-DP mechanism, through the pair that dominates them all: randomised response.
 
-    Loss +epsilon with mass 1/(1 + e^-epsilon), -epsilon with the rest. The guarantee is taken as stated for the
-    neighbouring relation in use.
+    The loss is epsilon with mass 1/(1 + e^-epsilon), and -epsilon with the remaining mass. The guarantee is taken as
+    stated for the neighbouring relation of the question.
 
     Parameters
     ----------
@@ -141,14 +141,14 @@ class PureDP(FiniteMechanism):
 class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
-    Mass delta at +infinity (and Q-mass delta where dP = 0), and 1 - delta times randomised response with
-    e^epsilon. The guarantee is taken as stated for the neighbouring relation in use.
+    The pair has mass delta at +infinity (and Q-mass delta where dP = 0), and 1 - delta times randomised response with
+    e^epsilon. The guarantee is taken as stated for the neighbouring relation of the question.
 
     Parameters
     ----------
     epsilon : array_like >= 0, finite
     delta : array_like in [0, 1)
-        Broadcasts with epsilon.
+        Mass at infinite loss, which broadcasts with epsilon.
 
     References
     ----------
@@ -172,13 +172,11 @@ class ApproximateDP(FiniteMechanism):
 
 
 def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePart:
-    """The finite law of the loss of a pair Poisson sampled at ``rate``, in one direction.
+    """Return the finite law of the loss of a pair Poisson sampled at ``rate`` q, in one direction.
 
-    remove: ((1-q) Q + q P, Q), loss log(1 - q + q e^loss), and log(1-q) where dP = 0; mass q p_infinity at
-    infinity.
-    add: (Q, (1-q) Q + q P), the losses negated, under Q; where dP = 0 the loss is -log(1-q), infinite when q
-    = 1.
-    Source: Zhu, Dong, Wang 2022, Theorem 11.
+    For "remove" the laws are ((1-q) Q + q P, Q) and the loss is log(1 - q + q e^loss), which is log(1-q) where dP = 0.
+    The mass at infinity is q p_infinity. For "add" the laws are (Q, (1-q) Q + q P), and the losses are negated and
+    taken under Q. Where dP = 0 the loss is -log(1-q), or infinite if q = 1. Source: Zhu, Dong, Wang 2022, Theorem 11.
     """
     q = np.asarray(rate, np.float64)
     atoms = log_mixture(pair.loss, q[..., None], pair.excess)
@@ -200,16 +198,17 @@ def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePar
 
 
 def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
-    """One step of a pair, as `expand` gives it."""
+    """Return one step of a pair, in the form of `expand`."""
     return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
 
 
 def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = None) -> np.ndarray:
-    """log(1 - q + q e^loss) within 16 units of itself and 1e-323, for every finite loss and 0 <= q <= 1.
+    """Compute log(1 - q + q e^loss) within 16 units of itself and 1e-323, for every finite loss and 0 <= q <= 1.
 
-    With x = q (e^loss - 1): log1p(x), or log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel. Beyond a
-    loss of 700, e^loss is taken by halves; where x overflows, the loss + log(q) is at least 700 and does not cancel.
-    excess: e^loss - 1, where it is known better than through the loss; it is used where it is finite.
+    With x = q (e^loss - 1) the value is log1p(x), or log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel.
+    Beyond a loss of 700, e^loss is computed as the square of e^(loss/2). Where x overflows, loss + log(q) is at least
+    700 and does not cancel. `excess` is e^loss - 1 where it is known better than through the loss; it is used where it
+    is finite.
     """
     given = np.nan if excess is None else excess
     loss, q, given = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (loss, rate, given)))
@@ -230,10 +229,13 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
 
 
 def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """log(p/q) within 8 units of itself for positive masses p and q; exchanging them changes the sign alone.
+    """Compute log(p/q) within 8 units of itself for positive masses p and q.
 
-    By the difference p - q, known to a few units, where they are near; else by the logarithm of the ratio, whose
-    rounding is a few units against at least .4; by the difference of logarithms only beyond 690, where it is safe.
+    Exchanging the masses changes the sign alone.
+
+    `difference` is p - q, known to a few units, and is used where p and q are near. Otherwise the ratio is rounded to a
+    few units while its logarithm is at least .4. The difference of logarithms is used only beyond 690, where it does
+    not cancel.
     """
     large, small = np.maximum(p, q), np.minimum(p, q)
     near = np.abs(difference) <= 0.5 * small
@@ -246,13 +248,13 @@ def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.nda
 
 
 def _product_less_one(k: int, p: np.ndarray) -> np.ndarray:
-    """k p - 1, rounded once."""
+    """Compute k p - 1, rounded once."""
     exact = [float(k * Fraction(float(x)) - 1) for x in p.ravel()]
     return np.array(exact, np.float64).reshape(p.shape)
 
 
 def _response_pair(epsilon: np.ndarray, delta: np.ndarray) -> FinitePair:
-    """(1 - delta) times randomised response with ratio e^epsilon, and delta on each side apart."""
+    """Return (1 - delta) times randomised response with ratio e^epsilon, and mass delta at infinity on each side."""
     epsilon, delta = np.broadcast_arrays(epsilon, delta)
     likely = (1.0 - delta) / (1.0 + np.exp(-epsilon))
     rare = likely * np.exp(-epsilon)
@@ -267,19 +269,19 @@ def _atoms(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 @register
 @dataclass(frozen=True, eq=False)
 class FiniteOutput(FiniteMechanism):
-    """A mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
+    """Mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
 
     delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. An output with q_i = 0 < p_i
-    has infinite loss. Under ``replace_one`` p and q are the two laws of the replaced record, in either order: the steps
-    of a repetition all have the same order, different mechanisms of a composition each have their own. The answer is
-    for these two laws: they must be the worst neighbours, in the sense that no other pair of neighbours has a larger
-    delta at any eps.
+    has infinite loss. Under ``replace_one`` p and q are the two laws of the replaced record, in either order. All steps
+    of a repetition have the same order; different mechanisms of a composition each have an order of their own. The
+    answer is for these two laws. They must be the worst neighbours: no other pair of neighbours may have a larger delta
+    at any eps.
 
     Parameters
     ----------
     p, q : array_like in [0, 1]
-        The last axis runs over the outputs (the same number in both), the axes before it are the batch and
-        broadcast. Each vector sums to 1 within 1e-12; the law is that of the numbers as given, divided by their sum.
+        The last axis runs over the outputs, of which both have the same number. The axes before it are the batch and
+        broadcast. Each vector sums to 1 within 1e-12, and is divided by its sum.
 
     References
     ----------
@@ -319,8 +321,8 @@ class FiniteOutput(FiniteMechanism):
         above_p, above_q = (sums(np.concatenate([x, -np.ones_like(x[..., :1])], -1))[..., None] for x in given)
         p, q = (x / (1.0 + above) for x, above in zip(given, (above_p, above_q), strict=True))
         common = (p > 0.0) & (q > 0.0)
-        # p/q - 1 and log p/q from the numbers as given, whose difference is exact where they are near, and what
-        # their sums have above 1, to its own accuracy
+        # p/q - 1 and log p/q come from the numbers as given, whose difference is exact where they are near, and
+        # from the excess of each sum over 1, which is small and has all its digits
         one, two = (np.where(common, x, 1.0) for x in given)
         with np.errstate(over="ignore"):
             excess = (one - two) / two
@@ -338,14 +340,14 @@ class FiniteOutput(FiniteMechanism):
         return sum((x for x, other in zip(masses, q, strict=True) if other == 0.0), Fraction(0)) / sum(masses)
 
     def symmetric(self) -> bool:
-        """Whether the loss has the same law in both directions, to the last bit; else both are computed."""
+        """Return whether the loss has the same law in both directions, to the last bit; else both are computed."""
         pair = self.pair()
         here, there = _sorted_law(pair.loss, pair.p), _sorted_law(-pair.loss, pair.q)
         return bool(np.array_equal(here, there) and np.array_equal(pair.p_infinity, pair.q_infinity))
 
 
 def sums(values: np.ndarray) -> np.ndarray:
-    """Sums over the last axis, correctly rounded, so that permuting the outcomes changes nothing."""
+    """Return sums over the last axis, correctly rounded, so that permuting the outcomes changes nothing."""
     rows = values.reshape(-1, values.shape[-1])
     return np.array([math.fsum(row) for row in rows]).reshape(values.shape[:-1])
 
@@ -358,7 +360,7 @@ def refuse_sums(name: str, values: float | np.ndarray) -> None:
 
 
 def _sorted_law(loss: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """(..., 2, A) losses and masses in ascending order of the loss, absent outcomes last."""
+    """Return losses and masses (..., 2, A) in ascending order of the loss, with absent outcomes last."""
     loss = np.where(mass > 0.0, loss, np.inf)
     order = np.lexsort((mass, loss), axis=-1)
     return np.stack([np.take_along_axis(x, order, -1) for x in (loss, mass)], -2)

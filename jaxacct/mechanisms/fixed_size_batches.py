@@ -53,34 +53,35 @@ from jaxacct.mechanisms.sampled_releases import (
 class SampledWithoutReplacement(OfGaussianMixtures):
     """A base mechanism run on a sample of fixed size without replacement, a share ``sampling_ratio`` g of the data.
 
-    A sample of fixed size changes by a replacement, so (P, Q) is the base's pair under ``replace_one`` (twice the
-    sensitivity of add/remove). Remove is ((1-g) Q + g P, Q), add is (Q, (1-g) Q + g P), and ``replace_one`` is the pair
-    with profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. A base whose two laws are not
-    alike is replaced in either order, and (P, Q) has the larger of the two profiles (README.md, "Two orders of a
-    replaced record"). Repeated or composed, a pair that joins several is a bound, and so are its Renyi divergences. For
-    Gaussian and Laplace bases ``replace_one`` is put on finitely many losses from above (about 1e-5 in epsilon), and
-    ``kind_under("replace_one")`` is "bound". A composition inside runs on one sample, as in PoissonSampled. The
-    guarantee differs from that of Poisson sampling.
+    A sample of fixed size changes by a replacement, so (P, Q) is the base's pair under ``replace_one``, which has twice
+    the sensitivity of add/remove. Remove is ((1-g) Q + g P, Q) and add is (Q, (1-g) Q + g P). The pair of
+    ``replace_one`` has the profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the two
+    laws of the base differ, a record is replaced in either order, and (P, Q) has the larger of the two profiles
+    (README.md, "Two orders of a replaced record"). A pair that joins several pairs is a bound when it is repeated or
+    composed, and so are its Renyi divergences. For Gaussian and Laplace bases the pair of ``replace_one`` is put on
+    finitely many losses from above, which adds about 1e-5 to epsilon, and ``kind_under("replace_one")`` is "bound". A
+    composition inside runs on one sample, as in PoissonSampled. The guarantee differs from that of Poisson sampling.
 
-    ``zero_out`` replaces a record by one that contributes 0, in the same slot. A Gaussian has a dominating pair for it
-    (README.md, "Zero-out where the slot is kept"); for other bases the pair of ``replace_one`` is a bound.
+    ``zero_out`` replaces a record by one that contributes 0, in the same slot. A Gaussian has a dominating pair of its
+    own for it (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a bound.
 
-    ``group`` = k > 1 protects k records of n = ``dataset_size`` together: B = n * ``sampling_ratio`` are in a batch,
-    and Hypergeometric(n, k, B) many of the group. Each displaces another record, so that the pair of a Gaussian is
-    (sum_j Hyp_j N(2j, s^2), N(0, s^2)), exact for add and remove of k records. Under ``replace_one`` and ``zero_out``
-    their number in the batch is revealed, j of them move the sum by 2j or by j, and the answer is a bound.
+    ``group`` = k > 1 protects k records of n = ``dataset_size`` together. A batch holds B = n * ``sampling_ratio``
+    records, of which Hypergeometric(n, k, B) many belong to the group. Each displaces another record, so the pair of a
+    Gaussian is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), exact for add and remove of k records. Under ``replace_one`` and
+    ``zero_out`` the number j of group records in the batch is revealed. They move the sum by 2j or by j, and the answer
+    is a bound.
 
     Parameters
     ----------
     mechanism : Mechanism
-        What runs on one sample: a step or a composition.
+        Step or composition that runs on one sample.
     sampling_ratio : array_like in [0, 1]
-        Sample size over data set size (the larger one under add/remove); broadcasts with the base's fields.
+        Sample size over the size of the larger data set under add/remove, which broadcasts with the base's fields.
     group : int from 1 to 1000
         k, the same for all configurations; above 1 the base must be Gaussian, or a composition of Gaussians.
     dataset_size : int from 2 to 1e9
-        n, the size of the larger data set; only for a group, where n * sampling_ratio must be a whole number of at most
-        n - k.
+        n, the size of the larger data set, needed only for a group. n * sampling_ratio must be a whole number of at
+        most n - k.
 
     References
     ----------
@@ -136,7 +137,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or relation == "zero_out":
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
-        # these pairs join several pairs of data sets; Gaussian and Laplace bases are put on finitely many losses
+        # a joined pair covers several pairs of data sets; Gaussian and Laplace bases are put on finitely many losses
         joined = replaced or not base.symmetric()
         rough = replaced and isinstance(base, BaseMechanism) and not base.finite
         return "bound" if rough or (joined and composed) else kind
@@ -176,14 +177,17 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return super().has_bracket() or not isinstance(base, BaseMechanism) or base != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
-        """The releases from one sample; None where their profile does not determine the answer for this relation."""
+        """Return the releases from one sample.
+
+        None if their profile does not determine the answer for this relation.
+        """
         base = self._base()
         if isinstance(base, BaseMechanism) or relation == "zero_out":
             return None
         return Several(base, np.asarray(self.sampling_ratio, np.float64), dict.fromkeys(DIRECTIONS, "replace_one"))
 
     def _base(self, up: bool = False) -> Mechanism:
-        """The base; several Gaussians are one Gaussian, whose noise `up` rounds up instead of down."""
+        """Return the base; several Gaussians become one Gaussian, whose noise is rounded up if `up`, else down."""
         both = None if isinstance(self.mechanism, BaseMechanism) else one_gaussian(self.mechanism)
         return cast(Mechanism, self.mechanism) if both is None else both[up]
 
@@ -211,12 +215,12 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return relation in LOSS_OF_PRESENCE
 
     def _rows(self) -> list[tuple[float, ...]]:
-        """(sigma, sampling ratio, size of a batch) of every configuration; the size is 0 where it is not needed."""
+        """Return (sigma, sampling ratio, batch size) of every configuration; the size is 0 without a group."""
         size = self._batch_sizes() if self.group > 1 else 0.0
         return rows_of(self, cast(Gaussian, self._base()).noise_multiplier, self.sampling_ratio, size)
 
     def _batch_sizes(self) -> np.ndarray:
-        """n * sampling_ratio, which must be whole numbers, up to n - k."""
+        """Return n * sampling_ratio; refuse values that are no whole number, or above n - k."""
         n, ratio = cast(int, self.dataset_size), np.asarray(self.sampling_ratio, np.float64)
         size = np.rint(n * ratio)
         bad = (np.abs(n * ratio - size) > 1e-6) | (size > n - self.group)
@@ -226,7 +230,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return size
 
     def _pair(self, row: tuple[float, ...], relation: str) -> FinitePair:
-        """The pair of a group, or of a record whose contribution becomes 0, from above."""
+        """Return the pair of a group, or of a record whose contribution becomes 0, from above."""
         sigma, ratio, batch = row
         if self.group == 1:
             return profile_of_points(*zero_out_points(ratio, 1.0 / sigma), 2.0 / sigma)
@@ -245,7 +249,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
 
 def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
-    """The pair of Corollary 31: positive losses mixed towards Q, negative ones towards P, the rest at loss 0."""
+    """Return the pair of Corollary 31: positive losses mixed towards Q, negative ones towards P, the rest at loss 0."""
     g = ratio[..., None]
     above, below = pair.loss > 0.0, pair.loss < 0.0
     mixed_p, mixed_q = (1.0 - g) * pair.q + g * pair.p, (1.0 - g) * pair.p + g * pair.q
@@ -253,7 +257,7 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
     p = np.where(above, mixed_p, np.where(below, pair.p, 0.0))
     q = np.where(above, pair.q, np.where(below, mixed_q, 0.0))
     p_infinity, q_infinity = ratio * pair.p_infinity, ratio * pair.q_infinity
-    # mass that both laws share: P at loss 0, and (1-g) times the total variation
+    # both laws share the mass of P at loss 0, and (1-g) times the total variation
     apart = np.where(above, pair.p - pair.q, 0.0).sum(-1) + pair.p_infinity
     centre = np.where(above | below, 0.0, pair.p).sum(-1) + (1.0 - ratio) * np.maximum(apart, 0.0)
     shape = np.broadcast_shapes(loss.shape[:-1], centre.shape)
@@ -277,11 +281,11 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
 class SampledWithReplacement(OfGaussianMixtures):
     """A Gaussian on ``batch_size`` B draws from n = ``dataset_size`` records, each draw independent of the others.
 
-    A record is drawn Binomial(B, 1/n) times, and each time it takes the place of another one: the pair is
-    (sum_m Bin_m N(2m, s^2), N(0, s^2)), exact for add and remove. ``group`` = k > 1 protects any k records together,
-    with Binomial(B, k/n). Under ``replace_one`` and ``zero_out`` the answer is a bound: delta(log a) <=
-    sum_{m >= 1} Bin_m delta_{2m}(log a'), with delta_{2m} of the Gaussian of sensitivity 2m, a' = 1 + (a - 1)/eta and
-    eta = 1 - (1 - k/n)^B. ``kind`` is that of the pair put on finitely many losses: "bound".
+    A record is drawn Binomial(B, 1/n) times, and each time it takes the place of another record. The pair is (sum_m
+    Bin_m N(2m, s^2), N(0, s^2)), exact for add and remove. ``group`` = k > 1 protects any k records together, with
+    Binomial(B, k/n) draws. Under ``replace_one`` and ``zero_out`` the answer is a bound: delta(log a) <= sum_{m >= 1}
+    Bin_m delta_{2m}(log a'), where delta_{2m} is that of the Gaussian of sensitivity 2m, a' = 1 + (a - 1)/eta and eta =
+    1 - (1 - k/n)^B. ``kind`` is that of the pair put on finitely many losses: "bound".
 
     A record that is drawn m times counts m times: clip every draw, not the sum of a record's draws. n and B are public,
     and the sum is divided by a constant.
@@ -289,7 +293,7 @@ class SampledWithReplacement(OfGaussianMixtures):
     Parameters
     ----------
     mechanism : Gaussian
-        A single step; noise in units of the add/remove sensitivity.
+        One step, with noise in units of the add/remove sensitivity.
     batch_size : array_like of whole numbers from 1 to 1e9
         B, the number of draws.
     dataset_size : array_like of whole numbers from 1 to 1e9
@@ -343,7 +347,7 @@ class SampledWithReplacement(OfGaussianMixtures):
         return relation in LOSS_OF_PRESENCE
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Shifts in deviations and weights of every configuration."""
+        """Return shifts in deviations and weights of every configuration."""
         found = []
         for sigma, batch, size in rows_of(self, self.mechanism.noise_multiplier, self.batch_size, self.dataset_size):
             with localcontext(prec=60):

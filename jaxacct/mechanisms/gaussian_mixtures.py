@@ -21,33 +21,35 @@ from jaxacct.mechanisms.finite import refuse_sums, sample_pair, sums
 from jaxacct.mechanisms.profile import lowered_part, pair_of_profile, stacked, stacked_parts
 
 LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
-"""The relations under which a record, or a group, is there or not."""
+"""Relations under which a record, or a group, is present in one data set only."""
 LARGEST_GROUP = 1000
 """Most records of a group."""
 MOST_TERMS = 20_000
 """Most values of a count that are kept."""
 LEAST = Decimal("1e-300")
-"""Probabilities below this, all together, are left out: they are added to the bound of delta as if they were lost."""
+"""Total probability of the values of a count that are left out; the bound of delta includes this probability."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
-"""Quantiles at which the profile is taken: within 9 deviations of the two ends, and beyond up to 37.
+"""Quantiles of the profile within 9 deviations of the two ends, and in each tail from 9 to 37 deviations.
 
-So many cost about 1e-4 in epsilon; at 37 deviations the normal tail is 6e-300."""
+So many quantiles add about 1e-4 to epsilon; at 37 deviations the normal tail is 6e-300.
+"""
 LEAST_RELATIVE_GAP = 1e-7
-"""Points nearer than this, relative to the largest shift in deviations, are left out.
+"""Least distance of two points, relative to the largest shift in deviations.
 
-Slopes between nearer points lose their digits."""
+Slopes between nearer points lose their digits.
+"""
 Points = tuple[np.ndarray, np.ndarray]
 
 
 class Mixture(NamedTuple):
-    """sum_j weight_j N(mean_j, 1): means in standard deviations, shape (A,), weights > 0."""
+    """Law sum_j weight_j N(mean_j, 1), with means in standard deviations, shape (A,), and weights > 0."""
 
     mean: np.ndarray
     weight: np.ndarray
 
 
 def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
-    """Ends of half lines for laws whose means lie between low and high, `fineness` times as many as usual."""
+    """Return ends of half lines for laws whose means lie between low and high, `fineness` times as many as usual."""
     far = QUANTILES_PER_TAIL * fineness
     return np.concatenate(
         [
@@ -59,8 +61,11 @@ def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
-    """(eps, delta): the gain of P over e^eps Q above u (sign 1) or below, where p/q exceeds 1 and is monotone."""
-    from scipy import special  # takes a while to import: only where it is needed
+    """Return (eps, delta): the gain of P over e^eps Q above u (`sign` 1) or below u (`sign` -1).
+
+    The ratio p/q must exceed 1 and be monotone there.
+    """
+    from scipy import special  # slow to import
 
     def log_tail(law: Mixture) -> np.ndarray:
         return special.logsumexp(np.log(law.weight) + special.log_ndtr(sign * (law.mean - u[:, None])), axis=1)
@@ -73,7 +78,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
         gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
         squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
-        # roundings of logarithms up to 700, 8e-14 each; of u^2 and the squares of the means, which cancel in the cost
+        # logarithms up to 700 are rounded by 8e-14 each, u^2 and the squares of the means cancel in the cost
         doubt = 1e-12 + 4e-15 * squares
         delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
     order = np.flatnonzero((loss > 0.0) & np.isfinite(loss) & ~np.isnan(delta))[:: int(sign)]
@@ -81,9 +86,9 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """The pair that dominates the points of both directions; scale: the largest shift in deviations."""
+    """Return the pair that dominates the points of both directions; `scale` is the largest shift in deviations."""
     least = LEAST_RELATIVE_GAP * scale
-    # profiles fall: delta at an eps also bounds delta at any larger eps
+    # a profile falls, so delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
     if not epsilon.size:
         return pair_of_profile(np.zeros(1), np.ones(1), np.ones(1))
@@ -91,14 +96,14 @@ def profile_of_points(forward: Points, reverse: Points, scale: float) -> FiniteP
     delta, back = np.concatenate([forward[1], none[1]]), np.concatenate([none[0], reverse[1]])
     order = np.argsort(epsilon, kind="stable")
     epsilon, delta, back = epsilon[order], delta[order], back[order]
-    # of points that nearly coincide only the last is kept, with the least delta of them
+    # of points that nearly coincide, the last is kept with their least delta
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
     keep = np.append(np.diff(epsilon) > least, True)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])
 
 
 def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
-    """The pair (sum_j weight_j N(shift_j, 1), N(0, 1)) for shifts >= 0, from above."""
+    """Return the pair (sum_j weight_j N(shift_j, 1), N(0, 1)) for shifts >= 0, from above."""
     shift, weight = shift[weight > 0.0], weight[weight > 0.0]
     widest = float(shift.max())
     if widest == 0.0:
@@ -107,7 +112,7 @@ def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
     u = quantiles(0.0, widest)
     forward, reverse = half_line_points(p, q, u), half_line_points(q, p, u, -1.0)
     nothing = float(weight[shift == 0.0].sum())
-    if nothing > 0.0:  # the loss of add is at most -log of the chance of no contribution
+    if nothing > 0.0:  # the loss of add is at most -log(chance of no contribution)
         largest = -np.log(nothing) * (1.0 + 1e-15) + 1e-15
         keep = reverse[0] < largest
         reverse = (np.append(reverse[0][keep], largest), np.append(reverse[1][keep], 0.0))
@@ -115,11 +120,11 @@ def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
 
 
 def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
-    """The pair that runs pair i with probability share_i and says which; shares that are rounded up are bounds too."""
+    """Return the pair that runs pair i with probability share_i and says which; shares rounded up give a bound."""
     atoms = [np.concatenate([pair.loss for pair in pairs])]
     for law in ("p", "q"):
         atoms.append(np.concatenate([share * getattr(pair, law) for share, pair in zip(shares, pairs, strict=True)]))
-    ends = [  # at most 1, which shares that are rounded up may exceed
+    ends = [  # at most 1, although shares rounded up may sum to more
         np.minimum(sum(share * getattr(pair, end) for share, pair in zip(shares, pairs, strict=True)), 1.0)
         for end in ("p_infinity", "q_infinity")
     ]
@@ -127,9 +132,12 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
 
 
 def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | None = None) -> FinitePair:
-    """The pair of a number that is drawn, 0 with weight_0, and revealed: from above (README.md, "Pairs of mixtures").
+    """Return the pair, from above, of a number j that is drawn with probability weight_j and revealed.
 
-    always : shifts for a second bound, by which the record takes part in any case; the smaller bound is taken.
+    The number moves the mean by shift_j.
+
+    README.md, "Pairs of mixtures", has the proof. `always` are shifts by which the record takes part in any case; they
+    give a second bound, and the smaller bound is taken.
     """
     reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # rounded up: delta rises with it
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
@@ -163,14 +171,17 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
 
 
 def two_points(first: float, second: float, q: float) -> Mixture:
-    """(1-q) N(first, 1) + q N(second, 1)."""
+    """Return the mixture (1-q) N(first, 1) + q N(second, 1)."""
     law = ((mean, weight) for mean, weight in ((first, 1.0 - q), (second, q)) if weight > 0.0)
     mean, weight = zip(*law, strict=True)
     return Mixture(np.array(mean), np.array(weight))
 
 
 def zero_out_points(rate: float, s: float) -> tuple[Points, Points]:
-    """Both directions of a contribution that is there or 0 (README.md, "Zero-out where the slot is kept")."""
+    """Return points of both directions for a contribution that is there or 0.
+
+    See README.md, "Zero-out where the slot is kept".
+    """
     u = quantiles(-s, s)
     with_it, without = two_points(-s, s, rate), two_points(-s, 0.0, rate)
     forward = half_line_points(with_it, without, np.append(0.5 * s, u[u > 0.5 * s]))
@@ -178,19 +189,22 @@ def zero_out_points(rate: float, s: float) -> tuple[Points, Points]:
 
 
 def sampled_points(q: float, shift: float) -> Points:
-    """H_a((1-q) N(0) + q N(shift) || N(0)) for a >= 1."""
+    """Return points of H_a((1-q) N(0) + q N(shift) || N(0)) for a >= 1."""
     nothing = Mixture(np.zeros(1), np.ones(1))
     return half_line_points(two_points(0.0, shift, q), nothing, quantiles(0.0, shift))
 
 
 def replaced_gaussian(q: float, s: float) -> FinitePair:
-    """((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), which is its own mirror image; 8 times the usual points."""
+    """Return the pair ((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), which is its own mirror image.
+
+    It has 8 times the usual points.
+    """
     points = half_line_points(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s, 8))
     return profile_of_points(points, points, 2.0 * s)
 
 
 def binomial(trials: int, chance: Decimal) -> np.ndarray:
-    """Pr[Bin(trials, chance) = j] for j = 0, 1, ..., up to where less than 1e-300 is left.
+    """Return Pr[Bin(trials, chance) = j] for j = 0, 1, ..., until less than 1e-300 is left.
 
     >>> binomial(2, Decimal("0.5")).tolist()
     [0.25, 0.5, 0.25]
@@ -215,7 +229,7 @@ def binomial(trials: int, chance: Decimal) -> np.ndarray:
 
 
 def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
-    """The chance that j of `group` records are among `batch` of `size`, drawn without replacement, j = 0..group.
+    """Return the chance that j of `group` records are among `batch` of `size`, drawn without replacement, j = 0..group.
 
     >>> hypergeometric(4, 2, 2).round(12).tolist()
     [0.166666666667, 0.666666666667, 0.166666666667]
@@ -233,7 +247,10 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """The loss of a mixture if only the output's cell is seen: masses of its own law rounded down, the others up."""
+    """Return the loss of a mixture if only the cell of the output is seen, which is a law from below.
+
+    The masses of the law that the output is drawn from are rounded down, and the other masses up.
+    """
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
@@ -250,8 +267,11 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Masses of N(0, 1) between edges, by the nearer tail, and their errors; `moved`: the shift of the edges."""
-    from scipy import special  # takes a while to import: only where it is needed
+    """Return masses of N(0, 1) between edges, by the nearer tail, and their errors.
+
+    The edges were shifted by `moved`.
+    """
+    from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]
     upper = low > 0.0
@@ -263,35 +283,41 @@ def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarra
 
 
 class Branch(NamedTuple):
-    """With probability `share` the pair is (sum_j weights_j N(shifts_j, 1), N(0, 1)), shifts >= 0 in deviations."""
+    """Case of probability `share`, in which the pair is (sum_j weights_j N(shifts_j, 1), N(0, 1))."""
 
     share: float
     shifts: np.ndarray
-    """(A,)"""
+    """Shifts >= 0 in deviations, (A,)."""
     weights: np.ndarray
-    """(A,) each within a unit of its value."""
+    """Weights (A,), each within a unit of its value."""
     doubt: float = 0.0
     """Relative error of the share."""
 
 
 class OfGaussianMixtures(Mechanism):
-    """A mechanism with branches, for engines/mixture.py; the lattice has `expand` above and cells of u below."""
+    """Mechanism with branches, for engines/mixture.py.
+
+    For the lattice, `expand` is above and the cells of u are below.
+    """
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        """The branches of every configuration, flat, for "remove" ("add" exchanges the laws); None without any."""
+        """Return the branches of every configuration, flat, for "remove"; None if there are none.
+
+        For "add" the two laws are exchanged.
+        """
 
     def ordinary(self) -> bool:
-        """Whether it is a Gaussian, sampled or not, which the engines of compositions can answer, too."""
+        """Return whether the mechanism is a Gaussian, sampled or not, which other engines can answer too."""
         return False
 
     def of_gaussians(self) -> bool:
-        """Whether there are branches at all."""
+        """Return whether there are branches at all."""
         return True
 
     @abstractmethod
     def attained(self, relation: str) -> bool:
-        """Whether the branches are the mechanism's own pair, and not only a bound of it."""
+        """Return whether the branches are the mechanism's own pair, and not only a bound of it."""
 
     def has_bracket(self) -> bool:
         return self.of_gaussians() and not self.ordinary()
@@ -326,7 +352,7 @@ def require_gaussian(name: str, mechanism: Any) -> None:
 
 
 def whole_number(name: str, value: Any, most: int) -> int:
-    """One whole number from 1 to `most`; integral floats are accepted, since calibrations search over floats."""
+    """Return one whole number from 1 to `most`; integral floats are accepted, since calibrations search over floats."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -337,7 +363,7 @@ def whole_number(name: str, value: Any, most: int) -> int:
 
 
 def rows_of(mechanism: Mechanism, *fields: Any) -> list[tuple[float, ...]]:
-    """The values of some fields, one tuple for each configuration in the flat order of the batch."""
+    """Return the values of some fields, one tuple for each configuration in the flat order of the batch."""
     shape = batch_shape(mechanism)
     flat = (np.broadcast_to(np.asarray(field, np.float64), shape).reshape(-1).tolist() for field in fields)
     return list(zip(*flat, strict=True))
@@ -348,12 +374,12 @@ def rows_of(mechanism: Mechanism, *fields: Any) -> list[tuple[float, ...]]:
 class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     """Gaussian noise on a sum to which a record, or a group, contributes ``sensitivities``_i with probability p_i.
 
-    Pair: sum_i p_i N(s_i, sigma^2), N(0, sigma^2), with the loss log sum_i p_i e^{(s_i x - s_i^2/2)/sigma^2}
-    increasing in x. Sensitivities 0, 1, ..., k with binomial probabilities are a group of k records under
-    Poisson sampling; s = (0, 1), p = (1-q, q) is the Poisson sampled Gaussian. For vectors, s_i are bounds of
-    their norms. Alone, repeated, or composed with Gaussians, its answers are certified brackets of this pair. Elsewhere
-    its profile is put on 2500 losses from above (about 1e-4 in epsilon), of which ``kind`` speaks: "bound". For add and
-    remove; ``replace_one`` is refused.
+    The pair is sum_i p_i N(s_i, sigma^2), N(0, sigma^2), and its loss log sum_i p_i e^{(s_i x - s_i^2/2)/sigma^2}
+    increases in x. Sensitivities 0, 1, ..., k with binomial probabilities are a group of k records under Poisson
+    sampling; s = (0, 1) and p = (1-q, q) is the Poisson sampled Gaussian. If contributions are vectors, the s_i are
+    bounds of their norms. Alone, repeated, or composed with Gaussians, the mechanism has certified brackets of this
+    pair as answers. Otherwise its profile is put on 2500 losses from above, which adds about 1e-4 to epsilon, and
+    ``kind_under`` is "bound". The answers hold for add and remove; ``replace_one`` is refused.
 
     Parameters
     ----------

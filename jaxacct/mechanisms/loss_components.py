@@ -1,4 +1,4 @@
-"""The canonical form of a composed mechanism: what every engine consumes, one direction at a time."""
+"""Canonical form of a composed mechanism, which every engine takes, one direction at a time."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
 
 LEAST_SQUARE = 1e-280
-"""Below it a square may have lost digits to underflow, and above its inverse its root is taken by itself."""
+"""Least sum of squares that is trusted: a smaller one may have lost digits to underflow, and its inverse overflows."""
 
 
 class Components(NamedTuple):
-    """One direction of a composed mechanism; every array float64 NumPy with leading batch axis B.
+    """One direction of a composed mechanism; every array is NumPy float64 with a leading batch axis B.
 
-    The loss of the composition is the sum of the independent losses of the parts below (README.md,
-    "Composition"). A Gaussian part is the pair N(1, s^2), N(0, s^2); with u = x/s and y = u/s - 1/(2 s^2) the
-    sampled likelihood ratio is mix = 1 - q + q e^y. Remove: P has density N(u) mix, Q has N(u), loss = +log
-    mix. Add: P has density N(u), Q has N(u) mix, loss = -log mix. Laplace parts follow the same rule with
-    the pair Lap(0, b), Lap(1, b).
+    The loss of the composition is the sum of the independent losses of its parts (README.md, "Composition"). A Gaussian
+    part is the pair N(1, s^2), N(0, s^2). With u = x/s and y = u/s - 1/(2 s^2) the sampled likelihood ratio is mix = 1
+    - q + q e^y. For "remove", P has density N(u) mix, Q has N(u), and the loss is log mix. For "add", P has density
+    N(u), Q has N(u) mix, and the loss is -log mix. Laplace parts follow the same rule with the pair Lap(0, b), Lap(1,
+    b).
 
-    The parts describe the finite loss only, a sub-probability under P; the mass at infinity is kept apart,
-    so that delta(eps) = E_P[(1 - e^{eps - L})_+ ; L < inf] + delta_infinity with delta_infinity =
-    -expm1(log_survival), and the finite expectation taken over the product of the finite parts as they stand
-    (their masses sum to the survival).
+    The parts describe the finite loss only, whose law under P has a total mass below 1 if losses can be infinite. The
+    mass at infinity is a field of its own, delta_infinity = -expm1(log_survival), so that
+
+        delta(eps) = E_P[(1 - e^{eps - L})_+ ; L < inf] + delta_infinity.
+
+    The expectation is over the product of the finite parts, whose masses sum to 1 - delta_infinity.
 
     Parameters
     ----------
@@ -47,14 +49,14 @@ class Components(NamedTuple):
     mu2 : (B,)
         Sum of n / sigma^2 over Gaussians sampled at q == 1; their total loss is N(mu2/2, mu2).
     gauss_sigma, gauss_q, gauss_n : (B, J)
-        Poisson-sampled Gaussians, 0 < q < 1, composed n times; n = 0 is absent (dummies sigma = 1, q = 0.5).
+        Poisson-sampled Gaussians, 0 < q < 1, composed n times. A part with n = 0 is absent (dummies sigma = 1, q = .5).
     laplace_scale, laplace_q, laplace_n : (B, K)
-        Laplace of sensitivity 1 and scale b, 0 < q <= 1; n = 0 is absent (dummies scale = 1, q = 0.5).
+        Laplace of sensitivity 1 and scale b, 0 < q <= 1. A part with n = 0 is absent (dummies scale = 1, q = .5).
     finite_loss, finite_mass : (B, F, A)
-        Finite losses and P-masses of a finite-output part in this direction, with sampling and sign already applied;
-        padding has mass 0 and loss 0. Masses sum to 1 minus the part's mass at infinity.
+        Finite losses and P-masses of the finite parts in this direction, with sampling and sign already applied.
+        Padding has mass 0 and loss 0. Masses sum to 1 minus the part's mass at infinity.
     finite_n : (B, F)
-        How many times each finite part is composed; 0 is absent.
+        Number of times that each finite part is composed; 0 is absent.
     log_survival : (B,)
         Sum of n * log1p(-mass at infinity) over the finite parts.
     mu : (B,)
@@ -62,9 +64,9 @@ class Components(NamedTuple):
     delta_infinity : (B,)
         Probability under P of an infinite loss, -expm1(log_survival).
     infinity_units : (B,)
-        How many units of 2^-53 of itself delta_infinity is off at most (README.md, "Rounding of finite laws").
+        Bound of the relative error of delta_infinity, in units of 2^-53 (README.md, "Rounding of finite laws").
     rho, xi : (B,)
-        The zCDP guarantee that the last finite part represents, for one run; 0 where there is none.
+        The zCDP guarantee that the last finite part represents, for one run; 0 without a guarantee.
 
     References
     ----------
@@ -95,19 +97,19 @@ class Components(NamedTuple):
     xi: np.ndarray
 
     def take(self, index: np.ndarray | slice) -> Components:
-        """The components of some batch elements (an index array, a mask or a slice)."""
+        """Return the components of some batch elements (an index array, a mask or a slice)."""
         return Components(*(field[index] for field in self))
 
     def guaranteed(self) -> np.ndarray:
-        """(B,) whether a finite part represents a zCDP guarantee."""
+        """Return whether a finite part represents a zCDP guarantee, (B,)."""
         return (self.rho > 0.0) | (self.xi > 0.0)
 
 
 def components(mechanism: Mechanism, relation: str, direction: str, below: bool = False) -> Components:
-    """The components of a mechanism in one direction ("remove" or "add") of a neighbouring relation.
+    """Expand a mechanism into its components in one direction ("remove" or "add") of a neighbouring relation.
 
-    The batch is flattened to B = prod(batch_shape(mechanism)), in C order. Every field is checked again, so
-    a mechanism altered by a pytree transformation is refused here at the latest. Equal parts are merged.
+    The batch is flattened to B = prod(batch_shape(mechanism)), in C order. Every field is checked again, so a mechanism
+    that a pytree transformation has altered is refused here. Equal parts are merged.
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     direction : {"remove", "add"}
     below : bool
-        Whether the parts are those of `expand_below`, from which only a lower end may be drawn.
+        Whether to take the parts of `expand_below`, from which only a lower end may be drawn.
 
     Returns
     -------
@@ -124,7 +126,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     Raises
     ------
     TracerError
-        A tracer in a field.
+        A field holds a tracer.
 
     References
     ----------
@@ -155,7 +157,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     (scale, rate), n = _columns(counted, LaplacePart, shape)
     sampled.append((scale, rate, np.where(rate > 0.0, n, 0.0)))
     noise = []
-    for scale, rate, n in sampled:  # those present anywhere, with dummies where the count is 0
+    for scale, rate, n in sampled:  # keep parts present in some row, with dummies where the count is 0
         scale, rate, n = (np.compress(n.any(axis=0), x, axis=1) for x in (scale, rate, n))
         noise.append((np.where(n > 0.0, scale, 1.0), np.where(n > 0.0, rate, 0.5), n))
     gauss, laplace = noise
@@ -170,9 +172,9 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
         )
         infinity = np.concatenate([infinity, together.infinity[:, None]], axis=1)
         n = np.concatenate([n, np.where((rho > 0.0) | (xi > 0.0), 1.0, 0.0)[:, None]], axis=1)
-    active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # the other parts release nothing
+    active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # a part without any loss releases nothing
     n = np.where(active, n, 0.0)
-    with np.errstate(divide="ignore"):  # all mass at infinity: nothing survives
+    with np.errstate(divide="ignore"):  # the survival is 0 if all mass is at infinity
         survival = np.where(active, n * np.log1p(-np.where(active, infinity, 0.0)), 0.0)
     log_survival = np.zeros(size)
     for each in survival.T:
@@ -185,10 +187,10 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
-    """The directions whose worse one answers for a relation.
+    """Return the directions whose worse one answers for a relation.
 
-    remove_one and add_one need their own; add_or_remove_one, replace_one and zero_out need both, or only
-    ``("remove",)`` where the two coincide (nothing sampled at 0 < q < 1).
+    remove_one and add_one need their own direction. add_or_remove_one, replace_one and zero_out need both directions,
+    or only ``("remove",)`` where the two coincide (nothing is sampled at 0 < q < 1).
 
     Parameters
     ----------
@@ -218,9 +220,9 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
 
 
 def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
-    """Whether the two directions of a relation are add_one and remove_one, so that each can be asked alone.
+    """Return whether the two directions of a relation are add_one and remove_one, so that each can be asked alone.
 
-    Not of replace_one, and of zero_out unless an added record displaces others (README.md, "Zero out").
+    They are not for replace_one, nor for zero_out if an added record displaces others (README.md, "Zero out").
 
     >>> from jaxacct.mechanisms import Gaussian, SampledWithoutReplacement
     >>> add_and_remove(Gaussian(1.0), "zero_out")
@@ -232,14 +234,14 @@ def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
 
 
 def exact_product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Product of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
+    """Return the product of whole numbers up to 2**53 held in float64; refuse a product above 2**53."""
     a, b = np.broadcast_arrays(first, second)
     _refuse_counts(a > LARGEST_COUNT // b.astype(np.int64), a * b)
     return a * b
 
 
 def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Sum of whole numbers up to 2**53 held in float64; refused where it exceeds 2**53."""
+    """Return the sum of whole numbers up to 2**53 held in float64; refuse a sum above 2**53."""
     a, b = np.broadcast_arrays(first, second)
     _refuse_counts(a > LARGEST_COUNT - b, a + b)
     return a + b
@@ -248,7 +250,10 @@ def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _columns(
     counted: list[tuple[Part, np.ndarray]], kind: type[Part], shape: tuple[int, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """The fields of the parts of one kind, and their counts (B, J): a column for each part, equal parts joined."""
+    """Return the fields of the parts of one kind, and their counts (B, J).
+
+    A column for each part, equal parts joined.
+    """
     joined: dict[tuple[bytes, ...], tuple[list[np.ndarray], np.ndarray]] = {}
     for part, count in counted:
         if not isinstance(part, kind):
@@ -279,7 +284,7 @@ def _columns(
 
 
 def _concentrated(counted: list[tuple[Part, np.ndarray]], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """rho and xi of all zero-concentrated guarantees together, rounded up."""
+    """Return rho and xi of all zero-concentrated guarantees together, rounded up."""
     total = np.zeros((2, int(np.prod(shape, dtype=np.int64))))
     for part, count in counted:
         if isinstance(part, ConcentratedPart):
@@ -291,7 +296,7 @@ def _concentrated(counted: list[tuple[Part, np.ndarray]], shape: tuple[int, ...]
 
 
 def _padded(atoms: np.ndarray, width: int) -> np.ndarray:
-    """Atoms on the last axis with zeros behind them."""
+    """Return atoms on the last axis with zeros behind them."""
     return np.pad(atoms, ((0, 0), (0, 0), (0, max(width - atoms.shape[-1], 0))))
 
 

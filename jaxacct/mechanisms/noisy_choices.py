@@ -34,17 +34,15 @@ LOSS_CELLS = 1024
 class ExponentialMechanism(FiniteMechanism):
     """The exponential mechanism, Pr[r] proportional to e^{epsilon u(r)/(2 D)}, with D the sensitivity of u.
 
-    The same law as report noisy max with Gumbel noise of scale 2D/epsilon. Whatever the neighbouring
-    relation, D is the most that a score moves under it (for scores that all move the same way under it, D/2
-    will do). It has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. The largest profile
-    over t,
+    Report noisy max with Gumbel noise of scale 2D/epsilon has the same law. D is the most by which a score moves under
+    the neighbouring relation of the question; if all scores move the same way under that relation, D/2 is enough. The
+    mechanism has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. The largest profile over t,
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon,
 
-    is that of the pair with density e^{l/2}/(4 sinh(epsilon/2)) of the loss l under P: tight for one step,
-    and it dominates every step whatever its t, so that compositions, also adaptive ones, are bounded
-    (``kind`` "bound"; a fixed t would be smaller). It is put on 1025 losses from above, which costs about
-    1e-6 relatively.
+    is that of the pair whose loss l has density e^{l/2}/(4 sinh(epsilon/2)) under P. The pair is tight for one step. It
+    dominates every step whatever its t, so it bounds compositions, also adaptive ones (``kind`` "bound"; a fixed t
+    would give a smaller answer). The pair is put on 1025 losses from above, which adds a share of about 1e-6.
 
     Parameters
     ----------
@@ -75,11 +73,11 @@ class ExponentialMechanism(FiniteMechanism):
 class ReportNoisyMax(FiniteMechanism):
     """Report which candidate has the largest score after adding noise to each.
 
-    The noise has the scale 2D/epsilon, where D is the most that a score moves under the neighbouring relation
-    (D/epsilon if all scores move the same way). "laplace" and "exponential" (permute and flip): the pair of Laplace
-    noise of scale 1/epsilon dominates, for any number of candidates (README.md, "Noisy maxima"). "gumbel": the law of
-    ExponentialMechanism. The scores' values are not released. For Gaussian noise see GaussianNoisyMax. ``kind`` is
-    "bound".
+    The noise has the scale 2D/epsilon, where D is the most by which a score moves under the neighbouring relation, or
+    D/epsilon if all scores move the same way. For "laplace" and "exponential" noise (permute and flip) the pair of
+    Laplace noise of scale 1/epsilon dominates, for any number of candidates (README.md, "Noisy maxima"). "gumbel" noise
+    gives the law of ExponentialMechanism. The values of the scores are not released. For Gaussian noise see
+    GaussianNoisyMax. ``kind`` is "bound".
 
     Parameters
     ----------
@@ -124,18 +122,18 @@ class ReportNoisyMax(FiniteMechanism):
 class GaussianNoisyMax(BaseMechanism):
     """Report which of ``candidates`` has the largest score after adding Gaussian noise to each.
 
-    Two theorems hold with D = 2, or D = 1 for ``monotone`` scores, which all rise or all fall with a record;
-    ``replace_one`` doubles D. The first is delta(eps) <= candidates * delta_Gaussian(eps; D). The second is delta(eps)
-    <= delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) for m candidates, from the differences of all noisy scores
-    (README.md, "Noisy maxima"). For up to 4 candidates the second is smaller everywhere. For more, the smaller one at
-    each eps is taken, and the hull in e^eps is put on losses from above. ``kind`` is "bound".
+    Let D = 2, or D = 1 for ``monotone`` scores, which all rise or all fall with a record; ``replace_one`` doubles D.
+    Two theorems hold. The first is delta(eps) <= candidates * delta_Gaussian(eps; D). The second is delta(eps) <=
+    delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) for m candidates, from the differences of all noisy scores
+    (README.md, "Noisy maxima"). For up to 4 candidates the second bound is smaller everywhere. For more candidates the
+    smaller bound at each eps is taken, and its hull in e^eps is put on losses from above. ``kind`` is "bound".
 
     Parameters
     ----------
     noise_multiplier : array_like > 0, finite
-        Standard deviation of the noise over what a score moves under add/remove.
+        Standard deviation of the noise over the most by which a score moves under add/remove.
     candidates : array_like of whole numbers >= 1
-        Broadcasts with the noise multiplier.
+        Number of candidates, which broadcasts with the noise multiplier.
     monotone : bool
         Whether all scores rise, or all fall, with a record.
 
@@ -171,7 +169,7 @@ class GaussianNoisyMax(BaseMechanism):
         return sample_pair(self.finite_pair(relation), rate, direction)
 
     def _shifts(self, relation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Sensitivities in deviations: of one score against another, rounded up, and of all differences."""
+        """Return two sensitivities in deviations: of one score against another, and of all differences (rounded up)."""
         moves = (2.0 if relation == "replace_one" else 1.0) * (1.0 if self.monotone else 2.0)
         sigma, many = np.broadcast_arrays(np.asarray(self.noise_multiplier, np.float64), self.candidates)
         both = np.floor(0.5 * many) * np.ceil(0.5 * many)
@@ -179,7 +177,10 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Hat masses of the density e^{l/2}/(4 sinh(epsilon/2)) on losses d apart: e^{l/2} tanh(d/4)/sinh(epsilon/2)."""
+    """Return hat masses e^{l/2} tanh(d/4)/sinh(epsilon/2) on losses l that are d apart.
+
+    The density of the loss is e^{l/2}/(4 sinh(epsilon/2)).
+    """
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
     # sinh(epsilon/2) = e^{epsilon/2} (1 - e^-epsilon)/2
@@ -196,21 +197,21 @@ def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
 class AboveThreshold(BaseMechanism):
     """Say of each query in a stream whether it is above a noisy threshold, until ``answers`` of them were.
 
-    Laplace noise of scale ``threshold_scale`` on the threshold, drawn once, and of scale ``query_scale`` on
-    each query: epsilon-DP with
+    Laplace noise of scale ``threshold_scale`` is added to the threshold once, and Laplace noise of scale
+    ``query_scale`` to each query. The answers are epsilon-DP with
 
         epsilon = 1/threshold_scale + 2 answers/query_scale,
 
-    without the 2 if the queries are ``monotone``. However many queries are below. ``replace_one`` doubles what a query
-    moves, and its queries are never taken as monotone. The pair is that of every epsilon-DP mechanism: ``kind`` is
-    "bound".
+    without the factor 2 if the queries are ``monotone``. The number of queries below the threshold does not matter.
+    ``replace_one`` doubles the most by which a query moves, and its queries are never taken as monotone. The pair is
+    that of every epsilon-DP mechanism: ``kind`` is "bound".
 
     Parameters
     ----------
     threshold_scale, query_scale : array_like > 0, finite
-        Scales of the noise over what a query moves under add/remove; all fields broadcast.
+        Scales of the noise over the most by which a query moves under add/remove. All fields broadcast.
     answers : array_like of whole numbers >= 1
-        How many queries above the threshold are told before it stops.
+        Number of queries found above the threshold before the mechanism stops.
     monotone : bool
         Whether all queries rise, or all fall, with a record.
 
@@ -250,16 +251,17 @@ class AboveThreshold(BaseMechanism):
 class NumericSparse(Mechanism):
     """AboveThreshold that also releases the value of each query found above, with fresh Laplace noise.
 
-    The composition of ``AboveThreshold(threshold_scale, query_scale, answers, monotone)`` with ``answers``
-    Laplace mechanisms of scale ``value_scale``, interleaved (concurrent composition is no worse than
-    composition one after the other). Relations and units as there; it cannot be sampled. ``kind`` is "bound".
+    The pair is that of ``AboveThreshold(threshold_scale, query_scale, answers, monotone)`` composed with ``answers``
+    Laplace mechanisms of scale ``value_scale``. The mechanisms are interleaved; concurrent composition leaks no more
+    than composition one after the other. Relations and units are those of AboveThreshold. The mechanism cannot be
+    sampled. ``kind`` is "bound".
 
     Parameters
     ----------
     threshold_scale, query_scale : array_like > 0, finite
         As in AboveThreshold.
     value_scale : array_like > 0, finite
-        Scale of the noise on a released value over what a query moves under add/remove.
+        Scale of the noise on a released value over the most by which a query moves under add/remove.
     answers, monotone
         As in AboveThreshold.
 

@@ -1,4 +1,7 @@
-"""Poisson sampling: every record is in a batch by itself; with a cap on the size of the batch, or without one."""
+"""Poisson sampling.
+
+Each record is in a batch independently of the others, with a cap on the batch size or without one.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +59,14 @@ from jaxacct.mechanisms.sampled_releases import (
 )
 
 UNITS_PER_TERM = 16.0
-"""Roundings of one factor of a product of ratios: a difference, two quotients and three products, and half as much
-again for the odds, which are the same in all."""
+"""Roundings of one factor of a product of ratios: a difference, two quotients and three products.
+
+Half as much is added for the odds, which are the same in all factors.
+"""
 NEGLIGIBLE = 1e-25
 """Share of a sum below which the rest of a falling series is bounded and no longer summed."""
 SHARE_OF_DELTA = 1e-3
-"""The share of delta that all the steps in which a free cap binds may have together."""
+"""Share of delta for all the steps in which a free cap binds."""
 
 
 @register
@@ -69,27 +74,27 @@ SHARE_OF_DELTA = 1e-3
 class PoissonSampled(OfGaussianMixtures):
     """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
 
-    With (P, Q) the base pair: remove ((1-q) Q + q P, Q), add (Q, (1-q) Q + q P). The two directions differ for
+    With (P, Q) the base pair, remove is ((1-q) Q + q P, Q) and add is (Q, (1-q) Q + q P). The two directions differ for
     0 < q < 1; q = 1 is the base and q = 0 leaks nothing. Sampling a sample multiplies the rates. Under ``replace_one``
     the answer is a bound for 0 < q < 1.
 
     A composition inside runs all its mechanisms on one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
-    Laplace(5.0)), 0.01)``. This differs from a composition of samples. Several Gaussians become one Gaussian of noise
-    (sum z^-2)^{-1/2}. Otherwise the pair of the whole composition is sampled (README.md, "Several releases from one
-    sample").
+    Laplace(5.0)), 0.01)``. A composition of samples is another mechanism. Several Gaussians inside become one Gaussian
+    of noise (sum z^-2)^{-1/2}. Otherwise the pair of the whole composition is sampled (README.md, "Several releases
+    from one sample").
 
-    ``group`` = k > 1 protects any k records together, such as those of one person: of a Gaussian, Binomial(k, q) many
+    ``group`` = k > 1 protects any k records together, such as those of one person. For a Gaussian, Binomial(k, q) many
     of them are in a batch, and the pair is (sum_j Bin_j N(j, s^2), N(0, s^2)). It is exact for add, remove and zero-out
-    of up to k records, whatever they are. Under ``replace_one`` k records are replaced, and the answer is a bound:
-    the smaller of two. One reveals how many of them are in the batch: j of them move the sum by 2j. The other removes
-    k records and adds k others.
+    of up to k records, whatever they are. Under ``replace_one`` k records are replaced, and the answer is the smaller
+    of two bounds. One reveals the number j of group records in the batch, which move the sum by 2j. The other removes k
+    records and adds k others.
 
     Parameters
     ----------
     mechanism : Mechanism
-        What runs on one sample: a step or a composition. Mechanisms that need a data set of fixed size are refused.
+        Step or composition that runs on one sample. Mechanisms that need a data set of fixed size are refused.
     sampling_probability : array_like in [0, 1]
-        q; broadcasts with the base's fields.
+        q, which broadcasts with the base's fields.
     group : int from 1 to 1000
         k, the same for all configurations; above 1 the base must be Gaussian, or a composition of Gaussians.
 
@@ -182,7 +187,10 @@ class PoissonSampled(OfGaussianMixtures):
         return "bound" if bound else base.kind_of_bracket(relation, composed)
 
     def several(self, relation: str) -> Several | None:
-        """The releases from one sample; None where their profile does not determine the answer for this relation."""
+        """Return the releases from one sample.
+
+        None if their profile does not determine the answer for this relation.
+        """
         base, rate = self._flat()
         if isinstance(base, BaseMechanism) or (relation == "replace_one" and self._draws()):
             return None
@@ -190,7 +198,7 @@ class PoissonSampled(OfGaussianMixtures):
         return Several(base, rate, {side: relation if replaced else f"{side}_one" for side in DIRECTIONS})
 
     def _draws(self) -> bool:
-        """Whether any record is drawn with a probability strictly between 0 and 1."""
+        """Return whether any record is drawn with a probability strictly between 0 and 1."""
         rate = self._flat()[1]
         return bool(np.any((rate > 0.0) & (rate < 1.0)))
 
@@ -225,7 +233,7 @@ class PoissonSampled(OfGaussianMixtures):
         return True
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Shifts in deviations and weights of a group under a Gaussian base, for every configuration."""
+        """Return shifts in deviations and weights of a group under a Gaussian base, for every configuration."""
         base, rate = self._flat()
         found = []
         for sigma, q in rows_of(self, cast(Gaussian, base).noise_multiplier, rate):
@@ -241,7 +249,10 @@ class PoissonSampled(OfGaussianMixtures):
         return stacked(pairs, batch_shape(self))
 
     def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
-        """The base under all nested sampling, and the product of the rates; `up` rounds noise up instead of down."""
+        """Return the base under all nested sampling, and the product of the rates.
+
+        `up` rounds noise up instead of down.
+        """
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
             base: Mechanism = self.mechanism
@@ -251,7 +262,7 @@ class PoissonSampled(OfGaussianMixtures):
         product = rate * inner
         if np.any((product == 0.0) & (rate > 0.0) & (inner > 0.0)):
             raise InputError("nested sampling_probability multiply to less than float64 can hold; use larger rates")
-        # there the distance from 1 decides the loss of a record left out, so that the product must be exact
+        # near 1 the distance from 1 decides the loss of a record left out, so the product must be exact
         for index in np.argwhere(product > 0.999):
             factors = (float(np.broadcast_to(part, product.shape)[tuple(index)]) for part in (rate, inner))
             exact = math.prod(Fraction(factor) for factor in factors)
@@ -265,12 +276,12 @@ class PoissonSampled(OfGaussianMixtures):
 
 
 def _under(relation: str) -> str:
-    """The relation of the releases in a sample."""
+    """Return the relation of the releases in a sample."""
     return relation if relation == "replace_one" else "add_or_remove_one"
 
 
 def groups_inside(mechanism: Mechanism) -> bool:
-    """Whether the mechanism contains a PoissonSampled with group > 1."""
+    """Return whether the mechanism contains a PoissonSampled with group > 1."""
     here = isinstance(mechanism, PoissonSampled) and mechanism.group > 1
     return here or any(groups_inside(inner) for inner in mechanism.inside())
 
@@ -278,26 +289,26 @@ def groups_inside(mechanism: Mechanism) -> bool:
 @register
 @dataclass(frozen=True, eq=False)
 class TruncatedPoissonSampled(OfGaussianMixtures):
-    """A Gaussian on a Poisson sample that is cut to ``cap`` records: a uniform subset of them where more are drawn.
+    """A Gaussian on a Poisson sample, which is cut to a uniform subset of ``cap`` records if it is larger.
 
-    With n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] and q' = (cap/n) Pr[Bin(n, q) > cap]/tau, a step is with
-    probability 1 - tau the Gaussian sampled at q, of sensitivity 1, and with probability tau the Gaussian sampled at
-    q', of sensitivity 2: the record displaces another one. That is an upper bound for add and remove, of any number of
-    adaptive steps; ``kind`` is "bound". For ``zero_out`` (the record keeps its slot) and ``replace_one`` the pair with
-    probability tau is the one of README.md, "A cap on a Poisson sample". Both are put on finitely many losses from
-    above.
+    Let n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] and q' = (cap/n) Pr[Bin(n, q) > cap]/tau. With probability 1
+    - tau a step is the Gaussian sampled at q, of sensitivity 1. With probability tau it is the Gaussian sampled at q',
+    of sensitivity 2, since the record displaces another one. This is an upper bound for add and remove, of any number
+    of adaptive steps; ``kind`` is "bound". For ``zero_out`` (the record keeps its slot) and ``replace_one`` the pair
+    with probability tau is the one of README.md, "A cap on a Poisson sample". Both pairs are put on finitely many
+    losses from above.
 
-    It holds where n is public (the larger of the two data sets), q and the cap do not depend on the data, the subset is
-    uniform (not the first ``cap``), and the sum is divided by a constant, never by the number drawn. A cap is dear
-    unless steps * tau is well below delta: `jaxacct.cap_for` finds one that is. A cap of n or more is plain Poisson
-    sampling.
+    The bound holds if n is public (the larger of the two data sets), q and the cap do not depend on the data, the
+    subset is uniform (not the first ``cap`` records), and the sum is divided by a constant, never by the number drawn.
+    A cap costs much privacy unless steps * tau is well below delta; `jaxacct.cap_for` finds a cap that costs little. A
+    cap of n or more is plain Poisson sampling.
 
     Parameters
     ----------
     mechanism : Gaussian
-        A single step; noise in units of the add/remove sensitivity.
+        One step, with noise in units of the add/remove sensitivity.
     sampling_probability : array_like in [0, 1]
-        q, the chance of each record to be drawn before the cut.
+        q, the chance of each record to be drawn before the sample is cut.
     dataset_size : array_like of whole numbers from 1 to 1e9
         n, the size of the larger data set.
     cap : array_like of whole numbers from 1 to 1e9
@@ -328,7 +339,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
         super().__post_init__()
 
     def chance_of_cap(self) -> Numbers:
-        """tau, the chance that the others alone fill the batch, rounded up; one for each configuration.
+        """Return tau, the chance that the others alone fill the batch, rounded up, for each configuration.
 
         >>> import jaxacct as ja
         >>> float(ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.4, dataset_size=5, cap=5).chance_of_cap())
@@ -381,27 +392,27 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 def cap_for(
     sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = SHARE_OF_DELTA
 ) -> int:
-    """The smallest cap that costs nothing: steps * Pr[Bin(n - 1, q) >= cap] is at most `share` of delta.
+    """Return the smallest cap that costs nothing: steps * Pr[Bin(n - 1, q) >= cap] is at most `share` of delta.
 
-    A cap that binds lets a record displace another one, and a step in which it binds costs twice the sensitivity
-    (`TruncatedPoissonSampled`).  With this cap all such steps together have at most the probability share * delta.
+    If a cap binds, a record may displace another one, and the step costs twice the sensitivity
+    (`TruncatedPoissonSampled`). With this cap all such steps together have at most the probability share * delta.
 
     Parameters
     ----------
     sampling_probability : float strictly between 0 and 1
-        q.
+        q, the chance of each record to be drawn.
     dataset_size : int from 1 to 1e9
         n, the size of the larger data set.
     steps : int from 1 to 2**53
     delta : float strictly between 0 and 1
-        The delta of the claim.
+        delta of the claim.
     share : float strictly between 0 and 1
-        Of delta, for the steps in which the cap binds.
+        Share of delta for the steps in which the cap binds.
 
     Returns
     -------
     int
-        n where no smaller cap will do.
+        The cap, which is n if no smaller cap suffices.
 
     References
     ----------
@@ -424,7 +435,7 @@ def cap_for(
 
 
 def _pair_of_step(sigma: float, q: float, cap: Cap, relation: str) -> FinitePair:
-    """The pair of one step, in the direction remove, from above."""
+    """Return the pair of one step, in the direction remove, from above."""
     (low, high), rate, s = cap.chance, cap.rate[1], 1.0 / sigma
     plain = replaced_gaussian(q, s) if relation == "replace_one" else _sampled(q, s)
     if high == 0.0:
@@ -440,7 +451,7 @@ def _pair_of_step(sigma: float, q: float, cap: Cap, relation: str) -> FinitePair
 
 
 def _rest(chance: float) -> float:
-    """1 - chance, rounded up; 1 where the chance is 0."""
+    """Return 1 - chance, rounded up; 1 if the chance is 0."""
     return (1.0 - chance) * (1.0 + 4.0 * ROUNDOFF) if chance > 0.0 else 1.0
 
 
@@ -449,25 +460,26 @@ def _sampled(q: float, shift: float) -> FinitePair:
 
 
 class Cap(NamedTuple):
-    """The effect of a cap on a Poisson sample for one record; each number has a lower and an upper end."""
+    """Effect of a cap on a Poisson sample for one record; each number has a lower and an upper end."""
 
     chance: tuple[float, float]
-    """tau = Pr[Bin(n-1, q) >= cap]: enough of the others are sampled to fill the batch."""
+    """tau = Pr[Bin(n-1, q) >= cap], the chance that the other records fill the batch."""
     rate: tuple[float, float]
-    """q' = (cap/n) Pr[Bin(n, q) > cap]/tau: the record's chance to be in the batch then."""
+    """q' = (cap/n) Pr[Bin(n, q) > cap]/tau, the record's chance to be in a batch that the others fill."""
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:
-    """tau and q' with all rounding, from ratios of neighbouring terms (README.md, "A cap on a Poisson sample")."""
+    """Compute tau and q' with all rounding, from ratios of neighbouring terms.
+
+    See README.md, "A cap on a Poisson sample".
+    """
     n = size - 1.0
     if cap >= size or q == 0.0:
         return Cap((0.0, 0.0), (0.0, 0.0))
     if q == 1.0:
         return Cap((1.0, 1.0), (cap / size * (1.0 - 2.0 * ROUNDOFF), min(cap / size * (1.0 + 2.0 * ROUNDOFF), 1.0)))
     beyond, wrong = _series(n, q, cap, 1)  # S - 1
-    if not np.isfinite(
-        beyond
-    ):  # S is beyond 1e308, and the cap below the mode, so that all terms before it are smaller
+    if not np.isfinite(beyond):  # S is beyond 1e308 and the cap is below the mode, so all terms before it are smaller
         rate = cap / size
         return Cap((1.0 - 2.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), rate * (1.0 + 2.0 * ROUNDOFF)))
     around, doubt = _series(n, q, cap, -1)  # sum_{k < cap} p_k/p_cap
@@ -475,7 +487,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
         tau = (1.0 + beyond) / (1.0 + beyond + around)
         error = wrong + doubt + 16.0 * ROUNDOFF
         chance = (tau * (1.0 - error), min(tau * (1.0 + error), 1.0))
-    else:  # less than about 1e-300
+    else:  # tau is less than about 1e-300
         chance = (0.0, 1e-290)
     rate = cap / size * ((beyond + q) / (1.0 + beyond))
     error = 2.0 * wrong + 16.0 * ROUNDOFF
@@ -483,7 +495,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """(sum of p_k/p_start over k on one side of `start`, its relative error); inf where it overflows."""
+    """Return the sum of p_k/p_start over k on one side of `start`, inf if it overflows, and its relative error."""
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:

@@ -16,13 +16,14 @@ from jaxacct.mechanisms.base import FinitePair, FinitePart, batch_shape, registe
 from jaxacct.mechanisms.finite import FiniteMechanism
 
 MASS_UNITS = 128.0
-"""Units of rounding by which a mass is rounded outward: 16 that `pair_of_profile` adds, as many that it may be off, and
-the sums and the exponential here."""
+"""Units by which a mass is rounded outward.
+
+16 that `pair_of_profile` adds, 16 of its error, and those of sums and exp here.
+"""
 LEAST_GAP = 1e-9
-"""Least distance of two epsilons of a profile: slopes lose digits as it shrinks."""
+"""Least distance of two epsilons of a profile, since slopes between nearer points lose digits."""
 MASS_ROUNDING_UNITS = 8.0
-"""Unit roundoffs by which each of the two terms of a mass is rounded up; each is a difference, an exponential and a
-quotient."""
+"""Unit roundoffs by which each term of a mass is rounded up; a term is a difference, an exponential and a quotient."""
 
 
 @register
@@ -30,20 +31,20 @@ quotient."""
 class PrivacyProfile(FiniteMechanism):
     """Any mechanism known to be (``epsilon``_k, ``delta``_k)-DP for every k, through the pair that dominates it.
 
-    The guarantee is delta(eps_k) <= delta_k for H_{e^eps}(P || Q) (remove) and H_{e^eps}(Q || P) <=
-    ``reverse_delta``_k (add). The pair has the largest profile that these points allow: the lower convex hull of the
-    points in (e^eps, delta), joined to the other direction by H_a(P || Q) = 1 - a + a H_{1/a}(Q || P), constant after
-    the last point, so that the last delta is mass at infinity. It composes, and is sampled, like any other pair. The
-    points are taken as they stand for the neighbouring relation in use; one point is ApproximateDP.
+    The guarantee is H_{e^eps_k}(P || Q) <= delta_k (remove) and H_{e^eps_k}(Q || P) <= ``reverse_delta``_k (add). The
+    pair has the largest profile that these points allow: the lower convex hull of the points in (e^eps, delta), joined
+    to the other direction by H_a(P || Q) = 1 - a + a H_{1/a}(Q || P). The profile is constant after the last point, so
+    that the last delta is mass at infinity. The pair composes, and is sampled, like any other pair. The points are
+    taken as given for the neighbouring relation of the question; one point is ApproximateDP.
 
     Parameters
     ----------
     epsilon : array_like >= 0
-        Ascending along the last axis by 1e-9 or more; the axes before it are the batch.
+        Points eps_k, which ascend along the last axis by 1e-9 or more; the axes before it are the batch.
     delta : array_like in [0, 1]
-        As many on the last axis.
+        delta_k at each point, along the last axis.
     reverse_delta : array_like in [0, 1], optional
-        As many on the last axis; the same as ``delta`` unless given.
+        delta_k of the reverse direction, along the last axis; by default the values of ``delta``.
 
     References
     ----------
@@ -84,19 +85,19 @@ class PrivacyProfile(FiniteMechanism):
 
 
 def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], grid: ArrayLike) -> PrivacyProfile:
-    """The PrivacyProfile of a privacy loss given by its distribution functions under P and under Q.
+    """Return the PrivacyProfile of a privacy loss L given by its distribution functions under P and under Q.
 
-    At the epsilons of the grid delta = Pr_P[L > eps] - e^eps Pr_Q[L > eps] for remove, and Pr_Q[L <= -eps] -
-    e^eps Pr_P[L <= -eps] for add; between them the profile is the chord, after them constant, so that the
-    answers are upper bounds whatever the grid: a fine one gives narrow ones.
+    At the epsilons of the grid delta = Pr_P[L > eps] - e^eps Pr_Q[L > eps] for remove, and Pr_Q[L <= -eps] - e^eps
+    Pr_P[L <= -eps] for add. Between the epsilons the profile is the chord, and after the last it is constant. The
+    answers are therefore upper bounds for every grid, and near the truth for a fine one.
 
     Parameters
     ----------
     p_cdf, q_cdf : callable
-        Take an array x and return Pr[L <= x] under P and under Q. They are trusted to 1e-15 absolutely, which is added,
-        so that deltas of interest should be above 1e-14 e^eps.
+        Functions of an array x that return Pr[L <= x] under P and under Q. Their absolute error is taken to be at most
+        1e-15 and is added, so deltas of interest should be above 1e-14 e^eps.
     grid : array_like >= 0
-        Epsilons, ascending, shape (K,).
+        Ascending epsilons, shape (K,).
 
     Returns
     -------
@@ -118,23 +119,23 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
     p_above, q_above = (1.0 - np.asarray(check(name, cdf(grid), PROBABILITY)) for name, cdf in named)
     p_below, q_below = (np.asarray(check(name, cdf(-grid), PROBABILITY)) for name, cdf in named)
     grown = np.exp(grid)
-    slack = 2e-15 * (1.0 + grown)  # each function may be off by 1e-15, and two roundings
+    slack = 2e-15 * (1.0 + grown)  # an error of 1e-15 of each function, and two roundings
     forward, reverse = p_above - grown * q_above, q_below - grown * p_below
     return PrivacyProfile(grid, *(np.clip(delta + slack, 0.0, 1.0) for delta in (forward, reverse)))
 
 
 @np.errstate(over="ignore")
 def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray) -> FinitePair:
-    """The dominating pair of the points of one configuration; epsilon ascending, all three of shape (K,).
+    """Return the dominating pair of the points of one configuration; epsilon ascends, all three have shape (K,).
 
-    With f_k the vertices of the lower hull, an atom of loss eps_k > 0 has the P-mass
+    Let f_k be the vertices of the lower hull. An atom of loss eps_k > 0 has the P-mass
 
         p_k = (f_{k-1} - f_k)/(1 - e^{-(eps_k - eps_{k-1})}) - (f_k - f_{k+1})/(e^{eps_{k+1} - eps_k} - 1),
 
-    which is e^{eps_k} times the change of slope there; atoms of loss -eps_k likewise from the reverse points,
-    with the two laws exchanged. A negative p_k is a point above the hull. Masses are rounded up.
+    which is e^{eps_k} times the change of slope at the vertex. Atoms of loss -eps_k follow in the same way from the
+    reverse points, with the two laws exchanged. A negative p_k marks a point above the hull. Masses are rounded up.
     """
-    # the profile falls, also from one direction to the other: H_a(P || Q) at a = e^-eps is 1 - a + a reverse
+    # the profile falls across the two directions: H_a(P || Q) at a = e^-eps is 1 - a + a reverse
     fall = np.minimum.accumulate
     across_f, across_r = (np.min(-np.expm1(-epsilon) + x * np.exp(-epsilon)) for x in (reverse, delta))
     f, r = fall(np.minimum(delta, across_f)), fall(np.minimum(reverse, across_r))
@@ -170,19 +171,19 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
 
 
 def stacked(pairs: list[FinitePair], shape: tuple[int, ...]) -> FinitePair:
-    """The pairs of all configurations of a batch as one, padded with atoms without mass."""
+    """Join the pairs of all configurations of a batch into one, padded with atoms without mass."""
     return FinitePair(*_as_one(pairs, 3, 5, shape))
 
 
 def stacked_parts(parts: list[FinitePart], shape: tuple[int, ...]) -> FinitePart:
-    """The laws of all configurations of a batch as one, padded with atoms without mass."""
+    """Join the laws of all configurations of a batch into one, padded with atoms without mass."""
     return FinitePart(*_as_one(parts, 2, 3, shape))
 
 
 def _as_one(
     laws: Sequence[FinitePair | FinitePart], atoms: int, fields: int, shape: tuple[int, ...]
 ) -> list[np.ndarray]:
-    """The first `fields` fields of laws as one of a batch; the first `atoms` of them are padded with zeros."""
+    """Join the first `fields` fields of laws into those of a batch; pad the first `atoms` fields with zeros."""
     most = max((law.loss.size for law in laws), default=1)
     padded = np.zeros((atoms, len(laws), most))
     for row, law in enumerate(laws):
@@ -193,7 +194,10 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """The two terms of p_k; `before` -1 is the centre, at eps 0 with value `first`; `after` -1 is none."""
+    """Return the two terms of p_k.
+
+    `before` -1 means the centre, at eps 0 with value `first`; `after` -1 means no point.
+    """
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
     fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
@@ -201,7 +205,7 @@ def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, 
 
 
 def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> np.ndarray:
-    """p_k of the vertices of a hull, rounded up; the value at the centre is known up to `doubt`."""
+    """Return p_k of the vertices of a hull, rounded up; the value at the centre is known up to `doubt`."""
     if not epsilon.size:
         return epsilon
     rise = -np.diff(f, prepend=centre) / -np.expm1(-np.diff(epsilon, prepend=0.0))
@@ -212,15 +216,15 @@ def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> 
 
 
 def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
-    """The points on the lower convex hull, from the first of them on.
+    """Return the points on the lower convex hull, from the first of them on.
 
-    A point that is not below the chord of its neighbours is no vertex.  Of such points that are neighbours every other
-    one is left out at a time, since rounding may hide a bend that several of them have together.
+    A point that is not below the chord of its neighbours is no vertex. If such points are neighbours, every other one
+    of them is left out at a time, since rounding may hide a bend that several of them have together.
     """
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
-    for _ in range(30):  # the points left then are handled one by one
+    for _ in range(30):  # the loop below handles the points left one by one
         at, values = epsilon[points], f[points]
         slope, gap = -np.diff(values), np.diff(at)
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
@@ -238,12 +242,12 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
 
 
 def _first_is_above(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> bool:
-    """Whether the first point of a chain lies above the line from the centre to the second."""
+    """Return whether the first point of a chain lies above the line from the centre to the second."""
     return len(chain) > 1 and bool(np.subtract(*_terms(epsilon, f, -1, chain[0], chain[1], centre)) < 0.0)
 
 
 def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> float:
-    """Minus the slope in e^eps on the way from the centre to the first point of a chain."""
+    """Return minus the slope in e^eps on the way from the centre to the first point of a chain."""
     with np.errstate(over="ignore"):
         return float((centre - f[chain[0]]) / np.expm1(epsilon[chain[0]])) if chain else 0.0
 
@@ -251,7 +255,10 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join the two chains by their common tangent: its value at eps 0, and what of the chains is on the hull."""
+    """Join the two chains by their common tangent.
+
+    Return its value at eps 0 and the points of the chains on the hull.
+    """
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]
@@ -277,7 +284,7 @@ def _refuse_disorder(epsilon: np.ndarray) -> None:
 
 
 class BracketedProfile(NamedTuple):
-    """A convex profile delta(eps) known to lie between two ends at points eps, ascending from 0; all of shape (K,)."""
+    """Convex profile delta(eps) between two ends at points eps, which ascend from 0; all of shape (K,)."""
 
     epsilon: np.ndarray
     lower: np.ndarray
@@ -285,12 +292,15 @@ class BracketedProfile(NamedTuple):
 
 
 def pair_above(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
-    """The pair that dominates: forward is H_{e^eps}(P || Q), reverse H_{e^eps}(Q || P), each at its own points."""
+    """Return the pair that dominates two profiles, each at its own points.
+
+    `forward` is H_{e^eps}(P || Q) and `reverse` is H_{e^eps}(Q || P).
+    """
     return pair_of_profile(*_joined(forward.epsilon, forward.upper, reverse.epsilon, reverse.upper))
 
 
 def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
-    """A pair that is dominated but for rounding, which `direction_of` allows for."""
+    """Return a pair that is dominated except for rounding, which `direction_of` allows for."""
     corners = (_corners(*forward), _corners(*reverse))
     centre = min(values[0] for _, values in corners)
     for _, values in corners:
@@ -299,7 +309,7 @@ def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
 
 
 def direction_of(pair: FinitePair, direction: str) -> FinitePart:
-    """The law of the loss in a direction, of a pair of `pair_below`; the masses sum to 1."""
+    """Return the law of the loss in a direction, of a pair of `pair_below`; the masses sum to 1."""
     order = np.argsort(pair.loss, kind="stable")
     loss, p, q = (x[order] for x in pair[:3])
     keep = (p > 0.0) & (q > 0.0)
@@ -317,7 +327,7 @@ def direction_of(pair: FinitePair, direction: str) -> FinitePart:
 
 
 def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
-    """The law of log p/q under P, for masses p that were rounded down and q that were rounded up."""
+    """Return the law of log p/q under P, for masses p that were rounded down and q that were rounded up."""
     keep = p > 0.0
     p, q = p[keep], q[keep]
     if not p.size:
@@ -329,7 +339,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
         loss = np.log(p) - np.log(q)
         lowest = int(np.argmin(loss))
         p[lowest] += rest
-        # its own mass under the other law stays, or grows so that its loss stays the lowest
+        # the Q-mass of the lowest atom stays, or grows so that its loss stays the lowest
         others = np.delete(loss, lowest)
         most = float(others.min()) if others.size else 0.0
         loss[lowest] = min(np.log(p[lowest]) - np.log(q[lowest]), most)
@@ -340,7 +350,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
 
 
 def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """The lowest losses as one atom: those with no more than `mass` together, which the lattice then has room for."""
+    """Join the lowest losses with no more than `mass` together into one atom, which the lattice then has room for."""
     order = np.argsort(loss, kind="stable")
     many = max(int(np.searchsorted(np.cumsum(p[order]), mass, side="right")), 1)
     first, others = order[:many], order[many:]
@@ -350,7 +360,7 @@ def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) 
 def _joined(
     epsilon: np.ndarray, delta: np.ndarray, back: np.ndarray, reverse: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points of the two directions on one axis; delta = 1, no bound, where a direction has no point."""
+    """Return points of the two directions on one axis; delta is 1, no bound, where a direction has no point."""
     both = np.union1d(epsilon, back)
     f, r = np.ones(both.size), np.ones(both.size)
     f[np.searchsorted(both, epsilon)], r[np.searchsorted(both, back)] = delta, reverse
@@ -358,24 +368,24 @@ def _joined(
 
 
 def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(eps, value) of the corners of a convex function below the profile, ending where it is 0."""
-    if epsilon.size < 3:  # no chord on either side of a point
+    """Return (eps, value) of the corners of a convex function below the profile, ending where the function is 0."""
+    if epsilon.size < 3:  # some point has no chord on one side
         return np.zeros(1), np.zeros(1)
     a = np.exp(epsilon)
     gap = a[:-1] * np.expm1(np.diff(epsilon))
-    # slopes of chords in a: at most the profile's own to their right, at least the profile's own to their left
-    # a chord that does not fall at all would have no end
+    # slopes of chords in a: `steep` is at most the profile's slope on their right, `flat` at least the slope on their
+    # left; a chord that does not fall would never reach 0
     steep = np.minimum((lower[1:] - upper[:-1]) / gap, -1e-20 * lower[1:] / a[1:])
     flat = np.minimum((upper[1:] - lower[:-1]) / gap, 0.0)
     first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])
     at, values, end = [0.0], [max(float(first), 0.0)], 1e-3
     size = epsilon.size
-    points, heights, a, gap, steep, flat = (x.tolist() for x in (epsilon, lower, a, gap, steep, flat))  # loops faster
+    points, heights, a, gap, steep, flat = (x.tolist() for x in (epsilon, lower, a, gap, steep, flat))  # faster loops
     for k in range(1, size):
         if heights[k] <= 0.0 or values[-1] <= 0.0:
             break
         slope = steep[k - 1]
-        zero = heights[k] / -slope if slope < 0.0 else math.inf  # how far beyond the point the line meets 0
+        zero = heights[k] / -slope if slope < 0.0 else math.inf  # distance from the point to where the line is 0
         end = points[k] + math.log1p(zero / a[k])
         reach = zero
         if k + 2 < size:
@@ -390,7 +400,7 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
         value = heights[k] + slope * reach - _off(heights[k], slope, a[k] + reach)
         at.append(here)
         values.append(max(value, 0.0))
-    if values[-1] > 0.0:  # along the last line down to 0
+    if values[-1] > 0.0:  # follow the last line down to 0
         at.append(max(end, at[-1] + LEAST_GAP))
         values.append(0.0)
     return np.array(at), np.array(values)
@@ -401,7 +411,7 @@ def _off(value: float, slope: float, a: float) -> float:
 
 
 def either_order(forward: FinitePart, reverse: FinitePart) -> FinitePair:
-    """The pair of the larger of two profiles, rounded up, from the finite laws of the loss in the two directions."""
+    """Return the pair of the larger of two profiles, rounded up; `forward` and `reverse` are laws of the loss."""
     shape = forward.infinity.shape
     rows = int(np.prod(shape, dtype=np.int64))
     flat = [[np.reshape(x, (rows, -1)) for x in part] for part in (forward, reverse)]
@@ -418,17 +428,17 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         share = gap[:-1] / (gap[:-1] - gap[1:])
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
-    # e^step overflows soon; without the crossing the profile only rises
+    # e^step overflows soon; leaving a crossing out only raises the profile
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < 600.0) & np.isfinite(crossing)
     knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
-    knots[-1] *= 1.0 + 4.0 * ROUNDOFF  # at least the largest loss; beyond it only the mass at infinity remains
+    knots[-1] *= 1.0 + 4.0 * ROUNDOFF  # at least the largest loss, beyond which only the mass at infinity remains
     delta = np.maximum(*(profile_of_law(*law, knots) for law in laws))
     delta[-1] = max(infinite_one[0], infinite_two[0])
     return pair_of_profile(knots, delta, delta)
 
 
 def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
-    """delta(eps) of a finite law of the loss, rounded up."""
+    """Compute delta(eps) of a finite law of the loss, rounded up."""
     below = eps[:, None] - loss
     below = np.minimum(below - 2.0 * ROUNDOFF * (np.abs(loss) + eps[:, None]), 0.0)
     total = np.sum(mass * -np.expm1(below), axis=1) + infinite
@@ -436,11 +446,11 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
 
 
 def spaced(points: np.ndarray) -> np.ndarray:
-    """Ascending points without those too near the point before; a profile without some of its knots only rises."""
+    """Return ascending points without those too near the point before; leaving knots out only raises a profile."""
     kept = [points[0]]
     for point in points[1:]:
         if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):
             kept.append(point)
-    if kept[-1] < points[-1]:  # the largest loss stays, beyond it only the mass at infinity is left
+    if kept[-1] < points[-1]:  # the largest loss stays, since only the mass at infinity is beyond it
         kept[-1] = points[-1]
     return np.array(kept)
