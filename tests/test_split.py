@@ -128,11 +128,11 @@ def test_quadrature_is_within_its_certificate(sign):
     """A and B on a warped grid of 384 points against a fine grid, at the highest frequency the grid follows."""
     values = list(map(np.float64, (0.8, 1e-2, sign, *((2.5, 5.0) if sign > 0 else (split_parts.NO_WINDOW,) * 2), 6.0)))
     sigma, q, _, low, high, c = values
-    t = 40.0
+    steps, t = split_parts.Steps(*values[:5]), 40.0
     with np.errstate(all="ignore"):
-        nodes = split_parts.grid(*values, 384, t)
+        nodes = split_parts.grid(steps, c, 384, t)
         tilted = split_parts.tilted(sign, c, nodes)
-        bound = split_parts.step_errors(*values, nodes, tilted, t)
+        bound = split_parts.step_errors(steps, c, nodes, tilted, t)
     sums = [np.sum(w * np.exp(1j * t * sign * nodes.loss)) for w in (tilted.bulk, tilted.jump)]
     logs = float(tilted.log_bulk), float(tilted.log_jump)
     # the trapezoidal rule is exact to rounding, since all derivatives vanish at the ends

@@ -36,62 +36,42 @@ from jaxacct.kernels.contour.allocation_law import (
 from jaxacct.kernels.contour.core import log_geometric
 from jaxacct.kernels.special import log_ndtr
 
-__all__ = [
-    "LARGEST_LOSS",
-    "TOLERANCE",
-    "Contour",
-    "RoundProfile",
-    "bracket_near",
-    "brackets_at",
-    "contours_at",
-    "estimate_near",
-    "put_below",
-    "round_profile",
-    "round_profiles",
-    "rows_of",
-]
-
 STEEPEST = 9.0
 """Largest shift of the path at a window, in widths of the window."""
 CLEAR = 80.0
-"""x^2 less the squared shift at a distance x, in widths of a window: Phi is then within e^-40 of 0 or 1."""
+"""Least x^2 less the squared shift at a distance of x widths from a window: Phi is then within e^-40 of 0 or 1."""
 MOST_NODES = 6_000
 """Most nodes on the line."""
-STRIDE = 0.8
-"""Step of the logarithm of the index if the bound does not tell the direction."""
-NEAR_ENOUGH = 0.2
-"""The search ends at a large enough index this near, in the logarithm, to one too small or to the secant's guess."""
 Some = TypeVar("Some")
 COARSE = 160
-"""Cells of the grids on which choices are made, and the images bounded."""
+"""Cells of the grids by which places are chosen and images bounded."""
 TOLERANCE = 1e-10
 """Default size of the terms cut off, relative to the value."""
 MANY = 250
-"""If a line has more nodes than this, another placement is tried."""
+"""Nodes of a line above which another placement is tried."""
 ILL = 6.0
-"""If log(scale/value) is larger, digits are lost and another placement is tried."""
+"""log(scale/value) above which digits are lost and another placement is tried."""
 ONE_SLOT = 15.0
-"""Deviations of S that a threshold lies above the mean, from which on one large slot decides: jumps are split off."""
+"""Deviations of S above the mean from which on one large slot decides: jumps are split off there."""
 LOW_BLUR = 0.08
 """Width of the window between bulk and jumps, in log X."""
 LOW_SHARE = 0.5
 """End of the call's bulk, as a share of the threshold's distance from the mean.
 
-A jump larger than half of that distance leaves less than half to the others.  Then the scales of both contours are
-near their values.
-"""
+A jump larger than half of that distance leaves less than half of it to the other slots.  Then the scales of both
+contours are near their values."""
 BULK_END = 9.0
 """Widths of the window behind which the law of the bulk ends."""
 
 
 class Place(NamedTuple):
-    """The place of a contour, and the bounds that belong to it."""
+    """The place of a contour, and the bounds that belong to that place."""
 
     line: Line
     windows: Windows
     cells: Cells
     far: Array
-    """(B, R) abscissas beyond c at which Chernoff bounds may be taken."""
+    """(B, R) abscissas beyond c of Chernoff bounds."""
     log_far: Array
     """(B, R) log of upper bounds of the integrand there, without e^{-sign z k}/z^2."""
     log_bulk: Array
@@ -99,19 +79,19 @@ class Place(NamedTuple):
     digits: Array
     """(B,) log of the scale over the value."""
     log_beyond: Array
-    """(B,) log of a bound of what lies beyond the last node, without e^{-sign c k}."""
+    """(B,) log of a bound of the sum beyond the last node, without e^{-sign c k}."""
 
 
 def _grid(low: Array, high: Array, size: int) -> Array:
-    """(B, size) geometrically from low to high."""
+    """Return a geometric grid from low to high, (B, size)."""
     return low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, size)
 
 
 def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
-    """Windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
+    """Choose windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
 
-    guess : log of about how large the value is.
-    tolerance : size of what is cut off, relative to the guess.
+    guess : log of the value, roughly.
+    tolerance : size of the terms cut off, relative to the guess.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     with np.errstate(all="ignore"):
@@ -127,20 +107,19 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """The placement with a split if `split`, otherwise without; the other one in rows where that is better."""
+    """Return the placement with a split if `split`, otherwise without; in some rows the other placement is better."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
         return found
     share = 0.0 if split else LOW_SHARE
     other = _place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], share)
-    first = jax.tree.map(lambda a: a[rows], found)
-    better = _badness(other) < _badness(first)
-    return replaced(found, rows[better], jax.tree.map(lambda a: a[better], other))
+    better = _badness(other) < _badness(rows_of(found, rows))
+    return replaced(found, rows[better], rows_of(other, better))
 
 
 def replaced(found: Place, rows: Array, other: Place) -> Place:
-    """`found` with other placements in some rows."""
+    """Return `found` with other placements in some rows."""
 
     def merged(kept: Array, new: Array) -> Array:
         kept = kept.copy()
@@ -148,12 +127,6 @@ def replaced(found: Place, rows: Array, other: Place) -> Place:
         return kept
 
     return jax.tree.map(merged, found, other)
-
-
-def place_split(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, share: float) -> Place:
-    """`place` of the call with a bulk that ends at `share` of the threshold's distance from the mean."""
-    with np.errstate(all="ignore"):
-        return _place(1.0, s, t, k, guess, tolerance, share)
 
 
 def _badness(found: Place) -> Array:
@@ -171,8 +144,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # up to a factor in the abscissa, the scale bounds the value: a guess above it is poor
-    # log of the scale of a put over its value, roughly, where the guess is of no use
+    # the scale bounds the value of a put up to a factor in the abscissa; a guess above it is replaced by e^-2 of it
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -189,7 +161,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
 
 
 def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
-    """The placement for A^t of the call by itself, where A is the transform of the bulk of another placement."""
+    """Place the contour of A^t of the call by itself; A is the transform of the bulk of the placement `beside`."""
     low, blur = beside.windows.low, beside.windows.low_blur
     none = np.full_like(s, -np.inf)
     windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
@@ -198,7 +170,10 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 
 
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
-    """The placement for given windows.  known : whether the guess is used unchanged; else the scale may raise it."""
+    """Place the contour of a call for given windows.
+
+    known : whether the guess is used unchanged; otherwise the scale may raise it.
+    """
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
     light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
@@ -229,7 +204,7 @@ def _ended(
     saddle: tuple[Array, Array],
     far: Array,
 ) -> Place:
-    """The placement with its last node, and Chernoff bounds at the abscissas `far`."""
+    """Complete a placement by its last node and by Chernoff bounds at the abscissas `far`."""
     c, period = line
     step = 2.0 * np.pi / period
     scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, *saddle, strict=True)])
@@ -240,7 +215,7 @@ def _ended(
 
 
 def _deviation(s: Array, t: Array) -> Array:
-    """The standard deviation of S."""
+    """Return the standard deviation of S."""
     return np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
 
 
@@ -251,7 +226,7 @@ def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
 
 def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) -> Windows:
     edge = _far_from(s, t, k, goal)
-    blur = np.minimum(0.03 / s, 0.3)  # width of the window beyond which slots are far, in log X
+    blur = np.minimum(0.03 / s, 0.3)  # width of the far window
     high = edge + ROOM * blur
     low, low_blur = np.full_like(s, -np.inf), np.ones_like(s)
     if share > 0.0:
@@ -261,13 +236,14 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """The least u at which a slot may be far: that it is, and S < k all the same, is negligible.
+    """Return the least u at which a slot may be far: that it is far and S < k all the same is negligible.
 
-    A slot beyond x leaves k - x to the others, m of their deviations below their mean, which has chance e^{-m^2/2}.
+    A slot beyond x leaves k - x to the other slots. That is m of their deviations below their mean, with chance
+    e^{-m^2/2}.
     """
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
-    most = 1.001 * k[:, None]  # a little room for thresholds near k
+    most = 1.001 * k[:, None]  # 1.001 leaves room for thresholds near k
     x = np.minimum(k[:, None] - 1.0 + (m + 0.1) * spread, most)
     u = (np.log(t)[:, None] + np.log(x)) / s[:, None] + 0.5 * s[:, None]
     chance = (np.log(t) + np.log(k))[:, None] - 0.5 * np.maximum(u, 0.0) ** 2 - 0.5 * m * m
@@ -292,7 +268,7 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 def _saddle(
     cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Abscissas, the logarithms of the integrand there, and the abscissa of the least exponent."""
+    """Return abscissas, the logarithms of the integrand there, and the abscissa of the least exponent."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
@@ -308,7 +284,7 @@ def _saddle(
 
 
 def tilted_mode(s: Array, t: Array, c: Array) -> Array:
-    """The u <= 0 with u + s c X(u)/t = 0: the mode of N(u) e^{-c X/t}."""
+    """Return the u <= 0 with u + s c X(u)/t = 0: the mode of N(u) e^{-c X/t}."""
     u = np.zeros_like(s)
     for _ in range(60):
         pull = s * c * np.exp(s * u - 0.5 * s * s - np.log(t))
@@ -317,7 +293,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """The period for which Chernoff bounds make the images negligible, and the abscissa of the bound that does."""
+    """Return the period at which Chernoff bounds make the images negligible, and the abscissa of the best bound."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -326,7 +302,7 @@ def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array,
 
 
 def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """An abscissa below the saddle point and the period for which images are negligible on both sides."""
+    """Return an abscissa below the saddle point, and the period for which images are negligible on both sides."""
     chosen, period = 0.5 * best, np.full_like(best, np.inf)
     for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.88):
         c = share * best
@@ -348,15 +324,18 @@ def last_node(
     deviation: Array,
     sign: float,
 ) -> tuple[Array, Array]:
-    """The index of the last node, where the bound of what lies beyond falls to the goal, and that bound.
+    """Return the index of the last node, where the bound of the sum beyond falls to the goal, and that bound.
 
-    The fall below the scale grows about as a power of the index, as its square where the law is nearly normal: a
-    secant in the logarithms of both, kept between an index that is too small and one that is not.  Which path serves is
-    settled at an index where they do not both suffice: far out either may be the smaller by a hair.
+    The fall below the scale grows about as a power of the index; the power is 2 where the law is nearly normal.  A
+    secant in the logarithms of both is kept between an index that is too small and one that is large enough.  The
+    choice between the two paths is settled at an index where only one of them suffices: far out either may be the
+    smaller by a hair.
     """
+    # steps of the logarithm of the index where the bound shows no direction; the search ends this near in the logarithm
+    stride, enough = 0.8, 0.2
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
-    # by how much, in the logarithm, the secant aims past the goal, so that what it finds is mostly enough
+    # the secant aims 0.02 past the goal in the logarithm, so that its index is mostly large enough
     wanted = np.log(np.maximum(scale - goal, 1.0)) + 0.02
     at = np.clip(0.5 * (np.log(2.0) + wanted) - np.log(deviation * step), 0.0, most)
     at = np.where(np.isnan(at), 0.5 * most, at)
@@ -364,7 +343,7 @@ def last_node(
     local, open_ = np.zeros(len(c), bool), np.ones(len(c), bool)
     beyond = np.full_like(c, np.inf)
     rows = np.arange(len(c))
-    for _ in range(12):  # most indices that are tried for the last node
+    for _ in range(12):  # at most 12 indices are tried
         some = _taken((cells, cuts, t, c), rows)
         y = np.ceil(np.exp(at[rows])) * step[rows]
         bound = np.empty(rows.size)
@@ -386,30 +365,34 @@ def last_node(
         fresh = (fall - seen[rows]) / (here - before[rows])
         power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
         before[rows], seen[rows] = here, fall
-        # far out the bound may be poor; a bound above the scale does not tell the direction
-        stride = np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -STRIDE, STRIDE))
-        new = here + stride
-        middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * STRIDE)))
+        # far out the bound may be poor; a bound above the scale shows no direction
+        new = here + np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -stride, stride))
+        middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * stride)))
         at[rows] = np.where((new > less) & (new < more), new, middle)
-        spare = fine & (fall - wanted[rows] < NEAR_ENOUGH * steep)  # hardly more than is asked
-        rows = rows[~spare & ~(more - less < NEAR_ENOUGH)]
+        spare = fine & (fall - wanted[rows] < enough * steep)
+        rows = rows[~spare & ~(more - less < enough)]
         if rows.size == 0:
             break
     last = np.ceil(np.exp(high))
-    if np.any(high == most):  # no index tried is enough
+    if np.any(high == most):  # no index tried is large enough
         beyond = np.where(high == most, log_beyond_on(cells, cuts, t, c, last * step, sign, local), beyond)
     return last, beyond
 
 
+def rows_of(some: Some, rows: Array) -> Some:
+    """Take rows of all arrays of a pytree, such as a `Place` or a `Contour`, in any order and as often as wanted."""
+    return jax.tree.map(lambda x: x[rows] if np.ndim(x) else x, some)
+
+
 def _taken(some: Some, rows: Array) -> Some:
-    """Some rows of all arrays of a pytree."""
-    return jax.tree.map(lambda x: x[rows], some) if rows.size < len(jax.tree.leaves(some)[0]) else some
+    """Take distinct ascending rows of all arrays of a pytree, without a copy where these are all rows."""
+    return rows_of(some, rows) if rows.size < len(jax.tree.leaves(some)[0]) else some
 
 
 def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
-    """Im u at the edges of the cells, (B, J + 1): 0 at both ends, and small near a narrow window.
+    """Choose Im u at the edges of the cells, (B, J + 1): 0 at both ends, and small near a narrow window.
 
-    local : (B,) whether it follows X(u), and not the mean of X.
+    local : (B,) whether Im u follows X(u), and not the mean of X.
     """
     u, s = cells.edges, cells.s
     # s y X alpha - alpha^2/2 is largest at alpha = s y X
@@ -420,7 +403,7 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        near = away.copy()  # the least of the cells on both sides, whose bounds take it with the largest shift
+        near = away.copy()  # least distance in the cells on both sides, whose bounds use the largest shift
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
         shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)
@@ -430,18 +413,18 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
 
 
 def _one_over_t(cells: Cells) -> Array:
-    """1/t."""
+    """Return 1/t, (B, 1)."""
     return cells.x[:, :1] * np.exp(0.5 * cells.s**2 - cells.s * cells.edges[:, :1])
 
 
 def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
-    """log of upper bounds of the integrand (A + B)^t - A^t at real r, (B, R), and of A^t, -inf without a bulk.
+    """Bound the logarithms of (A + B)^t - A^t and of A^t from above at real r, (B, R); -inf for A^t without a bulk.
 
     (A + B)^t - A^t <= t B (A + B)^{t-1}.
     """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = shares(cuts, np.zeros((len(t), 1)))
-    log_jump, t = log_real(cells, jump, jump_below(cells, cuts.windows), r, sign), t[:, None]
+    log_jump, t = log_real(cells, jump, jump_below(cuts.windows), r, sign), t[:, None]
     if whole.all():
         return t * log_jump, np.full_like(log_jump, -np.inf)
     log_bulk = log_real(cells, bulk, np.ones(len(t)), r, sign)
@@ -451,7 +434,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """log of a bound of (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y, by either path, (B,)."""
+    """Bound log (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y from above, by either path, (B,)."""
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
@@ -460,56 +443,54 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 
 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
-    """log of a bound of sum_{j >= 1} e^{jcp} V(k + sign j p), V the value integrated, (B,); the least of all far > c.
+    """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,), by the best of the abscissas `far` > c.
 
-    V(y) <= F(c') e^{-sign c' y}/(e c'), F the transform of what is integrated, since (x)_+ <= e^{c'x}/(e c').
+    V is the integrated value and F the transform of its law: V(y) <= F(c') e^{-sign c' y}/(e c'), since (x)_+ <=
+    e^{c'x}/(e c').
     """
     gap = (far - c[:, None]) * period[:, None]
-    each = (
-        log_far
-        - sign * far * k[:, None]
-        - 1.0
-        - np.log(far)
-        + log_geometric(gap)
-        + 1e-12 * (np.abs(gap) + far * k[:, None])
-    )
+    each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) + log_geometric(gap)
+    each = each + 1e-12 * (np.abs(gap) + far * k[:, None])
     each = np.where((gap > 0.0) & ~np.isnan(each), each, np.inf)
     least = np.min(each, axis=1)
     return np.where(period >= k, -np.inf, least) if sign < 0 else least
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""(most losses, largest distance) of losses that share a contour, turn by turn; a turn takes what is still too wide.
+"""(most losses, largest distance) of losses that share a contour, turn by turn; a later turn takes brackets still too
+wide.
 
 Distance is measured in log(e^eps - 1 + NEAR deviations).  Where one slot decides, the size of that slot decides what a
-contour leaves out.  For a loss near 0 it hardly matters."""
+contour leaves out.  For a loss near 0 that size hardly matters."""
 NEAR = 3.0
-"""Losses within this many standard deviations of one round's loss count as near 0."""
+"""Standard deviations of one round's loss within which losses count as near 0."""
 CUT_OFF = 5e-3, 1e-3
-"""Tolerances of a contour, as shares of the width wanted: in the first turn, and in later ones."""
+"""Tolerances of a contour in the first turn and in later turns, as shares of the width wanted."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
 """(log of delta, relative width wanted above that delta); a wider bracket gets another contour.
 
-The largest deltas decide for many rounds.  There chords between losses are off by a few 1e-4 of delta, and where the
-smaller ones are, by a few hundredths."""
+The largest deltas decide for many rounds.  There chords between losses are off by a few 1e-4 of delta, and in the tail
+by a few hundredths."""
 LONG = 1000
-"""A bracket that is wide after a line of more nodes gets no other contour: longer lines gain little, and take long."""
+"""Nodes of a line above which a wide bracket gets no other contour: longer lines gain little and are slow."""
 KNOWN = 0.3
 """An estimate replaces the guess of delta if its bracket is at most this wide, relatively."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
-"""log of the delta at which the losses end; the mass beyond becomes mass at infinity."""
+"""Log of the delta at which the losses end; the mass beyond becomes mass at infinity."""
 LARGEST_LOSS = 600.0
-"""Largest loss: up to here, e^eps and products with it stay within float64."""
+"""Largest loss: up to this loss e^eps and products with it stay within float64."""
 BULK_SPREAD = 2.0
-"""Spread of these losses, in deviations: the best density is the cube root of the law's, sqrt(3) times as wide."""
+"""Spread of the losses in the bulk, in deviations: the best density is the cube root of the law, sqrt(3) times as wide.
+"""
 NATS, FAR_NATS = 0.4, 1.5
-"""Fall of log delta from one loss to the next, beyond the bulk; these losses decide the width for few rounds."""
+"""Fall of log delta from one loss to the next beyond the bulk, and in the far tail; these losses decide for few rounds.
+"""
 MOST_GAP = 0.06
-"""Largest distance of two losses above the far ones: where one slot decides, losses spread over several units."""
+"""Largest distance of two losses above the far tail: where one slot decides, losses spread over several units."""
 DENSE = 4.0
-"""How many times as many losses there are beyond the bulk where they lie densely, down to the last."""
+"""Factor on the number of losses beyond the bulk, and down to the last, where losses lie densely."""
 LEAST_GAP = 1e-7
 """Least distance of two losses."""
 LEAST_DEVIATION = 1e-300
@@ -517,11 +498,11 @@ LEAST_DEVIATION = 1e-300
 SCAN = 600
 """Losses at which the guess of the profile is evaluated."""
 CELLS = 48
-"""Cells of the grid."""
+"""Cells of the grid of `put_below`."""
 REACH = 8.6
-"""The cells cover this many deviations of the standard normal law; the mass beyond bounds the rest."""
+"""Deviations of the standard normal law that the cells cover; the mass beyond is bounded."""
 LOWER_SHARES = (0.25, 0.15)
-"""Ends tried for that bulk, over the distance from mean to threshold: a bulk that rarely gets there needs no line."""
+"""Ends tried for the bulk, over the distance from mean to threshold: a bulk that rarely gets there needs no line."""
 
 
 class Contour(NamedTuple):
@@ -541,7 +522,7 @@ def contours_at(
 ) -> list[tuple[Array, Contour]]:
     """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all (B,).
 
-    Returns (row numbers, contour) of groups of rows with lines of similar length, so that little is padded.
+    Return (row numbers, contour) of groups of rows whose lines have similar lengths, so that little is padded.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -549,42 +530,39 @@ def contours_at(
     rows = np.flatnonzero(_bulk_chance(where, k) > goal) if sign > 0 else np.zeros(0, int)
     if rows.size == 0:
         return _evaluated(sign, s, t, where)
-    below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], _rows_of(where, rows))
+    below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], rows_of(where, rows))
     for share in LOWER_SHARES:
-        # nodes of the bulk's line above which a bulk that ends lower is tried
+        # a bulk that ends lower is tried where the bulk's line has more than 100 nodes
         long = np.flatnonzero(below.line.count > 100)
         if long.size == 0:
             break
         some = rows[long]
-        other = place_split(s[some], t[some], k[some], guess[some], tolerance[some], share)
+        with np.errstate(all="ignore"):
+            other = _place(1.0, s[some], t[some], k[some], guess[some], tolerance[some], share)
         shorter = other.line.count < where.line.count[some] + below.line.count[long]
         alone = np.flatnonzero((_bulk_chance(other, k[some]) <= goal[some]) & shorter)
-        where = replaced(where, some[alone], _rows_of(other, alone))
+        where = replaced(where, some[alone], rows_of(other, alone))
         kept = np.setdiff1d(np.arange(rows.size), long[alone])
-        rows, below = rows[kept], _rows_of(below, kept)
+        rows, below = rows[kept], rows_of(below, kept)
     rest = np.setdiff1d(np.arange(s.size), rows)
-    found = [(rest[at], one) for at, one in _evaluated(sign, s[rest], t[rest], _rows_of(where, rest))]
-    above = _evaluated(sign, s[rows], t[rows], _rows_of(where, rows), below)
+    found = [(rest[at], one) for at, one in _evaluated(sign, s[rest], t[rest], rows_of(where, rest))]
+    above = _evaluated(sign, s[rows], t[rows], rows_of(where, rows), below)
     return found + [(rows[at], one) for at, one in above]
 
 
-def _rows_of(where: Place, rows: Array) -> Place:
-    return jax.tree.map(lambda x: x[rows], where)
-
-
 def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None = None) -> list[tuple[Array, Contour]]:
-    """Contours placed at `where`, each with the contour of its bulk, in groups of lines of similar length."""
+    """Evaluate contours placed at `where`, each with the contour of its bulk, in groups of lines of similar length."""
     longest = where.line.count if bulk is None else np.maximum(where.line.count, bulk.line.count)
     length = np.ceil(np.log2(longest + 1.0))
     found = []
     with np.errstate(all="ignore"):
         for one in np.unique(length):
             alike = np.flatnonzero(length == one)
-            # evaluate so few lines at a time that the arrays of their nodes stay in the cache
+            # few lines at a time, so that the arrays of their nodes stay in the cache
             size = max(int(6000 / 2.0**one), 1)
             for rows in (alike[first : first + size] for first in range(0, alike.size, size)):
-                below = None if bulk is None else _contour(sign, s[rows], t[rows], _rows_of(bulk, rows), None)
-                found.append((rows, _contour(sign, s[rows], t[rows], _rows_of(where, rows), below)))
+                below = None if bulk is None else _contour(sign, s[rows], t[rows], rows_of(bulk, rows), None)
+                found.append((rows, _contour(sign, s[rows], t[rows], rows_of(where, rows), below)))
     return found
 
 
@@ -594,17 +572,10 @@ def _contour(sign: float, s: Array, t: Array, where: Place, bulk: Contour | None
     return Contour(sign, s, t, where, powers_on(line, s, t, windows, ends, sign), bulk)
 
 
-def rows_of(found: Contour, rows: Array) -> Contour:
-    """Some rows of a contour, in any order and as often as wanted."""
-    place_of, powers = jax.tree.map(lambda x: x[rows], (found.place, found.powers))
-    bulk = None if found.bulk is None else rows_of(found.bulk, rows)
-    return Contour(found.sign, found.s[rows], found.t[rows], place_of, powers, bulk)
-
-
 def brackets_at(
     sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
 ) -> tuple[Array, Array, Array, Array]:
-    """(lower, estimate, upper, slope) at the thresholds that contours are placed for, as from `bracket_near`."""
+    """Return `bracket_near` at the thresholds that contours are placed for."""
     ends = np.empty((4, len(s)))
     for rows, contour in contours_at(sign, s, t, k, guess, tolerance):
         ends[:, rows] = bracket_near(contour, k[rows])
@@ -612,9 +583,10 @@ def brackets_at(
 
 
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """(lower, estimate, upper, slope) of E(S - k)_+ or E(k - S)_+ at thresholds k; all (B,).
+    """Return (lower, estimate, upper, slope) of E(S - k)_+ or E(k - S)_+ at thresholds k; all (B,).
 
-    slope : an estimate of the size of its derivative in k, Q(S > k) or Q(S < k).
+    slope : estimate of |derivative in k|, Q(S > k) or Q(S < k).
+
     The bracket holds for every threshold within 8 units of k.
     """
     with np.errstate(all="ignore"):
@@ -622,7 +594,7 @@ def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def estimate_near(found: Contour, k: Array) -> tuple[Array, Array]:
-    """The estimate and slope of `bracket_near`, for a fraction of its work."""
+    """Return the estimate and slope of `bracket_near`, for a fraction of its work."""
     with np.errstate(all="ignore"):
         mid, slope = _outside(found, k)[:2]
         for one in (found,) if found.bulk is None else (found, found.bulk):
@@ -648,14 +620,14 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """The integrand at the nodes without 1/z^2, relative to its scale, (B, N)."""
+    """Compute the integrand at the nodes without 1/z^2, relative to its scale, (B, N)."""
     turned = found.powers.value * (1.0 + turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
 
 
 def _sums(found: Contour, turned: Array) -> tuple[Array, Array]:
-    """The integrals of turned/z^2 and turned/z, relative to the scale."""
+    """Integrate turned/z^2 and turned/z, relative to the scale."""
     line = found.place.line
     over = turned / (line.c[:, None] + 1j * found.powers.turn)
     plain = np.sum((over / (line.c[:, None] + 1j * found.powers.turn)).real, axis=1)
@@ -663,7 +635,7 @@ def _sums(found: Contour, turned: Array) -> tuple[Array, Array]:
 
 
 def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """(lower, estimate, upper, slope) of the integral on one line."""
+    """Return (lower, estimate, upper, slope) of the integral on one line."""
     sign, where, powers = found.sign, found.place, found.powers
     c, step, period = where.line.c, where.line.step, 2.0 * np.pi / where.line.step
     scale, turned = _scale(found, k), _turned(found, k)
@@ -677,17 +649,14 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     wrong = wrong + (np.abs(plain) + wrong) * ROUNDOFF * (60.0 + 6.0 * (np.abs(powers.log_scale) + 4.0 * c * k))
     cut = np.exp(where.log_beyond - sign * c * k) * (1.0 + 8.0 * ROUNDOFF * (16.0 + np.abs(where.log_beyond) + c * k))
     ratio = np.exp(-c * period)
-    if sign > 0:
-        near_images = ratio * (1.0 + period) / (1.0 - ratio) ** 2
-    else:
-        near_images = ratio * (k + period) / (1.0 - ratio) ** 2
+    near_images = ratio * ((1.0 if sign > 0 else k) + period) / (1.0 - ratio) ** 2
     right = log_images(k, c, period, where.far, where.log_far, sign)
     images = near_images * (1.0 + 1e-9 + 8.0 * ROUNDOFF * c * period) + np.exp(right + 1e-9)
     return scale * (plain - wrong) - cut - images, scale * plain, scale * (plain + wrong) + cut, scale * slope
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """(value, slope, bound of its rounding) of the closed forms of the part that is not integrated."""
+    """Return (value, slope, bound of the rounding) of the closed forms of the part that is not integrated."""
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -705,7 +674,7 @@ def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
 
 
 def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array, Array, Array, Array]:
-    """E w1, E[X w1], (E w1)^{t-1}, and the relative rounding of their combination."""
+    """Return E w1, E[X w1], (E w1)^{t-1}, and the relative rounding of their combination."""
     root, at = np.sqrt(1.0 + windows.low_blur**2), np.where(whole, 0.0, windows.low)
     log_m, log_mx = log_ndtr(at / root), log_ndtr((at - s) / root)
     units = (60.0 + 10.0 * t * (1.0 + np.abs(log_m)) + 8.0 * (np.abs(at) + s) ** 2) * ROUNDOFF
@@ -713,7 +682,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """(lower, estimate, upper, slope) of the part that is not integrated: slots beyond the far window, bulk alone."""
+    """Return (lower, estimate, upper, slope) of the part not integrated: slots beyond the far window, bulk alone."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -731,7 +700,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     elif not whole.all():
         m, mx, shrunk, _ = _all_bulk(windows, s, t, whole)
         at = np.where(whole, 0.0, windows.low)
-        edge = np.log(k) / s + 0.5 * s  # S > k needs a slot above k
+        edge = np.log(k) / s + 0.5 * s  # S > k requires a slot above k
         # beyond the edge w1 <= Phi(-d) e^{-d (u - edge)/blur}
         d = (edge - at) / windows.low_blur
         pull = d / windows.low_blur
@@ -743,13 +712,13 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _bulk_chance(where: Place, k: Array) -> Array:
-    """log of Chernoff's bound of the call on the bulk alone, (B,); -inf where there is no bulk."""
+    """Return log of Chernoff's bound of the call on the bulk alone, (B,); -inf where there is no bulk."""
     each = where.log_bulk - where.far * k[:, None] - 1.0 - np.log(where.far)
     return np.where(np.isneginf(where.windows.low), -np.inf, np.min(np.where(np.isnan(each), np.inf, each), axis=1))
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """A bound of |E(S - k)_+| over the law w1 w2 less that over the law w1 up to `end` (README.md, section 1)."""
+    """Bound |E(S - k)_+| over the law w1 w2 less that over the law w1 up to `end` (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -758,7 +727,7 @@ def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
 
 
 def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
-    """A bound of E[(k - S)_+; some slot is far], far the mass beyond the window (README.md, section 1)."""
+    """Bound E[(k - S)_+; some slot is far], far the mass beyond the window (README.md, section 1)."""
     d, blur = ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
@@ -766,20 +735,19 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
     left = k - np.exp(s * edge - 0.5 * s * s - np.log(t)) * (1.0 - 1e-12)
     spread = np.exp(s * s) / t
     c = np.maximum(1.0 - 1.0 / t - left, 1e-3) / spread
-    log_put = (
-        (t - 1.0) * np.log1p(np.minimum(-c / t + 0.5 * c * c * spread / t, 0.0) + 1e-16) + c * left - 1.0 - np.log(c)
-    )
-    log_put = np.where(-c / t + 0.5 * c * c * spread / t > 0.0, np.inf, log_put)
+    less = -c / t + 0.5 * c * c * spread / t
+    log_put = (t - 1.0) * np.log1p(np.minimum(less, 0.0) + 1e-16) + c * left - 1.0 - np.log(c)
+    log_put = np.where(less > 0.0, np.inf, log_put)
     put = np.where(left <= 0.0, 0.0, np.fmin(np.exp(log_put + 1e-8), left))
     return t * (below + far * put) * (1.0 + 1e-9)
 
 
 def put_below(s: Array, t: Array, k: Array) -> Array:
-    """log of an upper bound of E(k - S)_+, (B,): the least over some c of log(e^{ck} E e^{-cS}/(e c))."""
+    """Bound log E(k - S)_+ from above, (B,), by the least log(e^{ck} E e^{-cS}/(e c)) over some c."""
     with np.errstate(all="ignore"):
         deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
         near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point of a normal law
-        grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]  # abscissas that are tried
+        grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]
         none, one = np.full_like(s, -np.inf), np.ones_like(s)
         start = tilted_mode(s, t, grid[:, -1]) - REACH
         windows = Windows(none, one, -none, one, start, np.full_like(s, REACH))
@@ -798,8 +766,8 @@ class RoundProfile(NamedTuple):
 
 
 def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
-    """Losses eps at which the profile should be known: dense where one round's loss lies, and along its tail."""
-    # log of the delta from which the losses lie further apart
+    """Choose losses eps for a profile: dense where one round's loss lies, and along its tail."""
+    # log of the delta below which the losses lie further apart
     far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (-31.0, 1.0)
     deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
@@ -811,7 +779,7 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
-    # losses within a few deviations of the loss of one round; they decide the width for many rounds
+    # 110 losses within a few deviations of one round's loss: these decide the width for many rounds
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
     weight += -np.diff(log_delta) / np.where(log_delta[1:] > far_from, NATS / times, FAR_NATS)
     weight += np.where(log_delta[1:] > far_from, np.diff(scan) / MOST_GAP, 0.0)
@@ -821,7 +789,7 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
 
 
 def round_profile(s: float, t: float, sign: float, dense: bool = False) -> RoundProfile:
-    """delta_remove(eps) (sign = 1) or delta_add(eps) (sign = -1) of one round, at the losses of `losses_for`.
+    """Compute delta_remove(eps) (sign = 1) or delta_add(eps) (sign = -1) of one round at the losses of `losses_for`.
 
     delta_remove(eps) = E(S - e^eps)_+, delta_add(eps) = e^eps E(e^-eps - S)_+, s = 1/sigma.
     """
@@ -829,7 +797,7 @@ def round_profile(s: float, t: float, sign: float, dense: bool = False) -> Round
 
 
 def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = False) -> list[RoundProfile]:
-    """`round_profile` of each of several rounds, s and t of shape (M,): their contours are evaluated together."""
+    """Compute `round_profile` of each of several rounds, s and t of shape (M,), with contours evaluated together."""
     each = [losses_for(float(one), float(slots), sign, dense) for one, slots in zip(s, t, strict=True)]
     sizes = [eps.size for eps in each]
     asked = _Asked(
@@ -860,36 +828,34 @@ class _Asked(NamedTuple):
 
 
 def _falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
-    # e^eps is off by a few units of eps and 1: as much as delta falls in that distance, and it is convex in e^eps
+    # e^eps is off by a few units of 1 + eps; delta, convex in e^eps, falls by at most `wrong` over that distance
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
     wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])
     low = np.maximum(low - wrong, 0.0)
     high = np.minimum(high + wrong, 1.0)
-    # delta falls
     return RoundProfile(eps, np.maximum.accumulate(low[::-1])[::-1], np.minimum.accumulate(high))
 
 
 def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ends by theorems, narrowed by contours where these can be placed; a round that fails keeps its theorems."""
+    """Narrow the ends by theorems by contours where these can be placed; a round that fails keeps its theorems."""
     rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
     if rows.size == 0:
         return low, high
     try:
-        some = _Asked(asked.sign, *(x[rows] for x in asked[1:]))
-        least, most = _by_contours(some, low[rows], high[rows])
+        least, most = _by_contours(rows_of(asked, rows), low[rows], high[rows])
     except (ArithmeticError, ValueError, IndexError, MemoryError):
         rounds = np.unique(asked.owner[rows])
         if rounds.size > 1:
             for one in rounds:
                 at = asked.owner == one
-                low[at], high[at] = _narrowed(_Asked(asked.sign, *(x[at] for x in asked[1:])), low[at], high[at])
-        return low, high  # theorems answer
+                low[at], high[at] = _narrowed(rows_of(asked, at), low[at], high[at])
+        return low, high  # the ends by theorems
     low[rows], high[rows] = least, most
     return low, high
 
 
 def _guess(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Estimate of log(delta); nothing certified depends on it."""
+    """Estimate log(delta); nothing certified depends on this estimate."""
     with np.errstate(all="ignore"):
         found = allocation_law.guess(sign, s, t, np.exp(sign * eps))
     return found - min(sign, 0.0) * eps
@@ -900,16 +866,14 @@ def _outward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ends by theorems, narrowed by contours; a contour's bracket that contradicts them is not used."""
+    """Narrow the ends by theorems by contours; a contour's bracket that contradicts the theorems is not used."""
     sign, s, t, eps, owner = asked
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     last = np.searchsorted(owner, owner, side="right") - 1
     hopeless = np.zeros(eps.size, bool)
-    wide, apart = (
-        np.arange(eps.size),
-        np.log(np.expm1(eps) + NEAR * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION)),
-    )
+    wide = np.arange(eps.size)
+    apart = np.log(np.expm1(eps) + NEAR * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
         groups = list(_in_groups(wide, owner, together, apart, distance))
         placed = np.array([_place_for(rows, sign, int(last[rows[0]])) for rows in groups])
@@ -924,7 +888,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
             known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
-        # log of the delta below which no loss gets a contour of its own: there its bracket is hardly narrower
+        # below delta = e^-42 a contour of its own hardly narrows the bracket of a loss
         wide = np.flatnonzero(wide & (logs > -42.0) & ~hopeless)
         if wide.size == 0:
             break
@@ -934,7 +898,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Groups of rows of one round, with at most `together` rows within a `distance`."""
+    """Yield groups of rows of one round, with at most `together` rows within a `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:
@@ -945,12 +909,12 @@ def _in_groups(
 
 
 def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Standard deviation of one round's loss, if it were normal."""
+    """Return the standard deviation of one round's loss, if that loss were normal."""
     return np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
-    """The row for which a contour shared by several rows is placed: a slot that is far there is far for all of them."""
+    """Return the row for which a shared contour is placed: a slot that is far there is far for the whole group."""
     return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 
 
@@ -959,7 +923,7 @@ def _wanted(logs: np.ndarray) -> np.ndarray:
 
 
 def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(lower, estimate, upper) of delta at losses eps, each from one of the rows of a contour."""
+    """Return (lower, estimate, upper) of delta at losses eps, each from one of the rows of a contour."""
     lower, estimate, upper, _ = bracket_near(rows_of(contour, each), np.exp(contour.sign * eps))
     if contour.sign < 0:
         lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))

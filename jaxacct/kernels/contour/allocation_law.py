@@ -1,7 +1,7 @@
 """One slot's law in random allocation: transforms with their errors, bounds by cells, and theorems (README.md).
 
 S = (X_1 + ... + X_t)/t with X = e^{s u - s^2/2}, u standard normal, s = 1/sigma.  Arrays have a leading batch axis
-(B,), one entry a configuration.
+(B,), one entry for each configuration.
 """
 
 from typing import NamedTuple
@@ -12,45 +12,17 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array
 from jaxacct.kernels.special import log1p_complex, log_ndtr, log_ndtr_sides
 
-__all__ = [
-    "ROOM",
-    "Cells",
-    "Cuts",
-    "Line",
-    "Powers",
-    "Windows",
-    "bounds",
-    "cells_of",
-    "cuts_of",
-    "guess",
-    "interval",
-    "jump_below",
-    "log_path",
-    "log_real",
-    "nodes_of",
-    "panel_errors",
-    "panels_of",
-    "powers_on",
-    "ratio",
-    "rounding_units",
-    "shares",
-    "tail",
-    "turned_by",
-]
-
 NEGLIGIBLE = 1e-24
-"""Nodes at either end whose terms are below this share of the sum are left out."""
+"""Share of a sum below which terms of nodes at either end are left out."""
 POINTS = 24
 """Nodes of a panel."""
 _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel."""
-RARE = 0.1
-"""If a large slot is rarer than this, a guess also considers it by itself."""
 ROOM = 6.3
 """Widths of the far window below its centre from which on a slot is taken for far."""
 SMALLEST = 1e-290
-"""Masses below it, and likelihood ratios, may have lost digits to underflow."""
+"""Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
 """Cap of the logarithm of a window's bound: a larger bound says nothing."""
 SLACK = 1e-11
@@ -63,16 +35,18 @@ class Windows(NamedTuple):
     low: Array
     """(B,) upper end of the bulk in u; at -inf there is no bulk, and everything is integrated."""
     low_blur: Array
+    """(B,) width of the window there, in u."""
     high: Array
     """(B,) lower end of the far outputs in u; at inf nothing is far."""
     high_blur: Array
+    """(B,) width of the window there, in u."""
     start: Array
     """(B,) lower end of the grid in u; the law below it is only bounded."""
     end: Array
 
 
 class Cells(NamedTuple):
-    """A grid in u with the mass of every cell and a share for chords."""
+    """A grid in u, with the mass of every cell and the share that a chord needs."""
 
     s: Array
     """(B, 1) 1/sigma."""
@@ -89,35 +63,35 @@ class Cells(NamedTuple):
 
 
 class Cuts(NamedTuple):
-    """log Phi(-x) and log Phi(x) at the edges of a grid, x the distance from a window's centre in its widths."""
+    """Logarithms of Phi(-x) and Phi(x) at the edges of a grid, x the distance from a window's centre in widths."""
 
     windows: Windows
     low: tuple[Array, Array] | None
     """(B, J + 1) each; None where no configuration has a bulk."""
     high: tuple[Array, Array] | None
-    """None if no configuration has far outputs."""
+    """(B, J + 1) each; None if no configuration has far outputs."""
 
 
 def ratio(u: Array, s: Array, t: Array) -> Array:
-    """X/t = e^{s u - s^2/2}/t, for u of shape (B, ...) and s, t that broadcast with it."""
+    """Compute X/t = e^{s u - s^2/2}/t, for u of shape (B, ...) and s, t that broadcast with u."""
     return np.exp(s * u - 0.5 * s * s - np.log(t))
 
 
 def tail(x: Array) -> Array:
-    """Phi(-x)."""
+    """Return Phi(-x)."""
     from scipy import special
 
     return special.ndtr(-x)
 
 
 def interval(a: Array, b: Array) -> Array:
-    """Phi(b) - Phi(a) for a <= b, relatively accurate in either tail."""
+    """Return Phi(b) - Phi(a) for a <= b, relatively accurate in either tail."""
     flip = a + b > 0.0
     return tail(np.where(flip, a, -b)) - tail(np.where(flip, b, -a))
 
 
 def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
-    """`size` cells from `windows.start` to `windows.end`, a third of them at either window."""
+    """Lay `size` cells from `windows.start` to `windows.end`, a third of them at each window."""
     s, t = s[:, None], t[:, None]
     start, end = windows.start[:, None], windows.end[:, None]
     grid = start + (end - start) * np.linspace(0.0, 1.0, 4 * size + 1)
@@ -143,25 +117,21 @@ def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
 
 
 def cuts_of(cells: Cells, windows: Windows) -> Cuts:
-    """The windows at the edges of the cells, where they do not depend on Im u."""
-    whole, open_ = np.isneginf(windows.low), np.isinf(windows.high)
-    some = (~whole.all(), ~open_.all())
-    low = np.where(whole, -1e300, windows.low)[:, None]
-    high = np.where(open_, 1e300, windows.high)[:, None]
-    at_low = (cells.edges - low) / windows.low_blur[:, None] if some[0] else None
-    at_high = (cells.edges - high) / windows.high_blur[:, None] if some[1] else None
-    return Cuts(
-        windows,
-        None if at_low is None else log_ndtr_sides(-at_low),
-        None if at_high is None else log_ndtr_sides(-at_high),
-    )
+    """Evaluate the windows at the edges of the cells for Im u = 0."""
+
+    def sides(place: Array, blur: Array) -> tuple[Array, Array] | None:
+        if np.isinf(place).all():
+            return None
+        return log_ndtr_sides(-(cells.edges - np.clip(place, -1e300, 1e300)[:, None]) / blur[:, None])
+
+    return Cuts(windows, sides(windows.low, windows.low_blur), sides(windows.high, windows.high_blur))
 
 
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
-    """Upper bounds over each cell of |w1 w2| and |(1 - w1) w2| at Im u <= alpha, (B, J).
+    """Bound |w1 w2| and |(1 - w1) w2| over each cell at Im u <= alpha from above, (B, J).
 
     |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  Where either factor leaves float64 the product need
-    not be extreme: beside a window alpha may grow as fast as the distance from it.
+    not be extreme: beside a window alpha may grow as fast as the distance from that window.
     """
 
     def window(most: Array, least: Array, y: Array) -> Array:
@@ -184,42 +154,37 @@ def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
     return bulk * near, jump * near
 
 
-def jump_below(cells: Cells, windows: Windows) -> Array:
-    """The largest 1 - w1 below the first edge, (B,)."""
-    whole: Array = np.isneginf(windows.low)
-    at = (np.where(whole, 0.0, windows.low) - cells.edges[:, 0]) / windows.low_blur
-    return np.where(whole, 1.0, tail(at))
+def jump_below(windows: Windows) -> Array:
+    """Return the largest 1 - w1 below the start of the grid, (B,)."""
+    return tail((windows.low - windows.start) / windows.low_blur)
 
 
 def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -> Array:
-    """log of an upper bound of E[w e^{sign r X/t}], (B, R), for weights (B, J) and r >= 0 of shape (B, R).
+    """Bound log E[w e^{sign r X/t}] from above, (B, R), for weights (B, J) and r >= 0 of shape (B, R).
 
-    below : (B,) the weight below the first edge, at most.
+    below : (B,) largest weight below the first edge.
+
     A chord lies above the exponential, which is convex in X.  For sign = 1 the law ends at the last edge.
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share
-    top = cells.x[:, -1:] * r if sign > 0 else np.zeros_like(r)  # so that nothing overflows
+    top = cells.x[:, -1:] * r if sign > 0 else np.zeros_like(r)  # taken out, so that nothing overflows
     grown = np.exp(sign * r[:, :, None] * cells.x[:, None, :] - top[:, :, None])
     total = np.einsum("brj,bj->br", grown[:, :, :-1], w0) + np.einsum("brj,bj->br", grown[:, :, 1:], w1)
     less = below[:, None] * tail(-cells.edges[:, :1]) * np.exp((sign > 0) * r * cells.x[:, :1] - top)
     beyond = tail(cells.edges[:, -1:]) * np.exp(-r * cells.x[:, -1:]) if sign < 0 else 0.0
     with np.errstate(divide="ignore"):
-        return (
-            np.log(total + less + beyond)
-            + top
-            + 2.0 * SLACK
-            + 4.0 * _relative(cells) * np.minimum(r * cells.x[:, -1:], 750.0)
-        )
+        log = np.log(total + less + beyond) + top
+    return log + 2.0 * SLACK + 4.0 * _relative(cells) * np.minimum(r * cells.x[:, -1:], 750.0)
 
 
 def _relative(cells: Cells) -> Array:
-    """(B, 1) the largest relative rounding error of X/t on the grid."""
+    """Return the largest relative rounding error of X/t on the grid, (B, 1)."""
     return ROUNDOFF * (8.0 + 4.0 * (cells.s * (np.abs(cells.edges[:, -1:]) + cells.s) + 30.0))
 
 
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
-    """log of upper bounds of |A(c + iy')| and |B(c + iy')| for every y' >= y, (B,).
+    """Bound log |A(c + iy')| and log |B(c + iy')| from above for every y' >= y, (B,).
 
     The line of integration is u + i sign alpha(u), with alpha >= 0 piecewise linear, 0 at both ends, s alpha <= pi/2;
     `alpha` has its values at the edges, (B, J + 1).  |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
@@ -242,7 +207,7 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
     below = tail(-cells.edges[:, 0]) * np.exp((sign > 0) * (c * cells.x[:, :1]) - top)[:, 0]
     beyond = tail(cells.edges[:, -1]) * np.exp(-c * cells.x[:, -1:])[:, 0] if sign < 0 else 0.0
     whole: Array = np.isneginf(windows.low)
-    share_below = jump_below(cells, windows)
+    share_below = jump_below(windows)
     slack = (2.0 * SLACK + 4.0 * _relative(cells) * np.minimum((c + y) * cells.x[:, -1:], 750.0))[:, 0]
     with np.errstate(divide="ignore"):
         log_bulk = np.log(np.sum(bulk * grown, axis=1) + np.where(whole, 0.0, below))
@@ -251,13 +216,13 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
 
 
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
-    """(lower, upper) of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,).
+    """Return theorems (lower, upper) on E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,).
 
     Above: S has mean 1 and variance v = (e^{s^2} - 1)/t, hence `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf); and 1 or k.
     Below: the payoff on {some X_i > tk}, where S > k, or on {all X_i <= k}, where S <= k; and (1 - k)_+ or (k - 1)_+.
     """
     with np.errstate(all="ignore"):
-        # added to the variance of S, whose s^2 may underflow
+        # 1e-300 is added to the variance of S, since s^2 may underflow
         variance = np.expm1(s * s) / t * (1.0 + (16.0 + 8.0 * s * s) * ROUNDOFF) + 1e-300
         away = sign * (k - 1.0)
         root = np.hypot(np.sqrt(variance), away)
@@ -282,7 +247,10 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
 
 
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
-    """log of about E(S - k)_+ or E(k - S)_+: the law of S taken for lognormal, or one large slot, the others 1."""
+    """Guess the logarithm of E(S - k)_+ or E(k - S)_+.
+
+    The guess takes the law of S for lognormal, or one slot for large and the other slots for 1.
+    """
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
         d = -np.log(k) / spread
@@ -299,14 +267,14 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
         edge = np.log(strike) / s + 0.5 * s
         first, second = log_ndtr(s - edge), np.log(k - 1.0) + np.log(t) + log_ndtr(-edge)
         large = first + np.log(-np.expm1(np.minimum(second - first, -1e-12)))
-        return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < RARE, large, -np.inf))
+        return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))  # a rare large slot alone
 
 
 class Nodes(NamedTuple):
     """Nodes in u, and their weights for the bulk and for the rest."""
 
     u: Array
-    """(B, X)."""
+    """(B, X) places."""
     x: Array
     """(B, X) X/t."""
     bulk: Array
@@ -316,7 +284,7 @@ class Nodes(NamedTuple):
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4.0, fine: int = 600) -> Array:
-    """(B, J + 1) ends of panels: narrow where the integrand turns quickly.  No bound depends on this choice.
+    """Return ends of panels, (B, J + 1), narrow where the integrand turns quickly. No bound depends on this choice.
 
     size : (B,) the largest |z| wanted.
     """
@@ -340,7 +308,7 @@ def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4
 
 
 def nodes_of(s: Array, t: Array, windows: Windows, ends: Array) -> Nodes:
-    """The nodes and weights of all panels."""
+    """Return the nodes and weights of all panels."""
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1]), 0.5 * (ends[:, 1:] - ends[:, :-1])
     u = (middle[:, :, None] + half[:, :, None] * _PLACES).reshape(len(ends), -1)
     weight = (half[:, :, None] * _WEIGHTS).reshape(len(ends), -1) * np.exp(-0.5 * u * u) / np.sqrt(2.0 * np.pi)
@@ -359,12 +327,12 @@ def nodes_of(s: Array, t: Array, windows: Windows, ends: Array) -> Nodes:
 def panel_errors(
     s: Array, t: Array, windows: Windows, ends: Array, c: Array, y: Array, sign: float, less_one: Array
 ) -> tuple[Array, Array]:
-    """Bounds of the quadrature errors of int N w (e^{sign z X/t} - 1), bulk and rest, for all |Im z| <= y; (B,) each.
+    """Bound the quadrature errors of int N w (e^{sign z X/t} - 1), bulk and rest, for all |Im z| <= y; (B,) each.
 
     less_one : (B,) False where the base is integrated without the - 1; the rest beside a bulk always is.
 
-    8 q sup |f| rho^{-2n}/(1 - rho^{-2}) on the ellipse of size rho about a panel of half width q.  sup |f| is taken
-    over the rectangle around the ellipse, factor by factor.
+    The bound is 8 q sup |f| rho^{-2n}/(1 - rho^{-2}) on the ellipse of size rho about a panel of half width q.  sup |f|
+    is taken over the rectangle around the ellipse, factor by factor.
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5
@@ -380,9 +348,8 @@ def panel_errors(
         if sign > 0:
             growth = (c + y * swing) * x_most
         else:
-            growth = np.where(
-                angle < 1.5, -c * x_least * np.cos(np.minimum(angle, 1.5)) + y * swing * x_most, (c + y) * x_most
-            )
+            falling = -c * x_least * np.cos(np.minimum(angle, 1.5)) + y * swing * x_most
+            growth = np.where(angle < 1.5, falling, (c + y) * x_most)
         # |e^w - 1| <= min(|w| e^{max(Re w, 0)}, 1 + e^{Re w})
         up = np.maximum(growth, 0.0)
         gain = np.minimum(np.log(c + y) + np.log(x_most), np.log(2.0))
@@ -407,15 +374,14 @@ def panel_errors(
 
 
 def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
-    """(B, X) error of a term of a sum over the nodes, in units of 2^-53, relative to its factors."""
+    """Bound the error of a term of a sum over the nodes relative to its factors, in units of 2^-53, (B, X)."""
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there: Array = np.isfinite(place)
-        at = np.abs(nodes.u - np.where(there, place, 0.0)[:, None]) / blur[:, None]
-        moved = (
-            (1.0 + at) * 3.0 * (u + np.abs(np.where(there, place, 0.0))[:, None]) / blur[:, None] + 12.0 + 2 * at * at
-        )
+        centre, blur = np.where(there, place, 0.0)[:, None], blur[:, None]
+        at = np.abs(nodes.u - centre) / blur
+        moved = (1.0 + at) * 3.0 * (u + np.abs(centre)) / blur + 12.0 + 2 * at * at
         units = units + np.where(there[:, None] & (at < 40.0), moved, 0.0)
     return units
 
@@ -432,22 +398,22 @@ class Line(NamedTuple):
 
 
 class Powers(NamedTuple):
-    """The integrand relative to (A(c) + B(c))^t, and bounds of its error."""
+    """The integrand relative to (A(c) + B(c))^t, with bounds of its error."""
 
     log_scale: Array
     """(B,) t log(A(c) + B(c)), the real part of the exponent at z = c."""
     value: Array
     """(B, N) complex, 0 beyond the last node that is used."""
     error: Array
-    """(B, N)."""
+    """(B, N) bound of the error of `value`."""
     turn: Array
     """(B, N) Im z."""
 
 
 def turned_by(angle: Array) -> Array:
-    """e^{i angle} - 1 = 2 i tau/(1 - i tau) with tau = tan(angle/2): one tangent for a sine and a cosine.
+    """Compute e^{i angle} - 1 = 2 i tau/(1 - i tau) with tau = tan(angle/2): one tangent replaces sine and cosine.
 
-    A relative error of tau is one of at most the same size of the result; NumPy's tangent is off by 4 ulp at most.
+    A relative error of tau causes a relative error of at most that size; NumPy's tangent is off by 4 ulp at most.
     """
     tau = np.tan(0.5 * angle)
     share = 2.0 * tau / (1.0 + tau * tau)
@@ -457,15 +423,15 @@ def turned_by(angle: Array) -> Array:
 
 
 def _tables(x: Array, step: Array, many: int) -> Array:
-    """e^{i k step x} - 1 for k < many, (B, many, X)."""
+    """Return e^{i k step x} - 1 for k < many, (B, many, X)."""
     angle = np.arange(many)[None, :, None] * (step[:, None] * x)[:, None, :]
     return turned_by(angle)
 
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
-    """sum_x w (e^{iyx} - 1) at all y of the line from tables of its multiples, coarse and fine, (B, count)."""
-    # in pieces too small for the linear algebra library to start threads of its own, which would wait for each other
-    size = max(32_000 // (first.shape[1] * second.shape[2]), 1)  # multiplications of one matrix product, at most
+    """Sum w (e^{iyx} - 1) over x at all y of the line, from tables of coarse and fine multiples, (B, count)."""
+    # 32,000 multiplications at most in one matrix product, so that the linear algebra library starts no threads
+    size = max(32_000 // (first.shape[1] * second.shape[2]), 1)
     found: Array | float = 0.0
     for begin in range(0, weight.shape[1], size):
         some = slice(begin, begin + size)
@@ -477,7 +443,7 @@ def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
 
 
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
-    """(A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes of the line."""
+    """Compute (A + B)^t, or (A + B)^t - A^t where there is a bulk, at all nodes of the line."""
     count = int(line.count.max()) + 1
     whole: Array = np.isneginf(windows.low)
     nodes = nodes_of(s, t, windows, ends)
@@ -486,7 +452,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     less = np.expm1(sign * c[:, None] * nodes.x)
     base = np.where(whole[:, None], nodes.jump, nodes.bulk)
     rest = np.where(whole[:, None], 0.0, nodes.jump)
-    # how far the base's mass falls short of 1
+    # `lack` is 1 less the mass of the base
     root = np.sqrt(1.0 + windows.low_blur**2)
     lack = np.where(whole, 0.0, tail(np.where(whole, 0.0, windows.low) / root))
     lost = np.where(whole, 0.0, 2.0 * tail((windows.end - np.where(whole, 0.0, windows.low)) / windows.low_blur))
@@ -496,14 +462,14 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         lost = lost + np.where(whole, 0.0, tail((windows.high - windows.low) / (windows.low_blur + windows.high_blur)))
         lost_rest = np.zeros_like(lost)
     else:
-        beyond = tail(windows.end) * np.exp(-c * np.exp(s * windows.end - 0.5 * s * s - np.log(t)))
+        beyond = tail(windows.end) * np.exp(-c * ratio(windows.end, s, t))
         lack = lack + np.where(whole, tail(windows.end), 0.0)
         lost, lost_rest = lost + np.where(whole, beyond, 0.0), beyond
-    small = np.exp(s * windows.start - 0.5 * s * s - np.log(t))
+    small = ratio(windows.start, s, t)
     below = tail(-windows.start)
     start_grown = np.exp(np.maximum(sign, 0.0) * c * small)
     departure = np.sum(base * less, axis=1) - lack
-    direct = ~(departure > -0.5)  # the sum itself is more accurate than 1 less its deficit
+    direct = ~(departure > -0.5)  # there the sum is more accurate than 1 less its deficit
     at_c = np.where(direct, np.maximum(np.sum(base * grown, axis=1), 1e-200), 1.0 + departure)
     log_at_c = np.where(direct, np.log(at_c), np.log1p(np.where(direct, 0.0, departure)))
     rest_at_c = np.sum(rest * grown, axis=1)
@@ -516,7 +482,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     second = _tables(nodes.x, sign * step, fine).transpose(0, 2, 1)
     spun, dropped = [], []
     for weight in (base * grown, rest * grown):
-        # bulk and jumps each have their own range of nodes; terms outside it count as an error
+        # bulk and jumps each have a range of nodes; terms outside that range count as an error
         large = np.flatnonzero(np.any(weight > NEGLIGIBLE * np.sum(weight, axis=1)[:, None], axis=0))
         if large.size:
             some = slice(large[0], large[-1] + 1)
@@ -545,45 +511,37 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         half = np.sin(0.5 * w.imag)
         grow = np.expm1(np.minimum(w.real, 700.0))
         more = (grow * np.cos(w.imag) - 2.0 * half * half) + 1j * (1.0 + grow) * np.sin(w.imag)
-        # where A^t is the smaller by far, the difference is taken as such: A^t may underflow
+        # where A^t is far smaller it is subtracted from the power of the sum, since A^t may underflow
         both = np.exp(t_ * (log_base + log_more - log_total[:, None]))
         value = np.where(whole[:, None], main, np.where(w.real > 30.0, both - main, main * more))
         size_rest = np.where(whole[:, None], 0.0, np.abs(other) / total[:, None])
-    # errors, relative to the total
+    # errors relative to the total
     units = rounding_units(nodes, s, t, windows) * ROUNDOFF
     last = line.count * step
     quad_base, quad_rest = panel_errors(s, t, windows, ends, c, last, sign, ~direct)
     quad_base, quad_rest = np.where(whole, quad_rest, quad_base), np.where(whole, 0.0, quad_rest)
-    fixed = np.sum(base * units * np.where(direct[:, None], grown, np.abs(less)), axis=1) + np.where(
-        direct, 0.0, 600.0 * ROUNDOFF * lack
-    )
+    fixed = np.sum(base * units * np.where(direct[:, None], grown, np.abs(less)), axis=1)
+    fixed = fixed + np.where(direct, 0.0, 600.0 * ROUNDOFF * lack)
     slope = 6.0 * np.sum(base * units * grown * nodes.x, axis=1) + np.where(direct, 0.0, below * small * start_grown)
     fixed = fixed + quad_base + lost + dropped[0] + np.where(direct, below, 0.0) + below * small * start_grown * c
     error_base = (fixed[:, None] + turn * slope[:, None]) / total[:, None]
     fixed = np.sum(rest * units * grown, axis=1) + quad_rest + lost_rest + dropped[1]
-    fixed = fixed + np.where(whole, 0.0, below * start_grown * _above(windows, whole))
+    fixed = fixed + np.where(whole, 0.0, below * start_grown * jump_below(windows))
     slope = 6.0 * np.sum(rest * units * grown * nodes.x, axis=1)
     error_rest = np.where(whole[:, None], 0.0, (fixed[:, None] + turn * slope[:, None]) / total[:, None])
     reach = size_base + size_rest + error_base + error_rest
     log_reach = np.log(reach) + 4.0 * ROUNDOFF
     with np.errstate(over="ignore", invalid="ignore"):
         powered = np.exp(np.minimum((t_ - 1.0) * log_reach, 700.0))
-        per_base = np.where(
-            whole[:, None], t_ * error_base, t_ * (t_ - 1.0) * (size_rest + error_rest) * error_base / reach
-        )
+        beside_bulk = t_ * (t_ - 1.0) * (size_rest + error_rest) * error_base / reach
+        per_base = np.where(whole[:, None], t_ * error_base, beside_bulk)
         error = powered * (per_base + t_ * error_rest)
-        # the exponents' own rounding
+        # rounding of the exponents
         size = np.abs(value)
-        error = error + ROUNDOFF * size * (
-            40.0 + 12.0 * t_ * (np.abs(log_base) + np.abs(log_at_c)[:, None] + np.abs(log_total)[:, None])
-        )
+        logs = np.abs(log_base) + np.abs(log_at_c)[:, None] + np.abs(log_total)[:, None]
+        error = error + ROUNDOFF * size * (40.0 + 12.0 * t_ * logs)
         error = error + ROUNDOFF * size * 12.0 * t_ * bent
         swell = np.exp(np.maximum(t_ * (log_base.real + np.maximum(log_more.real, 0.0) - log_total[:, None]), -745.0))
         error = error + np.where(whole[:, None], 0.0, 40.0 * ROUNDOFF * t_ * np.abs(log_more) * swell)
     value, error = np.where(used, value, 0.0), np.where(used, error, 0.0)
     return Powers(t * log_total, value, error, turn)
-
-
-def _above(windows: Windows, whole: Array) -> Array:
-    """An upper bound of 1 - w1 below the first node."""
-    return tail((np.where(whole, 0.0, windows.low) - windows.start) / windows.low_blur)

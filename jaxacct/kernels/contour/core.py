@@ -1,9 +1,9 @@
-"""The common core of all contour integrals: sums over nodes, images, ends, and the way from delta to epsilon.
+"""The core that all contour integrals share: sums over nodes, images, ends, and the way from delta to epsilon.
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
 is a trapezoid sum in t = Im z.  A law supplies e^{K(z) - K(c)} at the nodes with bounds of its errors (`Nodes`).
-jaxacct/kernels/README.md, sections 1, 4 and 5, has the proofs.
+The proofs are in jaxacct/kernels/README.md, sections 1, 4 and 5.
 """
 
 from collections.abc import Callable
@@ -16,27 +16,30 @@ from jaxacct.kernels.special import blocks, log1p, sum_depth
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 """Abscissae that are tried, over the saddle point: those up to 1 for the contour, all for the images to the right."""
 LEAST_VALUE = 1e-300
-"""Floor under values and lower ends before their logarithm is taken; a lower end at the floor is not used."""
+"""Floor of a value or lower end whose logarithm is taken. A lower end at the floor is not used."""
 SUM_OUTWARD = 1.0000001
 """Factor for the rounding of a sum of error bounds."""
 NEWTON_STEPS = 6
-"""Newton steps from the saddle point's eps to that of the contour integral."""
+"""Newton steps from the saddle point's eps to the contour integral's eps."""
 MARGIN = 1.02
-"""Factor on the distance between an end and the estimate, since the slope changes along the way."""
+"""Factor on the distance between an end and the estimate: the slope changes along the way."""
 
 
 class Bracketed(NamedTuple):
-    """A value with certified ends.  Where `ok` is false the upper end is the Chernoff bound and the lower end -inf."""
+    """A value with certified ends.
+
+    Where `ok` is false, the upper end is the Chernoff bound and the lower end is -inf.
+    """
 
     lower: Array
     estimate: Array
     upper: Array
     ok: Array
-    needs: Array  # numbers of quadrature points and contour nodes that would make it narrow
+    needs: Array  # numbers of quadrature points and contour nodes that would make the bracket narrow
 
 
 class Summand(Protocol):
-    """The fields of an integrand that a trapezoid sum needs: of `Nodes`, or of the split contour's integrand."""
+    """The fields of `Nodes`, or of the split contour's `Integrand`, that a trapezoid sum needs."""
 
     @property
     def c(self) -> Array: ...
@@ -59,7 +62,7 @@ class Nodes(NamedTuple):
 
     c: Array
     k0: Array  # K(c)
-    common: Array  # bound on the error of K(c), a factor common to all nodes
+    common: Array  # bound of the error of K(c), which is common to all nodes
     h: Array
     t: Array  # (count,)
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
@@ -68,15 +71,15 @@ class Nodes(NamedTuple):
     slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
     tail: Array  # bound on the terms that were cut off, over Z
     images_at: Array  # abscissae of the Chernoff bounds for images to the right
-    images_log: Array  # and their logarithms at eps = 0
+    images_log: Array  # logarithms of these bounds at eps = 0
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 
 
-# The sum over the nodes, and its errors
+# The sum over the nodes and its errors.
 
 
 def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
-    """`h / (pi z (z + 1))` at z = c + it, halved at t = 0: real and imaginary part."""
+    """Return the real and imaginary part of `h/(pi z (z + 1))` at z = c + it, halved at t = 0."""
     xp = namespace(c, t)
     c, h = c[..., None], h[..., None]
     scale = xp.where(t > 0, h, 0.5 * h) / (xp.pi * (t**2 + c**2) * (t**2 + (1.0 + c) ** 2))
@@ -85,7 +88,7 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
 
 
 def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
-    """The trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
+    """Return the trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]
@@ -97,23 +100,23 @@ def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Summand, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """A bound of the trapezoid sum's error over Z, without images, from the errors of its terms and the cut-off."""
+    """Bound the trapezoid sum's error over Z by the errors of its terms and by the cut-off; images are not included."""
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
 
 
 def log_geometric(gap: Array) -> Array:
-    """log of the sum of e^{-j gap} over j >= 1."""
+    """Return the logarithm of the sum of e^{-j gap} over j >= 1."""
     xp = namespace(gap)
     return -gap - xp.log(-xp.expm1(-gap))
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """log of the periodic images that the trapezoid rule adds (README.md, section 1).
+    """Return the logarithm of the periodic images that the trapezoid rule adds (README.md, section 1).
 
-    at, log_bound : (A,) abscissae of Chernoff bounds, and their logarithms at eps = 0.  log_mass : log of the
-    integrated mass.
+    at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
+    log_mass : logarithm of the integrated mass.
     """
     xp = namespace(c, epsilon)
     period = 2.0 * xp.pi / h
@@ -125,35 +128,35 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """(two-sided error over Z, log of the images (absolute) to subtract from the lower end)."""
+    """Return the two-sided error over Z, and the logarithm of the images that the lower end loses (absolute)."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
 
 def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
-    """log delta(eps) from below and from above, by a sum over Z and its errors."""
+    """Return log delta(eps) from below and from above, from the trapezoid sum over Z and its errors."""
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon
-    # value and both are sums of the same terms; here they are only subtracted and added
+    # the sums `value` and `both` have the same terms; here they are only subtracted and added
     both = both + 4.0 * ROUNDOFF * xp.abs(value)
     rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
     low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
     grain = 8.0 * ROUNDOFF * (xp.abs(log_z) + 4.0)
     lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * xp.abs(low)
     upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * xp.abs(high)
-    # the upper end of a true value is above 0; otherwise the bounds contradict each other
+    # an upper end of 0 or less contradicts the other bounds
     certain = (value + both > 0.0) & (upper < xp.inf)
     return xp.where(certain & (rest > LEAST_VALUE), lower, -xp.inf), xp.where(certain, upper, xp.inf)
 
 
 def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
-    """The bracket of log delta(eps), from the sum and, for the upper end, Chernoff's bound too."""
+    """Return the bracket of log delta(eps) from the trapezoid sum. Chernoff's bound may lower the upper end."""
     xp = namespace(nodes.t, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = ends(nodes, epsilon, value, off)
     estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
-    # an estimate of log delta is not used if the upper end is farther away than this
+    # an estimate more than 0.1 below the upper end of log delta is not used
     ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < 0.1)
     chernoff = nodes.images_log - nodes.images_at * epsilon[..., None]
     chernoff = chernoff + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(chernoff))
@@ -164,7 +167,7 @@ def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Arra
 
 
 def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STEPS) -> Array:
-    """The eps at which the sum is delta."""
+    """Return the eps at which the trapezoid sum is delta."""
     xp = namespace(nodes.t, start)
 
     def step(_: Array, eps: Array) -> Array:
@@ -177,7 +180,7 @@ def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STE
 
 
 def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
-    """Minus the derivative of log delta in eps, clipped to its possible range near the saddle point."""
+    """Return minus the derivative of log delta in eps, clipped to its possible range near the saddle point."""
     return namespace(value).clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
 
 
@@ -188,13 +191,14 @@ def certified(
     log_delta_low: Array,
     log_delta_high: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """(lower end of eps, whether it holds, upper end, whether it holds), from those of two places that pass the check.
+    """Check two places for eps; return the lower end, whether it holds, the upper end, and whether it holds.
 
-    ends_at : lower and upper ends of log delta at eps, which has a new first axis.
+    ends_at : function of eps that returns the lower and upper end of log delta there; eps has a new first axis.
+    below, above : the two places.
     """
     xp = namespace(below, above)
     lowers, uppers = ends_at(xp.stack([below, above]))
-    # the logarithms of delta come from outside, to a few units
+    # the caller knows the logarithms of delta only to a few units
     lower_ok = lowers[0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
     upper_ok = uppers[1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
     lower_ok = lower_ok & (below < xp.inf)
@@ -204,9 +208,9 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """`certified` around an estimate of eps; the errors of delta determine how far away the places are.
+    """Return `certified` ends about an estimate of eps, at distances that follow from the errors of delta.
 
-    margin : a factor on that distance, since the slope changes along the way.
+    margin : factor on these distances, since the slope changes along the way.
     """
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
@@ -215,8 +219,7 @@ def epsilon_of(
     both, images = errors(nodes, estimate)
     log_z = nodes.k0 - nodes.c * estimate
     grain = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(log_delta_low) + 4.0)
-    off = xp.abs(log_z + xp.log(value) - log_delta_low) + grain
-    off = off + nodes.common
+    off = xp.abs(log_z + xp.log(value) - log_delta_low) + grain + nodes.common
     above = estimate + margin * (both / value + off) / rate
     spread = both / value + xp.exp(images - log_z) / value + (log_delta_high - log_delta_low)
     below = estimate - margin * (spread + off) / rate
@@ -227,23 +230,28 @@ def epsilon_of(
     return certified(ends_at, below, above, log_delta_low, log_delta_high)
 
 
-# Where the contour goes
+# The place of the contour.
 
 
 def log_kappa(c: Array) -> Array:
-    """log of `c^c/(1+c)^{1+c}`, the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, without cancellation."""
+    """Return the logarithm of `c^c/(1+c)^{1+c}`, the least kappa in `(1 - e^{-x})_+ <= kappa e^{cx}`."""
     return -log1p(c) - c * log1p(1.0 / c)
 
 
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """The best of the abscissae, (A,), up to the highest, and its period; at most `allowed` nats are cancelled."""
+    """Return the abscissa with the shortest period, and that period.
+
+    at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
+    highest : largest abscissa allowed.
+    allowed : most nats of cancellation.
+    """
     xp = namespace(at, log_bound)
     goal = xp.minimum(log_delta, 0.0) + log_tol
     # the Chernoff bound stands in for the size of the integrand: its constant varies slowly with c
     size = log_bound - at * epsilon[..., None]
-    # in row i and column j: from abscissa i, the image bounded at abscissa j
+    # row i, column j: the contour at abscissa i, the image bounded at abscissa j
     gap = at[..., None, :] - at[..., None]
     right = (size - goal[..., None])[..., None, :] / xp.where(gap > 0, gap, 1.0)
     period = xp.maximum(-goal[..., None] / at, xp.min(xp.where(gap > 0, right, xp.inf), axis=-1))
@@ -252,11 +260,11 @@ def period_for(
     return pick(xp, at, best), pick(xp, period, best)
 
 
-# Characteristic functions at all nodes by one matrix product, not by a function for each pair of point and node
+# Characteristic functions at all nodes come from one matrix product: exponentials of all pairs would be slow.
 
 
 def _rotations(angle: Array, count: int) -> tuple[Array, Array]:
-    """`e^{i k angle} - 1` for k < count by repeated rotation, as (count, X) real and imaginary parts."""
+    """Return (re, im) of `e^{i k angle} - 1` for all k < count by repeated rotation, (count, X) each."""
     xp = namespace(angle)
     re1, im1 = -2.0 * xp.sin(0.5 * angle) ** 2, xp.sin(angle)
 
@@ -269,7 +277,7 @@ def _rotations(angle: Array, count: int) -> tuple[Array, Array]:
 
 
 def _split(count: int) -> tuple[int, int]:
-    """count = inner * outer with both near its root, powers of two first."""
+    """Factor a count, powers of two first, into inner * outer with both near its root."""
     inner = 8
     while inner * inner * 2 < count:
         inner *= 2
@@ -277,10 +285,10 @@ def _split(count: int) -> tuple[int, int]:
 
 
 def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
-    """`sum_j w_j (e^{i k angle_j} - 1)` for k < count, accurate relative to its own terms; (X,) to (count,).
+    """Compute `sum_j w_j (e^{i k angle_j} - 1)` for all k < count, (X,) to (count,), accurate relative to its terms.
 
-    With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables, so all k come from one matrix
-    product; the points are summed in blocks of special.BLOCK_SIZE first, which keeps the summation shallow.
+    With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables. So one matrix product gives all
+    k. The points are first summed in blocks of special.BLOCK_SIZE, which keeps the summation shallow.
     """
     xp = namespace(weight, angle)
     inner, outer = _split(count)
@@ -307,7 +315,7 @@ def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
 
 
 def polar(re: Array, im: Array) -> tuple[Array, Array]:
-    """(log|1 + d|, arg(1 + d)) of d = re + i im, accurate for a small d and for a small 1 + d."""
+    """Return log|1 + d| and arg(1 + d) of d = re + i im, accurate for a small d and for a small 1 + d."""
     xp = namespace(re)
     rise = 2.0 * re + re**2 + im**2
     whole = xp.maximum((1.0 + re) ** 2 + im**2, 1e-300)
@@ -317,8 +325,9 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 
 
 def depth(points: int, count: int) -> float:
-    """Error of the terms of `departures`, in units of `w_j min(2, t |loss_j|)`, besides errors of weights and losses.
+    """Return the error of the terms of `departures`, in units of `w_j min(2, t |loss_j|)`.
 
-    It is 5.1 for each step of either table, 4.9 for each rounding of a sum of products, and the weights' own sum.
+    Errors of weights and losses are not included. The error is 5.1 for each step of either table, 4.9 for each rounding
+    of a sum of products, and the depth of the weights' own sum.
     """
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)

@@ -22,43 +22,38 @@ FIRST_SIDE_LOBE = 0.217235
 FINITE_LOSS_ERROR = 1e-26
 """Absolute error of a finite loss, besides a relative one of 16 units (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
-"""Relative error of log mix, in units, besides the effect of y's error (README.md, section 4)."""
+"""Relative error of log mix in units, without the effect of y's error (README.md, section 4)."""
 TALLEST_LINE = 12.0
 """Largest height of a shifted line, in u."""
-RANGE_FACTOR = 1.0 + 2.0 * TALLEST_LINE
-"""Factor on the bound of the mass beyond a grid's ends; it covers the two sides of the shifted path there, too."""
-STRIP_SHARES = (0.5, 0.8, 0.95)
-"""Heights tried for the shifted line, over the height that seems best; any of them gives a bound."""
 LARGEST_DOUBT = 0.1
-"""If the error of a weight's logarithm is larger, first order does not suffice and nothing is certified."""
+"""Largest error of a weight's logarithm for which first order suffices; beyond it nothing is certified."""
 ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""
-LARGEST_EXPONENT = 600.0
-"""Cap of the logarithm of odds, which at e^600 are as good as infinite."""
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Mass of the tilted integrand outside the grid, and the ends of the shifted path, over M(c)."""
+    """Bound the mass of the tilted integrand outside the grid, and the ends of the shifted path, over M(c)."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
     first = log1p(-q)
     shift, move = a / sigma, -a * q / sigma
     by_jensen = 0.5 * move * (move + 1.0 / sigma)
-    #  remove: both sides of either Gaussian;  add: above, and below by the lesser of two bounds
+    # remove: both sides of either Gaussian; add: above, and the smaller of two bounds below
     beyond = stack(xp, [hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
     log_size = stack(xp, [first, first, second, second, a * t.loss[..., -1], a * first, by_jensen])
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
     tail = xp.exp(log_size - t.log_m[..., None] + log_tail)
     adding = tail[..., 4] + xp.minimum(tail[..., 5], tail[..., 6])
-    return RANGE_FACTOR * xp.where(sign > 0, xp.sum(tail[..., :4], axis=-1), adding)
+    # the factor covers the two sides of the shifted path there, too
+    return (1.0 + 2.0 * TALLEST_LINE) * xp.where(sign > 0, xp.sum(tail[..., :4], axis=-1), adding)
 
 
 def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) -> Array:
-    """Trapezoid error by shifting the line of integration to `x + i a`, over M(c), for every |t| <= t_max.
+    """Bound the trapezoid error over M(c) for every |t| <= t_max by shifting the line of integration to `x + i a`.
 
-    `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.  The path goes
-    back to the real axis half a step outside the grid; what that costs is in `_range_error`.
+    `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.  The path returns to
+    the real axis half a step outside the grid; `_range_error` has the error of that.
     """
     xp = namespace(t.u, t_max)
     width = sigma[..., None]
@@ -67,9 +62,10 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     u = xp.concatenate([ends[..., :1], t.u, ends[..., 1:]], axis=-1)
     loss = xp.concatenate([end_loss[..., :1], t.loss, end_loss[..., 1:]], axis=-1)
     y = u / width - 0.5 / width**2
-    odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, LARGEST_EXPONENT))
+    # odds of e^600 are as good as infinite
+    odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, 600.0))
     nearest = xp.minimum(xp.abs(u[..., :-1]), xp.abs(u[..., 1:])) * (u[..., :-1] * u[..., 1:] > 0)
-    # the most that rounding adds to an exponent, up to a factor of its argument
+    # bound of what rounding adds to an exponent, up to a factor of its argument
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = 4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0)
     z = xp.abs(t.power) + 1.0
@@ -80,9 +76,10 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     widest = xp.pi * sigma
     steepest = xp.max(t.posterior * (t.weight > 1e-12), axis=-1)
     wanted = xp.minimum(2.0 * xp.pi / t.step - t_max * steepest / sigma, 9.5)
-    shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray(STRIP_SHARES)
+    # heights tried about the height that seems best; any height gives a bound
+    shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
     alpha = xp.clip(shifts, 1e-3 * widest[..., None], xp.minimum(0.97 * widest, TALLEST_LINE)[..., None])
-    # from here on the axis before the last is for the shifts
+    # from here on the last axis but one is for the shifts
     angle = (alpha / width)[..., None]
     odds, loss, small = odds[..., None, :], loss[..., None, :], angle <= 0.5 * xp.pi
     argument = xp.arctan2(odds[..., 1:] * xp.sin(angle), 1.0 + odds[..., 1:] * xp.cos(angle))
@@ -101,7 +98,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
 
 
 def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
-    """How many points make `_step_error` negligible at t_max: the phase turns by t posterior/sigma per unit."""
+    """Return the number of points that make `_step_error` negligible at t_max."""
     xp = namespace(t.u, t_max)
     turning = t_max * xp.max(t.posterior * (t.weight > 1e-14), axis=-1) / sigma
     reach = xp.minimum(9.0, 0.95 * xp.pi * sigma)
@@ -111,14 +108,14 @@ def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
 class Rounding(NamedTuple):
     """Rounding of one quadrature sum's terms, in units; (X,) unless said otherwise."""
 
-    weight: Array  # of the logarithm of a weight
-    loss: Array  # of the loss, absolute
-    y: Array  # () the largest error of y, no units
-    doubt: Array  # () the largest error of the logarithm of a weight and of y, no units
+    weight: Array  # error of the logarithm of a weight
+    loss: Array  # absolute error of the loss
+    y: Array  # () largest error of y, as a number
+    doubt: Array  # () largest error of the logarithm of a weight and of y, as a number
 
 
 def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
-    """Bounds of the rounding of every term of a grid's sum (README.md, section 4)."""
+    """Bound the rounding of every term of a grid's sum (README.md, section 4)."""
     xp = namespace(t.u)
     sigma, q, power = sigma[..., None], q[..., None], t.power[..., None]
     edge = xp.maximum(xp.abs(t.u[..., :1]), xp.abs(t.u[..., -1:]))
@@ -134,17 +131,17 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Rounding of `M(c+it)/M(c) - 1`, per unit of t and at most up to t_max, and of log M(c).
+    """Bound the rounding of `M(c+it)/M(c) - 1` per unit of t and in all up to t_max, and that of log M(c).
 
     Every weight is off by its own argument's rounding, and so is every `e^{it loss} - 1`, which is at most
-    `min(2, t |loss|)`: small losses and small t leave small errors.
+    `min(2, t |loss|)`.  So small losses and a small t leave small errors.
     """
     xp = namespace(t.u, t_max)
     units = per_term(sigma, q, t)
     size = xp.abs(t.loss)
     rotated = units.weight + depth
     turned = units.loss + 12.0 * size
-    # first order in the errors; at a larger doubt nothing is certified
+    # to first order in the errors; nothing is certified where the doubt is larger
     grown = ROUNDOFF * xp.where(units.doubt < LARGEST_DOUBT, 1.0 + 2.0 * units.doubt, xp.inf)
     own = sum_depth(t.u.shape[-1]) + 40.0 + 8.0 * xp.abs(t.log_m)
     return (
@@ -157,20 +154,21 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
 def gaussian_errors(
     sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array, depth: float
 ) -> tuple[Array, Array, Array, Array]:
-    """(a, b, m, e): M(c + it)/M(c) is off by at most a + min(b t, m) for |t| <= t_max, and log M(c) by e."""
+    """Return (a, b, m, e): M(c + it)/M(c) is off by at most a + min(b t, m) for |t| <= t_max, and log M(c) by e."""
     xp = namespace(t.u, t_max)
     quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
-    # error of a quotient whose numerator and denominator may both be off by this
+    # error of a quotient whose numerator and denominator may both be off by `quadrature`
     quadrature = xp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - xp.minimum(quadrature, 0.5)), xp.inf)
     rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
     return quadrature, rate, ceiling, quadrature + weight
 
 
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
-    """Bound of log M(c) less log of its trapezoid sum.
+    """Bound the excess of log M(c) over the logarithm of its trapezoid sum.
 
-    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` on whole lines; and up to the end of a grid
-    `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`, s = 4 o/(1+o)^2 at the odds o there (1 for odds beyond 1).
+    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` on whole lines.  Up to the end of a grid
+    `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`, with s = 4 o/(1+o)^2 at the odds o there (s = 1 for odds beyond
+    1).
     """
     xp = namespace(end, c)
     log_odds = xp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
@@ -178,7 +176,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     share = xp.where(log_odds < 0.0, xp.minimum((1.0 + off) / xp.cosh(0.5 * log_odds) ** 2, 1.0), 1.0)
     s = stack(xp, [xp.ones_like(share), xp.ones_like(share), share])
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
-    # |mix|^-c grows like e^{c s v^2/8}: a tall line is no use against a large c
+    # |mix|^-c grows like e^{c s v^2/8}: for a large c a tall line gives no bound
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
     # heights: at most half a period for the last line, and just below a whole one for the others
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
@@ -186,7 +184,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)
     decay = 2.0 * xp.pi * alpha / step
     relative = 2.0 * xp.exp(0.5 * alpha**2 + xp.where(removing, 0.0, -c * shrunk) - decay) / (-xp.expm1(-decay))
-    # the error is relative to M(c): from one half on it proves nothing
+    # an error of one half of M(c) or more proves nothing
     error = xp.min(relative, axis=-1)
     return xp.where(error < 0.5, -log1p(-xp.minimum(error, 0.5)), xp.inf)
 
@@ -196,24 +194,18 @@ def _laplace_above(scale: Array, c: Array) -> Array:
 
 
 def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Array:
-    """An upper bound of log M(c) of one sampled Gaussian: its trapezoid sum, quadrature error and rounding."""
+    """Return an upper bound of log M(c) of one sampled Gaussian: the trapezoid sum, its error and rounding."""
     xp = namespace(sigma, c)
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
-    # units of the logarithm of a weight as in `per_term`, by the means (or largest values) of its parts:
-    # small errors count by their mean, large ones by the largest, since log sum exp moves by no more
+    # units of the logarithm of a weight as in `per_term`, from means or largest values of its parts: log sum exp moves
+    # by at most the mean of small errors, and by at most the largest of large errors
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:
         placed = 3.0 * edge * (z * posterior / sigma + xp.sqrt(square))
-        return (
-            20.0
-            + xp.abs(t.log_m)
-            + (LOG_MIX_UNITS + 2.0) * z * loss
-            + 2.0 * square
-            + placed
-            + z * posterior * through_y
-        )
+        own = 20.0 + xp.abs(t.log_m) + (LOG_MIX_UNITS + 2.0) * z * loss + 2.0 * square
+        return own + placed + z * posterior * through_y
 
     def mean_of(values: Array) -> Array:
         return xp.sum(t.weight * values, axis=-1)
@@ -225,13 +217,12 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     rounding = ROUNDOFF * (rounding + sum_depth(nodes) + 40.0 + 8.0 * xp.abs(t.log_m))
     in_step = _step_error_on_the_axis(sigma, q, sign, c, t.u[..., -1] + t.step, t.step)
     above = t.log_m + ROUNDED_UP * in_step + rounding
-    # the range leaves out 2 e^-42 at most, if its ends are places that float64 can tell apart
-    # an end of a grid in u beyond which float64 cannot tell its points apart
+    # the range leaves out 2 e^-42 at most; beyond 1e14 float64 cannot tell the points of a grid apart
     return xp.where((t.step > 0.0) & (edge < 1e14), above + 1e-17, xp.inf)
 
 
 def finite_units(loss: Array, mass: Array, weight: Array) -> Array:
-    """Units by which a sum of finitely many weights `mass e^{c loss}` over their sum is off, c aside."""
+    """Return the units by which a sum of weights `mass e^{c loss}` over their sum is off; c is taken as exact."""
     xp = namespace(loss, weight)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     # a mass that came from exp(x) is off by a few units times |x|
@@ -244,18 +235,15 @@ def _finite_above(loss: Array, mass: Array, c: Array) -> Array:
     top, weight = finite_weights(loss, mass, c)
     log_m = top + xp.log(xp.sum(weight, axis=-1))
     reach = xp.max(xp.where(mass > 0, xp.abs(loss), 0.0), axis=-1)
-    return (
-        log_m
-        + ROUNDOFF * (finite_units(loss, mass, weight) + 24.0 * c * reach + 8.0 * xp.abs(log_m))
-        + c * FINITE_LOSS_ERROR
-    )
+    units = finite_units(loss, mass, weight) + 24.0 * c * reach + 8.0 * xp.abs(log_m)
+    return log_m + ROUNDOFF * units + c * FINITE_LOSS_ERROR
 
 
 def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
-    """An upper bound of `K(c) + log kappa(c)`: `delta(eps) <= e^{K(c) - c eps} kappa(c)` for every eps and c > 0.
+    """Return an upper bound of `K(c) + log kappa(c)`, so that `delta(eps) <= e^{K(c) - c eps} kappa(c)` for every eps.
 
-    `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`; the quadrature error
-    of K and all rounding are added.  inf where nothing is certain.
+    `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, c > 0.  The quadrature error
+    of K and all rounding are added.  The bound is inf where nothing is certain.
     """
     xp = namespace(law.sign, c)
     at = c[..., None]
@@ -275,7 +263,7 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Level sets of the tilted density about two modes: (heights of slabs, lengths that they at least have).
+    """Return the level sets of the tilted density about two modes: heights of slabs, and their least lengths.
 
     Both have shape (2 (LEVELS - 1),).  README.md, section 2.
     """
@@ -284,7 +272,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     log_f = xp.where(t.weight > 0.0, log_f, -xp.inf)
     units = per_term(sigma, q, t)
     log_f, off = keep_apart(xp, (log_f, ROUNDOFF * (units.loss + 4.0 * xp.abs(t.loss))))
-    # log f is concave up to this much convexity; a chord then over-estimates it by at most `sag`
+    # the second derivative of log f is at most `convexity`, so a chord over-estimates log f by at most `sag`
     convexity = -1.0 + (xp.abs(t.power) + 1.0) / (4.0 * sigma**2)
     sag = xp.maximum(convexity, 0.0) * t.step**2 / 8.0
     index = xp.arange(size)
@@ -296,7 +284,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     other = xp.where(xp.any(rising, axis=-1), xp.argmax(xp.where(rising, log_f, -xp.inf), axis=-1), peak)
     modes = stack(xp, [peak, other])
     tops = xp.take_along_axis(log_f, modes, axis=-1)
-    # without a second mode its floor is its top, and its slabs are empty
+    # without a second mode the floor of `other` is its top, and its slabs are empty
     floor = xp.minimum(pick(xp, valley, other), tops[..., 1])
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
     # the lowest level, as deviations of a normal density from its mode: 15 nats below it
@@ -304,17 +292,16 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     heights = xp.exp(levels - sag[..., None, None])
     slabs = flat(xp, heights[..., :-1] - heights[..., 1:])
     lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), flat(xp, levels[..., :-1]))
-    # heights with a relative error above 2.5e-4 are not used; ROUNDED_DOWN covers smaller errors
-    # nats below a mode within which rounding may matter to its level sets
+    # rounding matters to level sets only within 16 nats of a mode
     inside = log_f > xp.min(tops, axis=-1)[..., None] - 16.0
     doubt = xp.max(xp.where(inside, units.weight + 16.0 * (1.0 + xp.abs(log_f)), 0.0), axis=-1)
     doubt = ROUNDOFF * doubt + 3.0 * units.y
-    # relative error of a height beyond which nothing is claimed; ROUNDED_DOWN allows for it
+    # ROUNDED_DOWN covers relative errors of heights up to 2.5e-4
     return xp.where((doubt < 2.5e-4)[..., None], slabs, 0.0), lengths
 
 
 def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, levels: Array) -> Array:
-    """The lengths, in the loss, of the level sets about modes at levels; modes and levels: (M,)."""
+    """Bound the lengths, in the loss, of the level sets about modes at levels from below; modes and levels: (M,)."""
     xp, size = namespace(log_f), log_f.shape[-1]
     index = xp.arange(size)
     outside = log_f[..., None, :] < levels[..., None]
@@ -334,21 +321,21 @@ def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, le
     # the loss is convex in u: tangent below on the right, chord above on the left
     end_r = at(t.loss, inner_r) + part_r * t.step[..., None] * at(t.posterior, inner_r) / sigma[..., None]
     end_l = loss_l + part_l * (at(t.loss, outer_l) - loss_l)
-    # either end moves with the rounding of the two losses that it is made from
+    # each end moves with the rounding of its two losses
     moved = 2.0 * (at(off, inner_r) + at(off, inner_l) + at(off, outer_l))
     return xp.maximum(end_r - end_l - moved, 0.0)
 
 
 def gaussian_decay(slabs: Array, lengths: Array, frequency: Array) -> Array:
-    """A lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
+    """Return a lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
     xp = namespace(lengths, frequency)
     lost = xp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency[..., None] * lengths)), axis=-1)
-    # 1 - s(y) is off by 16 units of 1 at most, and all masses together are at most 1
+    # 1 - s(y) is off by 16 units of 1 at most, and the masses sum to at most 1
     return xp.maximum(ROUNDED_DOWN * lost - 20.0 * ROUNDOFF, 0.0)
 
 
 def sinc_envelope(y: Array) -> Array:
-    """An upper bound of `sup_{y' >= y} |sin y' / y'|`, decreasing in y: the Taylor polynomial bounds from above."""
+    """Return an upper bound of `sup_{y' >= y} |sin y' / y'|`, decreasing in y, by a Taylor polynomial near 0."""
     xp = namespace(y)
     s = xp.minimum(y, 3.0) ** 2
     central = 1.0 - s / 6.0 * (1.0 - s / 20.0 * (1.0 - s / 42.0 * (1.0 - s / 72.0)))

@@ -38,26 +38,26 @@ from jaxacct.kernels.law import (
 )
 
 FEWEST_NODES, MOST_NODES = 12.0, 2048.0
-"""Ends of the range in which numbers of nodes are tried for the cut-off in t; the finest rung has 2048."""
+"""Least and largest number of nodes tried for the cut-off in t; the finest rung has 2048."""
 NODE_COUNTS = 18
-"""How many are tried, in geometric steps."""
+"""Numbers of nodes tried, in geometric steps."""
 SPARE_NATS = 7.0
-"""Nats beyond the tolerance by which the cut-off terms must have decayed."""
+"""Nats beyond the tolerance by which the terms that are cut off must have decayed."""
 DECAY_ROUNDING = 1e-9
 """Relative rounding of a decay."""
 HORNER_UNITS = 16.0
-"""Units of a coefficient by which each step of Horner's rule on the unit circle moves it (README.md, section 4)."""
+"""Units by which each step of Horner's rule on the unit circle moves a coefficient (README.md, section 4)."""
 
 
 class Part(NamedTuple):
-    """Laws of one kind, `n` steps of each, at the nodes; with J of them every field has (J,) in front."""
+    """Laws of one kind at the nodes, `n` steps of each. With J laws every field has (J,) in front."""
 
     n: Array
     log_m: Array  # log M(c)
     re: Array  # (count,) real part of M(z_k)/M(c) - 1
-    im: Array  # (count,)
-    error: Array  # (count,) bound on the error of either
-    at_c: Array  # bound on the error of log M(c)
+    im: Array  # (count,) imaginary part
+    error: Array  # (count,) bound of the error of M(z_k)/M(c)
+    at_c: Array  # bound of the error of log M(c)
 
 
 def _laplace_nodes(n: Array, scale: Array, c: Array, t: Array) -> Part:
@@ -87,7 +87,7 @@ def _finite_nodes(n: Array, loss: Array, mass: Array, c: Array, t: Array) -> Par
 
 
 def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array) -> Array:
-    """How many nodes are needed: the first number tried for which the terms cut off are small enough."""
+    """Return the first number of nodes tried for which the terms cut off are small enough."""
     xp = namespace(law.sign, h)
     cuts = xp.ceil(xp.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
     frequency = h[..., None] * cuts
@@ -101,7 +101,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """A certified bound of -log|phi| at and beyond a frequency, for heights that are off as M(c) is."""
+    """Bound -log|phi| from below at and beyond a frequency, where level sets are as uncertain as M(c)."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -113,7 +113,7 @@ def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c:
 def nodes_at(
     law: LossLaw, c: Array, h: Array, log_tol: Array, points: int, count: int, images: tuple[Array, Array]
 ) -> Nodes:
-    """Evaluate the integrand on the contour Re z = c with step h."""
+    """Evaluate the integrand and its errors on the contour Re z = c with step h."""
     xp = namespace(law.sign, c, h)
     index = xp.arange(count)
     t = h[..., None] * index
@@ -145,7 +145,7 @@ def nodes_at(
     log_modulus = -law.mu2[..., None] * t**2 / 2.0
     angle = law.mu2[..., None] * t * (c + 0.5)[..., None]
     log_ceiling, relative, common = log_modulus, 0.0 * t, 0.0 * c
-    sizes, turns, terms = k0, xp.abs(angle), 1.0  # of the sums' terms, which may cancel
+    sizes, turns, terms = k0, xp.abs(angle), 1.0  # sizes of the terms of K(c) and of the angle, and their number
     for part in parts:
         n = part.n[..., None]
         k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)
@@ -158,8 +158,8 @@ def nodes_at(
         log_ceiling = log_ceiling + xp.sum(n * xp.log(ceiling), axis=-2)
         off = (part.error + 16.0 * ROUNDOFF * xp.hypot(part.re, part.im)) / ceiling
         relative = relative + xp.sum(n * off, axis=-2)
-    # rounding of the exponent n log|phi| and of the phase n arg M - t eps, where the two nearly cancel; of the
-    # factors of a term, and of the sum of `count` of them
+    # rounding of the exponent n log|phi|, of the phase n arg M - t eps (whose terms nearly cancel), of the factors of a
+    # term, and of the sum of `count` terms
     spread = (terms + 8.0) * (xp.abs(log_modulus) + turns) + 48.0 + count
     kept = index < keep[..., None]
     slack = xp.where(kept, xp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
@@ -171,7 +171,7 @@ def nodes_at(
 
 
 def values_along(nodes: Nodes, epsilon: Array) -> Array:
-    """The trapezoid sum over Z at many eps, (K,): a polynomial in `e^{-i h eps}`, by Horner's rule."""
+    """Compute the trapezoid sum over Z at many eps, (K,), as a polynomial in `e^{-i h eps}` by Horner's rule."""
     xp = namespace(nodes.t, epsilon)
     (re, im), size = nodes.weight, xp.exp(nodes.log_modulus)
     cosine, sine = size * xp.cos(nodes.angle), size * xp.sin(nodes.angle)
@@ -180,7 +180,7 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """`errors` for `values_along`: errors of the phases grow with eps, errors of Horner's rule with the node."""
+    """Return `errors` of `values_along`. Errors of phases grow with eps, errors of Horner's rule with the node."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
@@ -192,7 +192,7 @@ def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
 
 
 def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Array:
-    """How many nodes carry the sum, for sampled Gaussian laws."""
+    """Return the number of nodes that carry the sum, for sampled Gaussian laws."""
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
     return _cut_off(law, h, gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, grid), log_tol)
 
@@ -200,9 +200,9 @@ def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Arra
 def value_and_slopes(
     law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """(log delta, minus delta' over delta, delta'' over delta) at eps, for sampled Gaussian laws; no certificate.
+    """Compute log delta, -delta'/delta and delta''/delta at eps for sampled Gaussian laws, without a certificate.
 
-    By the trapezoid sum over the first `keep` nodes; every derivative in eps brings a factor -z.
+    The trapezoid sum has the first `keep` nodes. Every derivative in eps brings a factor -z.
     """
     xp = namespace(law.sign, c)
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
@@ -224,28 +224,25 @@ def value_and_slopes(
 
 
 def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int) -> Array:
-    """log of the trapezoid sum over the first `keep` nodes, for sampled Gaussian laws; no certificate."""
+    """Compute log delta of `value_and_slopes`."""
     return value_and_slopes(law, c, h, keep, epsilon, points, count)[0]
 
 
 LARGEST_CANCELLATION = 5.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
-FINE_AXIS_POINTS = 128
-"""Points on the real axis from which on a rung counts as fine."""
 
 
 def axis_nodes(points: int) -> int:
-    """Number of nodes on the real axis, where the trapezoid rule is most accurate."""
-    # least number of points on the real axis, where a quarter of a rung's points serves otherwise
+    """Return the number of nodes on the real axis, where the trapezoid rule is most accurate: a quarter of a rung's."""
     return max(32, points // 4)
 
 
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array]:
-    """(abscissa, period), chosen together; `axis` : number of nodes on the real axis.
+    """Choose abscissa and period together; `axis` is the number of nodes on the real axis.
 
-    The images that the trapezoid rule adds are bounded by 1 to the left (`e^{-c period}` of it) and by Chernoff
-    to the right.  Tails of sampled mechanisms are nearly exponential, so an abscissa somewhat below the saddle
-    point shortens the period several times, at the price of some cancellation.
+    The trapezoid rule adds images. To the left they are bounded by 1 (`e^{-c period}` of it), to the right by Chernoff.
+    Tails of sampled mechanisms are nearly exponential. So an abscissa somewhat below the saddle point shortens the
+    period several times, at the price of some cancellation.
     """
     return place_with_bounds(law, point, epsilon, log_tol, axis)[:2]
 
@@ -253,30 +250,33 @@ def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
 def place_with_bounds(
     law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int
 ) -> tuple[Array, Array, Array, Array]:
-    """(abscissa, period, abscissae of Chernoff bounds, (A,), logarithms of these bounds at eps = 0, (A,))."""
+    """Return abscissa and period, and the Chernoff bounds by which `place` chose them.
+
+    Abscissae of the bounds, and logarithms of the bounds at eps = 0, are (A,) each.
+    """
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
-    # less on the fine rungs, where hidden humps make for more cancellation than Chernoff shows
-    allowed = LARGEST_CANCELLATION if axis < FINE_AXIS_POINTS else 1.5
+    # less on fine rungs (128 nodes on the axis), where hidden humps cancel more than Chernoff shows
+    allowed = LARGEST_CANCELLATION if axis < 128 else 1.5
     return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
 
 def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
-    """The nodes for a saddle point."""
+    """Place the contour at a saddle point and return its nodes."""
     c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
     return nodes_at(law, c, 2.0 * namespace(c).pi / period, log_tol, points, count, (at, log_bound))
 
 
 def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """log of (lower, estimate, upper) of the finite part of delta(eps)."""
+    """Bracket the logarithm of delta at eps, without the mass at infinity."""
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
     return bracketed(nodes, epsilon, trapezoid(nodes, epsilon)[0], errors(nodes, epsilon))
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """`delta` at several eps, `around`: (K,), from one contour, placed for `epsilon`.
+    """Compute `delta` at several eps, `around`: (K,), from one contour that is placed for `epsilon`.
 
     Every end holds wherever the contour is.  Brackets are narrow within about a deviation of the loss from `epsilon`.
     """
@@ -288,16 +288,16 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """`delta_about` for many eps, `along`: (K,).  Each costs little: their sums are a polynomial at K points.
+    """Compute `delta_about` for many eps, `along`: (K,). Each costs little: all sums are one polynomial.
 
-    The tilt enlarges images to the right most at the least eps; the period is long enough for that one, too.
-    Rounding is somewhat larger.
+    The tilt enlarges images to the right most at the least eps; the period is long enough for that eps, too.
+    Rounding is somewhat larger than in `delta_about`.
     """
     xp = namespace(law.sign, along)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    # logarithm of the images at an eps far below the contour's, where delta is seldom below e^-5
+    # 11 nats: log of the images at the least eps, far below the contour's eps, where delta is seldom below e^-5
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)
@@ -308,7 +308,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
 
 
 def _in_front(found: Bracketed) -> Bracketed:
-    """Brackets at several eps, which are an axis in front, with that axis behind the batch axes."""
+    """Move the axis of several eps from the front of a bracket behind its batch axes."""
     xp = namespace(found.lower)
     lower, estimate, upper, ok = (xp.moveaxis(end, 0, -1) for end in found[:4])
     return Bracketed(lower, estimate, upper, ok, found.needs)
@@ -317,12 +317,12 @@ def _in_front(found: Bracketed) -> Bracketed:
 def epsilon(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, log_tol: Array, points: int, count: int, rounds: int = 1
 ) -> Bracketed:
-    """`inf {eps : delta(eps) <= delta}` before clipping at 0, for a delta between two ends.
+    """Compute `inf {eps : delta(eps) <= delta}` before clipping at 0, for a delta between two ends.
 
-    The answer's upper end holds for log_delta_low, its lower end for log_delta_high.
+    The upper end holds for log_delta_low, the lower end for log_delta_high.
 
-    The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second
-    hump into the tilted law, so every further round places the contour anew at the solution so far.
+    The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second hump
+    into the tilted law.  So every further round places the contour anew at the latest solution.
     """
     xp = namespace(law.sign, log_delta_low)
     point = saddle_for_delta(law, log_delta_low, axis_nodes(points))

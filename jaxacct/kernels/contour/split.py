@@ -36,6 +36,7 @@ from jaxacct.kernels.contour.split_parts import (
     NO_WINDOW,
     USELESS,
     Grid,
+    Steps,
     TiltedParts,
     Windows,
     composed,
@@ -46,56 +47,48 @@ from jaxacct.kernels.contour.split_parts import (
     low_blur,
     rise_and_norm,
     shares,
+    steps_of,
     tilted,
 )
 from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
 from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta_of, saddle_near
 from jaxacct.kernels.special import log1p, sum_depth
 
-FEWEST_NODES, MOST_NODES = 8.0, 4096.0
-"""Ends of the range in which numbers of contour nodes are tried for the cut-off in t."""
-NODE_COUNTS = 19
-"""How many are tried, in geometric steps: two to an octave."""
 LARGEST_CANCELLATION = 9.0
-"""Nats by which moving the abscissa away from the saddle point may enlarge the integrand, where it is small there."""
+"""Nats by which moving the abscissa away from the saddle point may enlarge an integrand that is small there."""
 AFFORDED_CANCELLATION = 16.0
 """Largest cancellation, in nats.  Rounding is about e^-30 of the largest term, so e^-14 of accuracy is left."""
 SPARE_NATS = 2.0
-"""Nats beyond the tolerance by which the cut-off terms must have decayed: the decay is estimated on a coarse grid."""
+"""Nats beyond the tolerance by which the cut-off terms must have decayed: a coarse grid estimates the decay."""
 PLACEMENT_POINTS = 128
 """Quadrature points for placing the contour."""
-SCAN_FROM, SCAN_TO, SCAN_STEPS = 0.04, 6.0, 7
-"""The search for the saddle point starts at one of SCAN_STEPS abscissae from SCAN_FROM to SCAN_TO.
-
-Their unit is log(1/delta) over the scale of losses.
-"""
-_SCAN = np.geomspace(SCAN_FROM, SCAN_TO, SCAN_STEPS)
-"""The abscissae at which that search may start, in the same unit."""
-_CUTS = np.ceil(np.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
-"""Numbers of contour nodes that are tried for the cut-off."""
+SCAN = np.geomspace(0.04, 6.0, 7)
+"""Abscissae at which the search for the saddle point may start, in units of log(1/delta) over the scale of losses."""
+CUTS = np.ceil(np.geomspace(8.0, 4096.0, 19))
+"""Numbers of contour nodes tried for the cut-off in t, two to an octave."""
 
 
 class Contour(NamedTuple):
-    """Where to integrate: windows, abscissa and period, and how many nodes the cut-off asks for."""
+    """Place of the integral: windows, abscissa and period, and the number of nodes that the cut-off asks for."""
 
     windows: Windows
     c: Array  # abscissa
     period: Array  # 2 pi over the spacing of the nodes in t
     images_at: Array  # abscissa for the Chernoff bound of the images
     nodes_needed: Array
-    nodes_kept: Array  # those that are needed, or as many of them as the program has
+    nodes_kept: Array  # the nodes needed, or as many as the program has
     cancellation: Array  # nats by which the integrand exceeds delta
 
 
 class Placement(NamedTuple):
-    """A contour and how its windows were chosen: all that a certificate needs to know of where to integrate."""
+    """A contour and the choice of its windows: all that a certificate needs to know of the place."""
 
     contour: Contour
     choice: split_remainder.WindowChoice
 
 
 def no_placements(size: int, parts: int) -> Placement:
-    """Placements to be filled in: NumPy arrays for `size` configurations of `parts` sampled Gaussians."""
+    """Return placements to be filled in: NumPy arrays for `size` configurations of `parts` sampled Gaussians."""
     one, each = np.zeros(size), np.zeros((size, parts))
     contour = Contour(Windows(each, each, one), one, one, one, one, one, one)
     choice = split_remainder.WindowChoice(each, each, one, one, one.astype(bool))
@@ -103,13 +96,16 @@ def no_placements(size: int, parts: int) -> Placement:
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Grids for the J sampled Gaussians, even or following a frequency."""
-    at, turns = c[..., None], None if frequency is None else frequency[..., None]
-    return grid(law.gauss_sigma, law.gauss_q, law.sign[..., None], windows.low, windows.high, at, points, turns)
+    """Return grids for the J sampled Gaussians, even in u or dense enough to follow a frequency."""
+    turns = None if frequency is None else frequency[..., None]
+    return grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
 
 def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
-    """The best contours for two choices of windows, an axis in front: with the compositions of bulk steps, without."""
+    """Return the best contours for two choices of windows, on an axis in front.
+
+    The first choice integrates the compositions of bulk steps, the second leaves them out.
+    """
     xp = namespace(law.gauss_n, windows.low, epsilon)
     start = xp.maximum(-log_delta, 1.0) / split_remainder.scale_of(law, epsilon)
     start = xp.broadcast_to(start, windows.low.shape[:-1])
@@ -125,26 +121,26 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
     normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where many steps make it normal
-    scan = xp.stack([f * start for f in _SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
+    scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle_near(k, epsilon, first, REFINEMENT_STEPS)
     at = xp.stack([f * point.c for f in ABSCISSA_MULTIPLES])
     sizes = size(at)
-    # lost to cancellation even at the saddle point
+    # nats lost to cancellation even at the saddle point
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
-    # nats that this may cost in any case: less would leave hardly any choice of abscissa
+    # always allow 1.5 nats of cancellation: less would leave hardly any choice of abscissa
     allowed = xp.clip(AFFORDED_CANCELLATION - least, 1.5, LARGEST_CANCELLATION)
     tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
     c, period = period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
     right = xp.where(at > c, sizes - at * epsilon - (at - c) * period, xp.inf)
     images_at = _pick_in_front(at, xp.argmin(right, axis=0))
     parts = tilted(law.sign[..., None], c[..., None], grids)
-    cuts = _CUTS.reshape(-1, *[1] * c.ndim)
+    cuts = CUTS.reshape(-1, *[1] * c.ndim)
     t = 2.0 * xp.pi / period * cuts
     decay = split_parts.decay_of_both(law, windows, grids, parts, c, t) + xp.log(xp.pi * (t - 0.5 * t / cuts))
     lost = log_size(law, windows.keep_bulk, both, c) - c * epsilon - log_delta
     enough = decay >= lost - log_tol + SPARE_NATS
-    cuts = xp.asarray(_CUTS)
+    cuts = xp.asarray(CUTS)
     needed = xp.where(xp.any(enough, axis=0), cuts[xp.argmax(enough, axis=0)], 2.0 * cuts[-1])
     kept = xp.sum(cuts <= xp.minimum(needed, float(count))[..., None], axis=-1)
     needed = xp.where(xp.isfinite(period), needed, 2.0 * cuts[-1])
@@ -152,13 +148,13 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
 
 def _pick_in_front(x: Array, index: Array) -> Array:
-    """The entry of x at a place along its first axis."""
+    """Return the entry of x at a place along its first axis."""
     xp = namespace(x)
     return pick(xp, xp.moveaxis(x, 0, -1), index)
 
 
 def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
-    """Windows and contour: with the compositions of bulk steps or without, whichever needs fewer nodes."""
+    """Place windows and contour with the compositions of bulk steps or without, whichever needs fewer nodes."""
     xp = namespace(law.gauss_n, epsilon)
     choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
     low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
@@ -166,7 +162,7 @@ def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count:
         xp.stack([xp.full_like(low, NO_WINDOW), low]), xp.stack([high, high]), xp.stack([one, xp.zeros_like(one)])
     )
     options = _contours(law, windows, epsilon, log_delta, log_tol, count)
-    # nats lost to cancellation that do not count against a choice of windows
+    # the first 12 nats of cancellation do not count against a choice of windows
     cost = xp.log(options.nodes_needed) + xp.maximum(options.cancellation - 12.0, 0.0)
     cost = xp.where(xp.isfinite(cost), cost, xp.inf)
     without = choice.separable & (cost[1] < cost[0])
@@ -178,7 +174,7 @@ def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count:
 
 
 class Integrand(NamedTuple):
-    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}; values without error bounds."""
+    """The integrand without its dependence on eps, at t_k = k h, relative to e^{K(c)}, without error bounds."""
 
     c: Array  # abscissa
     k0: Array  # K(c)
@@ -203,7 +199,7 @@ class Quadrature(NamedTuple):
 
 
 def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quadrature:
-    """The grid that follows t up to the last node kept, and both parts' departures from one at every node."""
+    """Evaluate the grid that follows t up to the last node kept, and both parts' departures from one at every node."""
     xp = namespace(law.gauss_n, contour.period)
     h = 2.0 * xp.pi / contour.period
     grids = grids_of(law, contour.windows, contour.c, points, h * contour.nodes_kept)
@@ -214,7 +210,7 @@ def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quad
 
 
 def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) -> tuple[Array, Array]:
-    """`(B/A)(z)` from the departures."""
+    """Compute `(B/A)(z)` from the departures."""
     xp = namespace(odds, bulk[0])
     whole = 1.0 + bulk[0], 1.0 + jump[0]
     scale = xp.exp(odds)[..., None] / xp.maximum(whole[0] ** 2 + bulk[1] ** 2, 1e-300)
@@ -223,7 +219,7 @@ def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) ->
 
 
 class Logs(NamedTuple):
-    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` along the contour, moduli and angles."""
+    """Logarithms of `prod A^n` and of `prod (1 + B/A)^n` along the contour, as moduli and angles."""
 
     plain: Array
     plain_turn: Array
@@ -235,7 +231,7 @@ class Logs(NamedTuple):
 def logs_of(
     law: LossLaw, contour: Contour, parts: TiltedParts, bulk: tuple[Array, Array], jump: tuple[Array, Array], t: Array
 ) -> Logs:
-    """Both logarithms at every node, from the departures."""
+    """Compute both logarithms at every node from the departures."""
     xp = namespace(law.gauss_n, t)
     log_size, turned = polar(*bulk)
     added, added_turn = polar(*_ratio(parts.log_jump - parts.log_bulk, bulk, jump))
@@ -247,7 +243,7 @@ def logs_of(
 
 
 def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tuple[Integrand, Quadrature]:
-    """Evaluate the integrand, on grids of `points` points at `count` nodes."""
+    """Evaluate the integrand on grids of `points` points at `count` nodes."""
     xp = namespace(law.gauss_n, contour.c)
     h, index = 2.0 * xp.pi / contour.period, xp.arange(count)
     t = h[..., None] * index
@@ -273,7 +269,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
 
 
 def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
-    """(points, nodes) on which the contour could be followed to the end."""
+    """Return the numbers of points and nodes on which the contour could be followed to the end."""
     xp = namespace(law.gauss_n, grids.u)
     rise = xp.max(grids.loss[..., -1] - grids.loss[..., 0], axis=-1)
     turns = contour.nodes_needed * rise / contour.period
@@ -283,7 +279,7 @@ def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
 
 
 def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
-    """(log delta, minus its derivative in eps)."""
+    """Return log delta and minus its derivative in eps."""
     xp = namespace(integrand.k0, epsilon)
     value, slope = trapezoid(integrand, epsilon)
     z = xp.exp(integrand.k0 - integrand.c * epsilon)
@@ -293,7 +289,7 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
 
 
 LARGEST_DOUBT = 0.1
-"""If the error of a weight's logarithm is larger, first order does not suffice and nothing is certified."""
+"""Largest error of a weight's logarithm for which first order suffices; beyond it nothing is certified."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
 LEAST_LOG_SCALE = -690.0
@@ -302,23 +298,17 @@ BELIEVED = 1e6
 """`Start.trust` of a value that a split rung found but could not certify: the search begins there and improves it."""
 LARGEST_MOVE = 2.5
 """Largest factor by which eps moves in one round: the contour serves only eps near the one it was placed for."""
-NEWTON_STEPS = 7
-"""Newton steps on the integral in one round; from a value within LARGEST_MOVE more change nothing."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Range in which eps is searched."""
-LARGEST_LOG_DELTA_FALL = 20.0
-"""Most nats by which log delta falls in one round."""
 MARGIN = 1.05
-"""Factor on the distance between an end and the estimate, since the slope changes along the way."""
-LEAST_RELATIVE_SLOPE = 1e-3
-"""Least slope of log delta in log eps with which that distance is computed; an end too far away is wide but holds."""
+"""Factor on the distance between an end and the estimate: the slope changes along the way."""
 
 
 class Start(NamedTuple):
-    """A value to start from, of eps or of log delta, and how far it is to be trusted.
+    """A value of eps or of log delta to start from, and how far it is to be trusted.
 
-    `trust` is the factor by which the saddle point approximation may be off before the value is disbelieved:
-    0 where there is no value, inf where the value is the solution already.
+    `trust` is the factor by which the saddle point approximation may differ before the value is disbelieved: 0 where
+    there is no value, inf where the value is the solution already.
     """
 
     value: Array
@@ -334,11 +324,11 @@ def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
         moved = eps + xp.clip((value - log_delta) / rate, -0.4 * start, 0.4 * start)
         return xp.clip(moved, start / LARGEST_MOVE, start * LARGEST_MOVE)
 
-    return repeat(xp, NEWTON_STEPS, newton, start)
+    return repeat(xp, 7, newton, start)  # from a value within LARGEST_MOVE more steps change nothing
 
 
 class _Round(NamedTuple):
-    """The state of the search, and the contour that led there."""
+    """State of the search, and the contour that led to it."""
 
     count: Array  # rounds done
     value: Array
@@ -356,7 +346,7 @@ def _rounds(
     count: int,
     rounds: Array,
 ) -> _Round:
-    """Place the contour and follow it to the next value, again and again, `rounds` times; the last one is returned."""
+    """Place the contour and follow it to the next value, `rounds` times; return the last round."""
     xp = namespace(law.gauss_n, start)
 
     def again(count_of: Array, value: Array) -> _Round:
@@ -374,7 +364,7 @@ def _rounds(
 
 
 def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
-    """The saddle point approximation of eps when far outcomes are cut off by their mass alone."""
+    """Return the saddle point approximation of eps with far outcomes cut off by their mass alone."""
     xp = namespace(law.gauss_n, log_delta)
     one = xp.ones_like(law.sign)
     high = xp.where(law.sign[..., None] > 0, split_remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
@@ -383,7 +373,7 @@ def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
 
 
 def _together(law: LossLaw, *values: Array) -> list[Array]:
-    """The values, with all batch axes of the law."""
+    """Broadcast the values to all batch axes of the law."""
     xp = namespace(law.gauss_n, *values)
     return xp.broadcast_arrays(*values, law.sign, law.mu2, law.gauss_n[..., 0])[: len(values)]
 
@@ -398,12 +388,12 @@ def epsilon(
     count: int,
     rounds: int,
 ) -> Bracketed:
-    """`inf {eps : delta(eps) <= delta}` for a positive solution."""
+    """Compute `inf {eps : delta(eps) <= delta}` for a positive solution."""
     xp = namespace(law.gauss_n, log_delta_low)
     log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
     value, trust = known
     guess = xp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
-    # a saddle point approximation below this, next to the end of its range, disbelieves no starting value
+    # an approximation below 1e-11 lies near the end of its range and disbelieves no starting value
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     found = _rounds(
         law,
@@ -420,10 +410,10 @@ def epsilon(
 def epsilon_placed(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, start: Array, placed: Placement, points: int, count: int
 ) -> Bracketed:
-    """`epsilon` from a solution and a placement that are known already, from nearly the same law.
+    """Compute `epsilon` from a solution and a placement that nearly the same law gave.
 
     The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder assume the
-    remove direction, so that in the add direction nothing is certified for windows that cut anything off.
+    remove direction. So in the add direction nothing is certified for windows that cut anything off.
     """
     xp = namespace(law.gauss_n, start)
     log_delta_low, log_delta_high, start = _together(law, log_delta_low, log_delta_high, start)
@@ -452,7 +442,7 @@ def _certified(
     _, rate = estimate(integrand, solution)
     low, high = ends(integrand, certificate, solution)
     grain = 16.0 * ROUNDOFF * (xp.abs(integrand.k0) + xp.abs(log_delta_low) + 4.0)
-    rate = xp.maximum(rate, LEAST_RELATIVE_SLOPE / solution)
+    rate = xp.maximum(rate, 1e-3 / solution)  # a distance that is too long makes the bracket wide, and never false
     above = solution + MARGIN * (xp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - MARGIN * (xp.maximum(log_delta_high - low, 0.0) + grain) / rate
     below = xp.where(below > 0, below, xp.inf)  # only a positive end is used
@@ -463,7 +453,7 @@ def _certified(
 
 
 def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int) -> Bracketed:
-    """log of (lower, estimate, upper) of delta(eps), eps >= 0; `start` as for epsilon, used from BELIEVED on."""
+    """Bracket the logarithm of delta at eps >= 0; `start` as in `epsilon`, used from BELIEVED on."""
     found, eps = _placed(law, eps, start, log_tol, points, count, rounds)
     return _at(law, found, eps, found.value, points)
 
@@ -471,7 +461,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """`delta` at several eps, `around`: (K,), from one contour, placed for `eps`.
+    """Compute `delta` at several eps, `around`: (K,), from one contour that is placed for `eps`.
 
     Every end holds wherever the contour is.
     """
@@ -486,13 +476,13 @@ def delta_about(
 def _placed(
     law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> tuple[_Round, Array]:
-    """The contour for delta(eps), log delta on it, and eps with all batch axes of the law."""
+    """Place the contour for delta(eps); return it with its log delta, and eps with all batch axes of the law."""
     xp = namespace(law.gauss_n, eps)
     eps, log_tol, value, trust = _together(law, eps, log_tol, *start)
     found = _rounds(
         law,
-        lambda log_delta, integrand: xp.clip(estimate(integrand, eps)[0], log_delta - LARGEST_LOG_DELTA_FALL, 0.0),
-        xp.where(trust >= BELIEVED, value, -20.0),  # where log delta starts if nothing is known
+        lambda log_delta, integrand: xp.clip(estimate(integrand, eps)[0], log_delta - 20.0, 0.0),
+        xp.where(trust >= BELIEVED, value, -20.0),  # log delta starts at -20 if nothing is known
         lambda log_delta: place(law, eps, log_delta, log_tol, count),
         points,
         count,
@@ -502,7 +492,7 @@ def _placed(
 
 
 def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> Bracketed:
-    """The ends of log delta on a contour, at one eps, or at several on a new first axis."""
+    """Return the ends of log delta on a contour, at one eps, or at several on a new first axis."""
     xp = namespace(law.gauss_n, eps)
     certificate = certify(law, found.placed, found.integrand, found.made_from, points)
     lower, upper = ends(found.integrand, certificate, eps)
@@ -517,26 +507,27 @@ class Certificate(NamedTuple):
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
     tail: Array  # bound on the terms that were cut off, over Z
     images_at: Array  # abscissa of the Chernoff bound for images to the right
-    images_log: Array  # and its logarithm at eps = 0
+    images_log: Array  # logarithm of that bound at eps = 0
     remainder: Remainder
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 
 
 class _OnAxis(NamedTuple):
-    """Quantities on the real axis, where t = 0 and grids are even."""
+    """Values on the real axis, where t = 0 and grids are even."""
 
     even: Grid  # at the contour's abscissa
     parts: TiltedParts
-    errors: Array  # (J, 2) of both parts
+    errors: Array  # (J, 2) errors of both parts
     images_log: Array  # Chernoff bound for the images
     bulk_at: Array  # abscissae of the Chernoff bounds for compositions of bulk steps
     bulk_log: Array
 
 
 def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
-    """Bound the images and the bulk compositions; all grids go through one trace of the error bound.
+    """Bound the images and the bulk compositions; one trace of the error bound serves all grids.
 
-    An axis in front stands for the two kinds of grids, even and of bulk steps, and one behind it for two abscissae.
+    An axis in front stands for the two kinds of grids, even and of bulk steps, and the axis behind it for two
+    abscissae.
     """
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed
@@ -544,12 +535,11 @@ def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
     bulk, bulk_at = split_remainder.bulk_grids(law, choice, points)
     even = grids_of(law, windows, contour.c, points)
     grids = jax.tree.map(lambda *x: xp.stack(x)[:, None], even, bulk)
-    low = xp.stack([windows.low, choice.low])[:, None]
+    step_laws = steps_of(law, xp.stack([windows.low, choice.low])[:, None], windows.high)
     at = xp.stack([xp.stack([contour.c, contour.images_at]), bulk_at])
-    sides, c = (law.gauss_sigma, law.gauss_q), at[..., None]
-    parts = tilted(law.sign[..., None], c, grids)
-    found = split_parts.axis_errors(*sides, law.sign[..., None], low, windows.high, c, grids, parts)
-    found = found + weight_errors(*sides, c, grids, parts, low, windows.high)
+    c = at[..., None]
+    parts = tilted(step_laws.sign, c, grids)
+    found = split_parts.axis_errors(step_laws, c, grids, parts) + weight_errors(step_laws, c, grids, parts)
     own, image, leaps = (jax.tree.map(lambda x, i=i: x[i], parts) for i in ((0, 0), (0, 1), 1))
     images = split_parts.chernoff(law, windows.keep_bulk, image, found[0, 1], contour.images_at)
     bulk_log = split_parts.bulk_chernoff(law, leaps, found[1], bulk_at)
@@ -565,13 +555,12 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     t, t_max = integrand.t, integrand.h * contour.nodes_kept
     logs = logs_of(law, contour, parts, bulk, jump, t)
     axis = _on_the_axis(law, placed, points)
-    sides, place = (law.gauss_sigma, law.gauss_q), (windows.low, windows.high)
-    at, furthest = c[..., None], t_max[..., None]
-    steps = split_parts.step_errors(*sides, law.sign[..., None], *place, at, grids, parts, furthest)
-    # error of a quotient whose numerator and denominator may both be off by this
+    step_laws, at, furthest = steps_of(law, windows.low, windows.high), c[..., None], t_max[..., None]
+    steps = split_parts.step_errors(step_laws, at, grids, parts, furthest)
+    # error of a quotient whose numerator and denominator may both be off by `steps`
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
-    off = rounding_errors(*sides, at, grids, parts, furthest, depth(points, count), *place)
+    off = rounding_errors(step_laws, at, grids, parts, furthest, depth(points, count))
     for part, (rate, most, own) in enumerate(off):
         step = steps[..., part]
         part_errors.append(step[..., None] + xp.minimum(rate[..., None] * t[..., None, :], most[..., None]))
@@ -589,7 +578,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     units = ROUNDOFF * (16.0 + n.shape[-1])
     moved = composed(n, (part_errors[0] + units * xp.hypot(*bulk)) / ceilings)
     jumped = composed(n, ratio / (1.0 + ratio) * (part_errors[1] / jumps + 2.0 * units))
-    # the last two: rounding of the factors of a term, and of the sum of `count` of them
+    # 6 for the rounding of the factors of a term, count/16 for the sum of `count` terms
     spread = xp.abs(logs.plain) + xp.abs(logs.rise) + most + logs.turned + 6.0 + count / 16.0
     ceiling = composed(n, xp.log(ceilings)) - law.mu2[..., None] * t**2 / 2.0 + most - base[..., None]
     slack = xp.exp(ceiling) * (gain * (moved + units * spread) + jumped)
@@ -600,7 +589,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     size = xp.abs(integrand.k0) + xp.sum(n * xp.abs(parts.log_bulk), axis=-1) + law.mu2 * c * (c + 1.0) + rise + 30.0
     common = FIRST_ORDER * (xp.sum(n * at_c[0], axis=-1) + ratio_error) + units * size
     left_out = split_remainder.bounds(law, windows, choice, integrand.far, axis.bulk_at, axis.bulk_log, points)
-    # the decay by which the contour was placed comes from a coarse grid without a bound of its error
+    # bounded anew: the decay that placed the contour comes from a coarse grid without an error bound
     beyond = split_parts.decay_beyond(law, windows, axis.even, axis.parts, axis.errors, c, integrand.k0, t_max)
     beyond = beyond + xp.log(xp.pi * (t_max - 0.5 * integrand.h))
     needs = needed(law, contour, grids)
@@ -608,34 +597,32 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
 
 
 def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tuple[Array, Array]:
-    """(log lower, log upper) of delta(eps)."""
+    """Return log delta(eps) from below and from above."""
     xp = namespace(integrand.k0, epsilon)
     value, _ = trapezoid(integrand, epsilon)
     both = two_sided(integrand, certificate.slack, certificate.tail, epsilon)
     at, log_bound = certificate.images_at[..., None], certificate.images_log[..., None]
-    log_mass = certificate.remainder.log_mass
-    images = xp.exp(log_images(integrand.c, integrand.h, at, log_bound, epsilon, log_mass))
+    remainder = certificate.remainder
+    images = xp.exp(log_images(integrand.c, integrand.h, at, log_bound, epsilon, remainder.log_mass))
     far, _ = split_remainder.far(integrand.far, epsilon)
     log_z = integrand.k0 - integrand.c * epsilon
     both = both + 8.0 * ROUNDOFF * xp.abs(value)
     z = xp.exp(xp.maximum(log_z, LEAST_LOG_SCALE))
     up, down = xp.exp(certificate.common), xp.exp(-certificate.common)
-    beyond = split_remainder.far_above(certificate.remainder, epsilon) + split_remainder.bulk(
-        certificate.remainder, epsilon
-    )
+    beyond = split_remainder.far_above(remainder, epsilon) + split_remainder.bulk(remainder, epsilon)
     high = z * (value + both) * up + beyond
     least = xp.where(log_z < LEAST_LOG_SCALE, xp.minimum(0.0, value - both), value - both)
     low = z * least * xp.where(least > 0, down, up) - split_remainder.OUTWARD * images * up + far
     log_low, log_high = (xp.log(xp.maximum(x, 1e-300)) for x in (low, high))
     margin = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(integrand.c * epsilon) + 8.0)
-    # the integral is at least 0; otherwise the bounds contradict each other
+    # the integral is at least 0: a negative upper end contradicts the other bounds
     certain = (value + both >= 0.0) & (high < xp.inf)
     low = xp.where(certain & (low > 1e-300), log_low - margin - 8.0 * ROUNDOFF * xp.abs(log_low), -xp.inf)
     return low, xp.where(certain, log_high + margin + 8.0 * ROUNDOFF * xp.abs(log_high), xp.inf)
 
 
 def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
-    """(units of rounding of log w, its derivative in u) at a distance inside the window."""
+    """Return the units of rounding of log w, and its derivative in u, at a distance inside the window."""
     xp = namespace(distance)
     x = xp.clip(distance / blur, -40.0, 9.0)
     return 20.0 + 6.0 * xp.minimum(x, 0.0) ** 2, xp.where(x < 8.5, xp.maximum(-x, 0.0) + 1.0, 0.0) / blur
@@ -644,23 +631,21 @@ def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
 class _Units(NamedTuple):
     """Rounding of the terms of one part's sum on a grid, in units; (X,) unless said otherwise."""
 
-    own: Array  # of the logarithm of a weight
-    turned: Array  # of a loss, by which its term turns
-    doubt: Array  # () the largest error of the logarithm of a weight, no units
+    own: Array  # error of the logarithm of a weight
+    turned: Array  # error of a loss, by which its term turns
+    doubt: Array  # () largest error of the logarithm of a weight, as a number
 
 
-def _units(
-    sigma: Array, q: Array, c: Array, nodes: Grid, parts: TiltedParts, low: Array, high: Array
-) -> tuple[_Units, _Units]:
-    """Rounding of bulk and of jumps, as in gaussian_errors.py, with the errors of the nodes and of the windows."""
+def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:
+    """Bound the rounding of bulk and of jumps as in gaussian_errors.py, with errors of the nodes and of the windows."""
     xp = namespace(nodes.u, c)
     z, size, place = xp.abs(c)[..., None] + 1.0, xp.abs(nodes.loss), xp.abs(nodes.u)
-    sigma, q, low, high = (x[..., None] for x in (sigma, q, low, high))
+    sigma, q, low, high = (x[..., None] for x in (steps.sigma, steps.q, steps.low, steps.high))
     slope = nodes.posterior / sigma
     edge = xp.maximum(place[..., :1], place[..., -1:])
     in_y = 4.0 * (place / sigma + 0.5 / sigma**2)
     through_y = nodes.posterior * (in_y - 3.0 * xp.log(q))
-    # of a node's place, and of its gap by the posterior
+    # error of a node's place, and of its gap by the posterior
     warped = nodes.warp[..., None] * ((gaussian_errors.LOG_MIX_UNITS + 6.0) * size + through_y)
     node = nodes.slack / ROUNDOFF + (4.0 * edge + warped) * nodes.gap / nodes.step[..., None]
     far, far_slope = _window_rounding(high - nodes.u, high_blur(sigma))
@@ -688,25 +673,17 @@ def _of_weights(units: _Units, weight: Array, log_part: Array) -> Array:
     return _first_order(units, xp.sum(weight * (units.own + common[..., None]), axis=-1))
 
 
-def weight_errors(sigma: Array, q: Array, c: Array, nodes: Grid, parts: TiltedParts, low: Array, high: Array) -> Array:
-    """Rounding of the logarithms of both parts on the real axis, (2,)."""
-    of_bulk, of_jump = _units(sigma, q, c, nodes, parts, low, high)
+def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
+    """Bound the rounding of the logarithms of both parts on the real axis, (2,)."""
+    of_bulk, of_jump = _units(steps, c, nodes, parts)
     bulk = _of_weights(of_bulk, parts.bulk, parts.log_bulk)
     return stack(namespace(bulk), [bulk, _of_weights(of_jump, parts.jump, parts.log_jump)])
 
 
 def rounding_errors(
-    sigma: Array,
-    q: Array,
-    c: Array,
-    nodes: Grid,
-    parts: TiltedParts,
-    t_max: Array,
-    depth: float,
-    low: Array,
-    high: Array,
+    steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array, depth: float
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    """(rate, ceiling, weight) as in gaussian_errors.py, of bulk and of jumps."""
+    """Return (rate, ceiling, weight) as in gaussian_errors.py, of bulk and of jumps."""
     xp = namespace(nodes.u, c, t_max)
     size = xp.abs(nodes.loss)
 
@@ -716,5 +693,5 @@ def rounding_errors(
         ceiling = xp.sum(weight * (2.0 * rotated + t_max[..., None] * units.turned), axis=-1)
         return _first_order(units, rate), _first_order(units, ceiling), _of_weights(units, weight, log_part)
 
-    of_bulk, of_jump = _units(sigma, q, c, nodes, parts, low, high)
+    of_bulk, of_jump = _units(steps, c, nodes, parts)
     return of(of_bulk, parts.bulk, parts.log_bulk), of(of_jump, parts.jump, parts.log_jump)

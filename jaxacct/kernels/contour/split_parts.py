@@ -33,35 +33,46 @@ GRID_BEYOND_FAR_WINDOW = 17.0
 The far window is below 1e-60 there: less than e^-45 remains of a tilted law that grows by e^60 on the way.
 """
 LARGEST_TURN_SHARE = 0.85
-"""Largest share of the grid's points that may go to following the turns of e^{itL}; the others resolve the windows."""
+"""Largest share of the grid's points that may follow the turns of e^{itL}; the other points resolve the windows."""
 NO_WINDOW = 1e9
 """A place in u beyond every outcome: a window there cuts nothing off."""
-TILTED_RANGE_CELLS = 128
-"""Cells of the grid on which `ends` looks for the end of a tilted law; no bound depends on where it finds it."""
-NEWTON_STEPS = 4
-"""Newton steps that place the nodes of a warped grid.  What they leave of the error is measured (`Grid.slack`)."""
 
 
 class Windows(NamedTuple):
-    """Where the outcomes of the J sampled Gaussians are split, and whether compositions of bulk steps stay in."""
+    """Places that split the outcomes of the J sampled Gaussians, and whether compositions of bulk steps stay in."""
 
     low: Array  # (J,) centres of the windows between bulk and jumps, in u
     high: Array  # (J,) centres of the windows between jumps and far tail, in u
     keep_bulk: Array  # 1: compositions of bulk steps alone are integrated with the others; 0: they are left out
 
 
+class Steps(NamedTuple):
+    """The J sampled Gaussians of a composition in one direction, with the windows that split their outcomes."""
+
+    sigma: Array  # (J,)
+    q: Array  # (J,)
+    sign: Array  # 1 remove, -1 add, with an axis for J behind
+    low: Array  # (J,) as in `Windows`
+    high: Array  # (J,)
+
+
+def steps_of(law: LossLaw, low: Array, high: Array) -> Steps:
+    """Collect the sampled Gaussians of a law and the windows that split them."""
+    return Steps(law.gauss_sigma, law.gauss_q, law.sign[..., None], low, high)
+
+
 class Grid(NamedTuple):
-    """Quadrature points for one sampled Gaussian, with everything that does not depend on the tilt."""
+    """Quadrature points for one sampled Gaussian, with all values that do not depend on the tilt."""
 
     u: Array  # (X,)
     gap: Array  # (X,) du per node
     step: Array  # spacing in v
-    warp: Array
-    slack: Array  # (X,) bound on the error of u as a node
+    warp: Array  # of v = u + warp L(u)
+    slack: Array  # (X,) bound of the error of u as a node
     loss: Array  # (X,) log mix, before the sign
     posterior: Array  # (X,)
     log_bulk: Array  # (X,) log of w1 w2 phi gap
-    log_jump: Array  # (X,)
+    log_jump: Array  # (X,) log of (1 - w1) w2 phi gap
 
 
 class TiltedParts(NamedTuple):
@@ -74,45 +85,38 @@ class TiltedParts(NamedTuple):
 
 
 def low_blur(sigma: Array) -> Array:
-    """Width of the low window: losses grow like e^{u/sigma}, so that it is narrower for small sigma."""
+    """Return the width of the low window, narrower for small sigma since losses grow like e^{u/sigma}."""
     return 0.15 * namespace(sigma).minimum(sigma, 1.0)
 
 
 def high_blur(sigma: Array) -> Array:
-    """Width of the far window."""
+    """Return the width of the far window."""
     return 0.1 * namespace(sigma).minimum(sigma, 1.0)
 
 
-def ends(sigma: Array, q: Array, sign: Array, high: Array, c: Array) -> tuple[Array, Array]:
-    """The range in u: up to the far window, or for the add direction as far as the law tilted by c reaches."""
+def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
+    """Return the range in u: up to the far window, or for the add direction the range of the law tilted by c."""
+    sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
     removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)
-    if xp is np and np.all(removing):  # the rest is for the add direction
+    if xp is np and np.all(removing):  # the tilted law matters only in the add direction
         shape = np.broadcast_shapes(np.shape(sign), np.shape(c), last.shape)
         return np.full(shape, first), np.broadcast_to(last, shape)
     lo, hi = quadrature_range(sigma, q, sign, c)
-    cell = (hi - lo) / float(TILTED_RANGE_CELLS)
-    u = lo[..., None] + cell[..., None] * xp.arange(TILTED_RANGE_CELLS + 1)
+    cells = 128  # of the grid on which the end of the tilted law is looked for; no bound depends on that end
+    cell = (hi - lo) / float(cells)
+    u = lo[..., None] + cell[..., None] * xp.arange(cells + 1)
     exponent = -c[..., None] * log_mix(sigma[..., None], q[..., None], u)[0] - 0.5 * u**2
     inside = exponent > xp.max(exponent, axis=-1)[..., None] - TAIL_NATS
-    hi = xp.where(inside[..., -1], hi, lo + cell * (TILTED_RANGE_CELLS + 1 - xp.argmax(inside[..., ::-1], axis=-1)))
+    hi = xp.where(inside[..., -1], hi, lo + cell * (cells + 1 - xp.argmax(inside[..., ::-1], axis=-1)))
     return xp.where(removing, first, lo), xp.where(removing, last, hi)
 
 
-def grid(
-    sigma: Array,
-    q: Array,
-    sign: Array,
-    low: Array,
-    high: Array,
-    c: Array,
-    nodes: int,
-    frequency: Array | None = None,
-    stop: Array = np.inf,
-) -> Grid:
-    """`nodes` points up to a sharp end, even in u, or dense enough to follow a frequency."""
+def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
+    """Place `nodes` points up to a sharp end `stop`, even in u, or dense enough to follow a frequency."""
+    sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)
-    lo, hi = ends(sigma, q, sign, high, c)
+    lo, hi = ends(steps, c)
     hi = xp.minimum(hi, stop)
     if frequency is None:
         step = (hi - lo) / (nodes - 1)
@@ -147,14 +151,15 @@ def _warped(
         loss, posterior = log_mix(sigma, q, u)
         return u - (u + warps * loss - v) / (1.0 + warps * posterior / sigma)
 
-    u = repeat(xp, NEWTON_STEPS, newton, interp(xp, v, even + warps * loss, even))
+    # the error that four Newton steps leave is measured: `Grid.slack`
+    u = repeat(xp, 4, newton, interp(xp, v, even + warps * loss, even))
     loss, posterior = log_mix(sigma, q, u)
     growth = 1.0 + warps * posterior / sigma
     return u, steps / growth, step, warp, xp.abs(u + warps * loss - v) / growth
 
 
 def tilted(sign: Array, c: Array, nodes: Grid) -> TiltedParts:
-    """Both parts under the tilt c."""
+    """Tilt both parts by c."""
     xp = namespace(c, nodes.loss)
     turned = xp.where(sign > 0, c + 1.0, -c)[..., None] * nodes.loss
     bulk, log_bulk = _normalised(nodes.log_bulk + turned)
@@ -171,28 +176,28 @@ def _normalised(exponent: Array) -> tuple[Array, Array]:
 
 
 def composed(n: Array, x: Array) -> Array:
-    """`sum n x` over the sampled Gaussians of a composition: n (J,), x (J, K)."""
+    """Compute `sum n x` over the sampled Gaussians of a composition: n (J,), x (J, K)."""
     return namespace(n, x).sum(n[..., None] * x, axis=-2)
 
 
 def rise_and_norm(law: LossLaw, keep_bulk: Array, log_bulk: Array, log_jump: Array) -> tuple[Array, Array]:
-    """`R = sum n log(1 + B/A)` and `log(1 - (1 - keep_bulk) e^{-R})`."""
+    """Return `R = sum n log(1 + B/A)` and `log(1 - (1 - keep_bulk) e^{-R})`."""
     xp = namespace(law.gauss_n, keep_bulk, log_bulk)
     rise = xp.sum(law.gauss_n * softplus(log_jump - log_bulk), axis=-1)
     return rise, xp.where(keep_bulk > 0, 0.0, xp.log(-xp.expm1(-rise)))
 
 
 class Shares(NamedTuple):
-    """The grids of J sampled Gaussians, as the cumulants need them at every tilt; (J, X) each."""
+    """The grids of J sampled Gaussians in the form that the cumulants need at every tilt; (J, X) each."""
 
     loss: Array
     log_both: Array  # log of w2 phi gap
-    bulk: Array  # shares of the two parts, which sum to one at every node
+    bulk: Array  # shares of bulk and jumps, which sum to one at every node
     jump: Array
 
 
 def shares(grids: Grid) -> Shares:
-    """Both parts as shares of their sum."""
+    """Write both parts as shares of their sum."""
     xp = namespace(grids.log_bulk)
     both = xp.logaddexp(grids.log_bulk, grids.log_jump)
     bulk, jump = xp.exp(grids.log_bulk - both), xp.exp(grids.log_jump - both)
@@ -200,7 +205,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """(logarithm of the largest, weights over it, (J, X)) of both parts together under the tilt c."""
+    """Return log of the largest weight of both parts together under the tilt c, and all weights over it, (J, X)."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -213,7 +218,7 @@ def _mass(weight: Array) -> Array:
 
 
 def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
-    """`K(c) = log(prod (A+B)^n - (1 - keep_bulk) prod A^n)`, pure Gaussians included."""
+    """Compute `K(c) = log(prod (A+B)^n - (1 - keep_bulk) prod A^n)`, pure Gaussians included."""
     xp = namespace(law.gauss_n, parts.loss, c)
     top, weight = _weights(law, parts, c)
     log_bulk, log_jump = (top + xp.log(_mass(weight * share)) for share in (parts.bulk, parts.jump))
@@ -222,9 +227,9 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 
 
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
-    """`log_size` and its first two derivatives.
+    """Compute `log_size` and its first two derivatives.
 
-    For placing the contour: a part smaller than e^-600 of the other is not resolved.
+    They place the contour and enter no bound: a part smaller than e^-600 of the other is not resolved.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
@@ -250,66 +255,63 @@ def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[
 
 
 def log_odds_at(loss: Array, q: Array) -> Array:
-    """`log(e^loss - (1 - q)) - log q`, the y with log mix = loss, for loss > 0."""
+    """Compute `log(e^loss - (1 - q)) - log q`, the y with log mix = loss, for loss > 0."""
     xp = namespace(loss, q)
     return xp.where(loss > 1.0, loss + log1p(-(1.0 - q) * xp.exp(-loss)), xp.log(xp.expm1(loss) + q)) - xp.log(q)
 
 
 def place_of(sigma: Array, q: Array, loss: Array) -> Array:
-    """The u at which log mix is a given positive loss."""
+    """Return the u at which log mix is a given positive loss."""
     return sigma * (log_odds_at(loss, q) + 0.5 / sigma**2)
 
 
 SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
 """Heights tried for the shifted line, on a geometric scale: 0 suits the far window, 1 is the widest strip."""
-AXIS_SHIFT_EXPONENTS = (0.1, 0.3, 0.5)
-"""SHIFT_EXPONENTS for t = 0."""
 USELESS = 1e30
 """An error that certifies nothing.
 
-It is finite for the sake of parts of weight zero, such as the jumps with keep_bulk = 1, where low = NO_WINDOW.
-"""
+It is finite because parts of weight zero are multiplied by it, such as the jumps with keep_bulk = 1 and low =
+NO_WINDOW."""
 STAIRS = 12.0
-"""Stairs in which the sides of the path are bounded."""
+"""Number of stairs in which the sides of the path are bounded."""
 LEAST_SIGMA = 2e-3
-"""Noise multiplier below which nothing is certified: 1/sigma is too large for closed forms of the remainder."""
+"""Least noise multiplier that is certified: below it 1/sigma is too large for closed forms of the remainder."""
 LEAST_SIGMA_PER_STEP = 0.05
-"""LEAST_SIGMA over the spacing of the grid: below it the grid cannot resolve the law (kernels/README.md, section 6)."""
+"""Least sigma over the spacing of the grid: below it the grid cannot resolve the law (kernels/README.md, section 6)."""
 TALLEST_LINE = 12.0
 """Largest height of a shifted line, in u."""
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, over the half width pi sigma of the strip in which the integrand is analytic."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest contribution of the sides of the path, over the bound of the integrand there: their total length.
+"""Largest contribution of the sides of the path, over the bound of the integrand there: the sides' total length.
 
-On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6).
-"""
+On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
 ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""
 
 
 def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:
-    """Values as an axis in front of ndim others."""
+    """Put values on an axis in front of ndim others."""
     return np.reshape(np.asarray(values), (-1, *[1] * ndim))
 
 
 def _log_tail_above(x: Array) -> Array:
-    """An upper bound of log Phi(x)."""
+    """Return an upper bound of log Phi(x)."""
     return namespace(x).where(x < 0.0, -0.5 * x**2 - np.log(2.0), 0.0)
 
 
 def _window(largest: Array, smallest: Array, growth: Array) -> Array:
-    """An upper bound of `log |Phi(x + i y)|` for smallest <= x <= largest, growth = y^2/2."""
+    """Return an upper bound of `log |Phi(x + i y)|` for smallest <= x <= largest, growth = y^2/2."""
     xp = namespace(largest, smallest, growth)
     return xp.minimum(growth + _log_tail_above(largest), softplus(growth + _log_tail_above(-smallest)))
 
 
-def _windows(sigma: Array, low: Array, high: Array, alpha: Array, u: Array) -> tuple[Array, Array]:
-    """Upper bounds of the logarithm of both windows' moduli at a height, cell by cell: (bulk, jump)."""
-    far, near = (0.5 * (alpha / blur) ** 2 for blur in (high_blur(sigma), low_blur(sigma)))
-    far, near = far[..., None], near[..., None]
-    beyond = (high[..., None] - u) / high_blur(sigma)[..., None]
-    below = (low[..., None] - u) / low_blur(sigma)[..., None]
+def _windows(steps: Steps, alpha: Array, u: Array) -> tuple[Array, Array]:
+    """Return upper bounds of the logarithm of both windows' moduli at a height, cell by cell: (bulk, jump)."""
+    blur_far, blur_near = high_blur(steps.sigma), low_blur(steps.sigma)
+    far, near = ((0.5 * (alpha / blur) ** 2)[..., None] for blur in (blur_far, blur_near))
+    beyond = (steps.high[..., None] - u) / blur_far[..., None]
+    below = (steps.low[..., None] - u) / blur_near[..., None]
     base = _window(beyond[..., :-1], beyond[..., 1:], far)
     bulk = base + _window(below[..., :-1], below[..., 1:], near)
     jump = base + _window(-below[..., 1:], -below[..., :-1], near)
@@ -317,18 +319,16 @@ def _windows(sigma: Array, low: Array, high: Array, alpha: Array, u: Array) -> t
 
 
 def _gaussian(u: Array) -> Array:
-    """log of phi times the width at its largest in every cell."""
+    """Return the logarithm of the largest phi in every cell times the width of the cell."""
     xp = namespace(u)
     left, right = u[..., :-1], u[..., 1:]
     nearest = xp.minimum(xp.abs(left), xp.abs(right)) * (left * right > 0)
     return xp.log(right - left) - 0.5 * nearest**2 - 0.5 * np.log(2.0 * np.pi)
 
 
-def cell_bounds(
-    sigma: Array, q: Array, sign: Array, low: Array, high: Array, c: Array, alpha: Array, edges: tuple[Array, Array]
-) -> tuple[Array, Array, Array, Array]:
-    """Upper bounds on a line at height alpha, cell by cell: (log bulk, log jump, least and largest argument)."""
-    u, loss = edges
+def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
+    """Bound a line at height alpha cell by cell: (log bulk, log jump) from above, least and largest argument."""
+    (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
     exponent = xp.minimum(u / width - 0.5 / width**2, 600.0)
@@ -336,26 +336,25 @@ def cell_bounds(
     shrink = 1.0 - 4.0 * odds / (1.0 + odds) ** 2 * xp.sin(0.5 * angle) ** 2
     modulus = loss + 0.5 * xp.log(xp.maximum(shrink, 1e-300))
     turn = xp.arctan2(odds * xp.sin(angle), 1.0 + odds * xp.cos(angle))
-    # the most that rounding adds to the exponents
+    # bound of what rounding adds to the exponents
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
     blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
-    modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # both ends of a cell read them
-    # the modulus is monotone in u for angles up to pi/2; beyond, mix cos(v/2) <= |mix| <= mix
+    modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # the cells on both sides of an edge read them
+    # up to an angle v of pi/2 the modulus is monotone in u; beyond, mix cos(v/2) <= |mix| <= mix
     steep = angle > 0.5 * xp.pi
     highest = xp.where(steep, loss[..., 1:], modulus[..., 1:])
     lowest = xp.where(steep, loss[..., :-1] + xp.log(xp.cos(0.5 * angle)), modulus[..., :-1])
     grown = xp.where((sign > 0)[..., None], power * highest, -c[..., None] * lowest)
     grown = grown + (xp.maximum(blurred[..., :-1], blurred[..., 1:]) + _gaussian(u)) + (0.5 * alpha**2)[..., None]
-    bulk, jump = _windows(sigma, low, high, alpha, u)
+    bulk, jump = _windows(steps, alpha, u)
     return grown + bulk, grown + jump, turn[..., :-1] * (1.0 - 8.0 * off), turn[..., 1:] * (1.0 + 8.0 * off)
 
 
-def side_bounds(
-    sigma: Array, q: Array, sign: Array, low: Array, high: Array, c: Array, alpha: Array, nodes: Grid
-) -> Array:
-    """Upper bounds (2, 2) of the logarithm of (bulk, jump) densities at the two ends, at every height up to alpha."""
-    # they lie up to half a step outside, where the density, falling outwards, is at most that at the last nodes
+def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
+    """Return upper bounds (2, 2) of the log of (bulk, jump) densities at the two ends, at every height up to alpha."""
+    # the ends lie up to half a step outside the grid, where the density is at most its value at the last nodes
+    sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
     shrink = 0.5 * log1p(-4.0 * posterior * (1.0 - posterior) * xp.sin(0.5 * alpha / sigma)[..., None] ** 2)
@@ -372,22 +371,23 @@ def side_bounds(
     return xp.stack([base + window(place, low_blur(sigma)), base + window(-place, low_blur(sigma))], axis=-2)
 
 
-def cell_edges(sigma: Array, q: Array, nodes: Grid) -> tuple[Array, Array]:
-    """Cell ends, from half a step or more outside the grid on either side, and log mix there."""
+def cell_edges(steps: Steps, nodes: Grid) -> tuple[Array, Array]:
+    """Return the ends of cells, from half a step or more outside the grid on either side, and log mix there."""
     xp = namespace(nodes.u)
     outside = stack(xp, [nodes.u[..., 0] - nodes.step, nodes.u[..., -1] + nodes.gap[..., -1]])
-    loss, _ = log_mix(sigma[..., None], q[..., None], outside)
+    loss, _ = log_mix(steps.sigma[..., None], steps.q[..., None], outside)
     join = lambda ends, inner: xp.concatenate([ends[..., :1], inner, ends[..., 1:]], axis=-1)
     return keep_apart(xp, (join(outside, nodes.u), join(loss, nodes.loss)))
 
 
-def tails(sigma: Array, sign: Array, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Mass of the tilted integrand beyond the ends of the grid, relative to each part."""
+def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
+    """Bound the mass of the tilted integrand beyond the ends of the grid, relative to each part."""
+    sigma, sign = steps.sigma, steps.sign
     xp = namespace(nodes.u, c)
     inner = xp.abs(nodes.u[..., 0])
     slope = xp.where(sign > 0, 0.0, c * nodes.posterior[..., 0] / sigma)
     outside = xp.where(slope < inner - 0.5, 1.0 / xp.maximum(inner - slope, 0.5), USELESS)
-    # beyond the right end mix^-c phi falls ever faster; in the remove direction the law ends there
+    # beyond the right end mix^-c phi falls ever faster; for remove the law ends there
     steep = nodes.u[..., -1] + c * nodes.posterior[..., -1] / sigma
     after = xp.where(sign > 0, 0.0, xp.where(steep > 0.5, 2.0, USELESS))
 
@@ -403,7 +403,7 @@ def tails(sigma: Array, sign: Array, c: Array, nodes: Grid, parts: TiltedParts) 
 def _least(
     sigma: Array, like: Array, nodes: Grid, error: Callable[[Array], Array], exponents: Sequence[float]
 ) -> Array:
-    """The smallest of the errors at some heights of the line, if the grid resolves the law at all.
+    """Return the least of the errors at some heights of the line, or USELESS where the grid cannot resolve the law.
 
     `error` takes heights with an axis in front of all batch axes, which are those of `like`.
     """
@@ -416,94 +416,70 @@ def _least(
     return xp.where(seen[..., None], xp.minimum(errors, USELESS), USELESS)
 
 
-def _climbed(
-    sigma: Array,
-    q: Array,
-    sign: Array,
-    low: Array,
-    high: Array,
-    c: Array,
-    alpha: Array,
-    nodes: Grid,
-    own: Array,
-    turning: Array | float,
-) -> Array:
-    """Bound of the sides of the path, relative to each part; `turning` is the phase per unit of height."""
+def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
+    """Bound the sides of the path, relative to each part; `turning` is the phase per unit of height."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
-    # up a side, the integrand grows and the kernel falls: each stair by its worse ends
-    rise = side_bounds(sigma, q, sign, low, high, c, climb * alpha, nodes)
+    # along a side the integrand grows and the kernel falls: each stair is bounded by the worse end of either
+    rise = side_bounds(steps, c, climb * alpha, nodes)
     turned = turning * alpha - decay * (climb - climb[0])
     exponent = rise + turned[..., None, None] - own[..., None]
     return SIDES_FACTOR * xp.max(xp.sum(xp.exp(exponent), axis=-1), axis=0)
 
 
-def step_errors(
-    sigma: Array,
-    q: Array,
-    sign: Array,
-    low: Array,
-    high: Array,
-    c: Array,
-    nodes: Grid,
-    parts: TiltedParts,
-    t_max: Array,
-) -> Array:
-    """Trapezoid error of (A, B)(c + it), relative to (A, B)(c), for every |t| <= t_max, ends included.
+def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
+    """Bound the trapezoid error of (A, B)(c + it), relative to (A, B)(c), for every |t| <= t_max, ends included.
 
     The line of integration is moved to height alpha in u.  There `Im v = alpha + warp arg mix`, so that the warp
-    pays for the phase `t arg mix`.
+    compensates the phase `t arg mix`.
     """
     xp = namespace(nodes.u, c, t_max)
-    edges = cell_edges(sigma, q, nodes)
+    edges = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
     excess = t_max - 2.0 * xp.pi * nodes.warp / nodes.step
 
     def error(alpha: Array) -> Array:
-        bulk, jump, turn_l, turn_r = cell_bounds(sigma, q, sign, low, high, c, alpha, edges)
+        bulk, jump, turn_l, turn_r = cell_bounds(steps, c, alpha, edges)
         phase = excess[..., None] * xp.where((excess > 0)[..., None], turn_r, turn_l)
         decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
         moved = stack(xp, [logsumexp(bulk + phase), logsumexp(jump + phase)]) - own
-        turning = xp.maximum(excess, 0.0) / sigma  # arg mix <= alpha/sigma
-        sides = _climbed(sigma, q, sign, low, high, c, alpha, nodes, own, turning)
+        turning = xp.maximum(excess, 0.0) / steps.sigma  # arg mix <= alpha/sigma
+        sides = _climbed(steps, c, alpha, nodes, own, turning)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 
-    return _least(sigma, own[..., 0], nodes, error, SHIFT_EXPONENTS) + tails(sigma, sign, c, nodes, parts)
+    return _least(steps.sigma, own[..., 0], nodes, error, SHIFT_EXPONENTS) + tails(steps, c, nodes, parts)
 
 
-def axis_errors(
-    sigma: Array, q: Array, sign: Array, low: Array, high: Array, c: Array, nodes: Grid, parts: TiltedParts
-) -> Array:
-    """`step_errors` for t = 0 on an even grid, from `mix cos(v/2) <= |mix(x + i sigma v)| <= mix` at every height."""
+def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
+    """Bound `step_errors` for t = 0 on an even grid, by `mix cos(v/2) <= |mix(x + i sigma v)| <= mix`."""
     xp = namespace(nodes.u, c)
-    u, loss = cell_edges(sigma, q, nodes)
+    u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
-    removing, at = sign > 0, c[..., None]
+    removing, at = steps.sign > 0, c[..., None]
     flat = xp.where(removing[..., None], (at + 1.0) * loss[..., 1:], -at * loss[..., :-1]) + _gaussian(u)
     flat = keep_apart(xp, flat)
 
     def error(alpha: Array) -> Array:
-        bulk, jump = _windows(sigma, low, high, alpha, u)
-        shrink = xp.where(removing, 0.0, -c * xp.log(xp.cos(0.5 * alpha / sigma)))
+        bulk, jump = _windows(steps, alpha, u)
+        shrink = xp.where(removing, 0.0, -c * xp.log(xp.cos(0.5 * alpha / steps.sigma)))
         decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
         moved = stack(xp, [logsumexp(flat + bulk), logsumexp(flat + jump)]) + (0.5 * alpha**2 + shrink)[..., None] - own
-        sides = _climbed(sigma, q, sign, low, high, c, alpha, nodes, own, 0.0)
+        sides = _climbed(steps, c, alpha, nodes, own, 0.0)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 
-    return _least(sigma, own[..., 0], nodes, error, AXIS_SHIFT_EXPONENTS) + tails(sigma, sign, c, nodes, parts)
+    # exponents of heights as in `SHIFT_EXPONENTS`
+    return _least(steps.sigma, own[..., 0], nodes, error, (0.1, 0.3, 0.5)) + tails(steps, c, nodes, parts)
 
 
-DECAY_HEIGHTS = (1.5, 2.8, 4.5, 7.0)
-"""Heights of the shifted line on which the decay in t is bounded, in widths of the low window."""
 DECAY_ROUNDING = 1e-9
-"""Relative rounding of a decay, and of the logarithms that it is the difference of."""
+"""Relative rounding of a decay, and of the two logarithms whose difference it is."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
 
 
 def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
-    """A + B as a tilted law on an even grid."""
+    """Return A + B as a tilted law on an even grid."""
     xp = namespace(nodes.u, c)
     log_m = xp.logaddexp(parts.log_bulk, parts.log_jump)
     bulk, jump = (xp.exp(x - log_m)[..., None] for x in (parts.log_bulk, parts.log_jump))
@@ -511,18 +487,10 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
     return Tilted(nodes.u, nodes.step, nodes.loss, nodes.posterior, parts.bulk * bulk + parts.jump * jump, log_m, power)
 
 
-def decay(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """-log of a bound, over e^{K(c)}, of the integrand's modulus at every t >= frequency."""
-    xp = namespace(law.gauss_n, windows.low, frequency)
-    by_levels = _by_levels(law, grids, parts, c, frequency)
-    by_jumps = _by_jumps(law, windows, grids, parts, c, frequency)
-    return _rounded_down(law, xp.where(windows.keep_bulk > 0, by_levels, by_jumps), frequency)
-
-
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """`decay` where keep_bulk is 1 and where it is 0: all arguments but the law have an axis in front for this.
+    """Return -log of bounds, over e^{K(c)}, of the integrand's modulus at every t >= frequency, for keep_bulk 1 and 0.
 
-    Frequencies have another axis in front of that one.
+    All arguments but the law have an axis in front for these two; frequencies have another axis in front of that one.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
@@ -533,12 +501,12 @@ def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedPart
 
 def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
     plain = law.mu2 * frequency**2 / 2.0
-    # nats subtracted from every decay, for the rounding of what is not relative to it
+    # 0.01 nats for rounding that is not relative to the decay
     return (plain + sampled) * (1.0 - DECAY_ROUNDING) - 0.01
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """The decay by the level sets of the sampled Gaussians, for keep_bulk = 1."""
+    """Bound the decay by the level sets of the sampled Gaussians, for keep_bulk = 1."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     whole = _whole(grids, parts, law.sign[..., None], c[..., None])
     slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
@@ -547,7 +515,7 @@ def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequenc
 
 
 def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """The decay by the jumps, for keep_bulk = 0."""
+    """Bound the decay by the jumps, for keep_bulk = 0."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk
@@ -558,26 +526,26 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """log of a bound of |B(c + it)|/B(c) for every t >= frequency: on a shifted line e^{itL} decays (remove)."""
+    """Bound log |B(c + it)|/B(c) for every t >= frequency by a shifted line, on which e^{itL} decays (remove)."""
     xp = namespace(nodes.u, frequency)
-    sigma, q = law.gauss_sigma, law.gauss_q
-    heights = in_front(DECAY_HEIGHTS, frequency.ndim) * low_blur(sigma)
+    sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
+    # heights of the shifted line, in widths of the low window
+    heights = in_front((1.5, 2.8, 4.5, 7.0), frequency.ndim) * low_blur(sigma)
     alpha = xp.minimum(heights, STRIP_SHARE * xp.pi * sigma)
-    edges, removing = cell_edges(sigma, q, nodes), xp.ones_like(c)
-    _, jump, turn, _ = cell_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, edges)
-    sides = side_bounds(sigma, q, removing, windows.low, windows.high, c, alpha, nodes)[..., 1, :]
-    # height by height: all together would not fit into a cache
+    _, jump, turn, _ = cell_bounds(steps, c, alpha, cell_edges(steps, nodes))
+    sides = side_bounds(steps, c, alpha, nodes)[..., 1, :]
+    # height by height: the terms of all heights together would not fit into a cache
     sums = xp.stack([logsumexp(own - frequency[..., None] * angle) for own, angle in zip(jump, turn, strict=True)])
     sums = xp.logaddexp(sums, np.log(SIDES_FACTOR) + logsumexp(sides))
     return xp.minimum(xp.min(sums, axis=0) - log_jump, 0.0)
 
 
 def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, rise: Array) -> Array:
-    """The most by which errors of the parts, (J, 2) and relative, can raise K(c)."""
+    """Bound the rise of K(c) by errors of the parts, (J, 2) and relative."""
     xp = namespace(law.gauss_n, errors)
     n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
     share = logistic(xp, parts.log_jump - parts.log_bulk)
-    # raising both parts alike adds n (error of A); raising B further, d log(e^R - 1) <= (1 + R)/R dR, dR <= R error
+    # to raise both parts alike adds n (error of A); to raise B further: d log(e^R - 1) <= (1 + R)/R dR, dR <= R error
     jumps = xp.sum(xp.where(n > 0, of_jump, 0.0), axis=-1)
     without = xp.sum(n * of_bulk, axis=-1) + (1.0 + rise) * jumps
     with_bulk = xp.sum(n * ((1.0 - share) * of_bulk + share * of_jump), axis=-1)
@@ -592,14 +560,14 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """An upper bound of `K(c) + log kappa(c)` for the integrated compositions, from the (J, 2) errors of the parts."""
+    """Bound `K(c) + log kappa(c)` of the integrated compositions from above, with the (J, 2) errors of the parts."""
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)
 
 
 def _sum_rounding(law: LossLaw, parts: TiltedParts, rise: Array, c: Array) -> Array:
-    """Rounding of sums of `n log A`, `n log(1 + B/A)` and the logarithm of kappa(c), about twice over."""
+    """Bound the rounding of sums of `n log A`, `n log(1 + B/A)` and log kappa(c), with a factor of about 2 to spare."""
     xp = namespace(law.gauss_n, parts.log_bulk, c)
     bulk = xp.sum(law.gauss_n * xp.abs(parts.log_bulk), axis=-1)
     size = law.mu2 * c * (c + 1.0) + bulk + rise + xp.abs(log_kappa(c))
@@ -616,15 +584,21 @@ def decay_beyond(
     k0: Array,
     frequency: Array,
 ) -> Array:
-    """`decay` at one frequency over e^{k0}, with the quadrature errors of the parts that it is made from."""
+    """Return -log of a bound, over e^{k0}, of the integrand's modulus at every t >= frequency.
+
+    The quadrature errors of the parts are included.
+    """
+    xp = namespace(law.gauss_n, windows.low, frequency)
     own, rise = _log_total(law, windows.keep_bulk, parts, c)
-    bound = decay(law, windows, grids, parts, c, frequency)
+    by_levels = _by_levels(law, grids, parts, c, frequency)
+    by_jumps = _by_jumps(law, windows, grids, parts, c, frequency)
+    bound = _rounded_down(law, xp.where(windows.keep_bulk > 0, by_levels, by_jumps), frequency)
     rounding = 2.0 * _sum_rounding(law, parts, rise, c)
     return bound - _raised(law, windows.keep_bulk, parts, errors, rise) + k0 - own - rounding
 
 
 def bulk_chernoff(law: LossLaw, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """An upper bound of `K(c) + log kappa(c)` for compositions of bulk steps alone."""
+    """Bound `K(c) + log kappa(c)` of compositions of bulk steps alone from above."""
     xp = namespace(law.gauss_n, parts.log_bulk, c)
     bulk = xp.sum(law.gauss_n * (parts.log_bulk + FIRST_ORDER * errors[..., 0]), axis=-1)
     value = law.mu2 * c * (c + 1.0) / 2.0 + bulk + log_kappa(c)

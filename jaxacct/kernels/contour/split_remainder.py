@@ -12,57 +12,39 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, erfc, namespace, pick
 from jaxacct.kernels.contour import gaussian_errors
 from jaxacct.kernels.contour.core import log_kappa
-from jaxacct.kernels.contour.split_parts import NO_WINDOW, Grid, Windows, composed, grid, high_blur, low_blur, place_of
+from jaxacct.kernels.contour.split_parts import (
+    NO_WINDOW,
+    Grid,
+    Windows,
+    composed,
+    grid,
+    high_blur,
+    low_blur,
+    place_of,
+    steps_of,
+)
 from jaxacct.kernels.law import LossLaw, log_mix
 from jaxacct.kernels.special import log1p
 
-LOWEST_LOSS, HIGHEST_LOSS = 0.005, 0.8
-"""Losses, over the scale of losses (`scale_of`), between which the places of the low window lie.
+FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
+"""Losses beyond eps at the places tried for the far window, over the scale of losses (`scale_of`)."""
+LOW_LOSSES = np.geomspace(0.005, 0.8, 14)
+"""Losses at the places tried for the low window, over the scale of losses.
 
-At the lowest nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
+At the lowest place nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
 """
-FAR_WINDOWS = 24
-"""Number of places tried for the far window; bounds hold for any number."""
-NEAREST_EXCESS, FARTHEST_EXCESS = 0.05, 100.0
-"""Range of (loss - eps) at these places, over the scale of losses."""
-SHARE_OF_STEPS = 0.25
-"""For small eps the scale of losses is this share of the steps' own losses.
-
-With it, all of 180 random configurations of few hits are certified at eps = 0; with 1, all too; with 0.03, nine tenths.
-"""
-LEAST_ABSCISSA, LARGEST_ABSCISSA = 1.5, 150.0
-"""Ends of the abscissae at which the Chernoff bounds that choose windows are tried, over 1/scale."""
+TRIED_ABSCISSAE = np.geomspace(1.5, 150.0, 14)
+"""Abscissae of the Chernoff bounds that choose windows, over 1/scale."""
 BULK_END = 13.0
-"""A bulk step ends sharply this many widths of the low window beyond it; the mass beyond is added."""
-BULK_ABSCISSA_FACTORS = (0.85, 1.1)
-"""Bounds of bulk compositions are certified at these multiples of the best of a few abscissae."""
-EXCESS_ABSCISSA_FACTORS = (0.8, 1.25)
-"""Bounds of the excess are certified at these multiples of the best of a few abscissae."""
-CHOICE_POINTS = 160
-"""Quadrature points for choosing windows; no bound depends on them."""
-CHOICE_REACH = 9.0
-"""That quadrature reaches this far below 0 in u; 1e-19 of the outcomes lie beyond."""
+"""Widths of the low window beyond it at which a bulk step ends sharply; the mass beyond is added."""
 LARGEST_EXPONENT = 600.0
 """Largest eps whose exponential is used: e^600 is far from float64's limits."""
 LARGEST_MOMENT = 1e200
 """A larger moment bounds nothing and is replaced by inf."""
-FAR_CELLS_BELOW, FAR_CELLS_ABOVE = 25.0, 40.0
-"""Widths of the far window between which the far moment is bounded cell by cell: 1 - w2 < e^-312 below."""
 FAR_ROUNDING = 1e-11
-"""Relative rounding of the far masses, far more than their few operations make."""
+"""Relative rounding of the far masses, far larger than that of their few operations."""
 OUTWARD = 1.000001
 """Factor for the rounding of a sum of exponentials, whose logarithms are known to a part in 1e8 or better."""
-
-_FAR_LOSSES = np.geomspace(NEAREST_EXCESS, FARTHEST_EXCESS, FAR_WINDOWS)
-"""Losses beyond eps, over the scale of losses, at the places of the far window."""
-# places of the low window that are tried; no bound depends on how many
-_LOW_LOSSES = np.geomspace(LOWEST_LOSS, HIGHEST_LOSS, 14)
-"""Losses at the places of the low window, over the scale of losses."""
-# abscissae at which the Chernoff bounds that choose windows are tried
-_TRIED_ABSCISSAE = np.geomspace(LEAST_ABSCISSA, LARGEST_ABSCISSA, 14)
-"""The abscissae, over 1/scale."""
-_BEYOND_BULK_END = 1.01 * 0.5 * math.erfc(BULK_END * 0.5**0.5)
-"""A bound of the low window beyond the sharp end of the bulk."""
 
 
 class FarMasses(NamedTuple):
@@ -76,31 +58,31 @@ class Remainder(NamedTuple):
     """Bounds of the remainder, which the contour does not integrate, as functions of eps."""
 
     far: FarMasses
-    excess_at: Array  # (E,) theta
-    excess_log: Array  # (E,) log of the excess at eps = 0
+    excess_at: Array  # (E,) exponents theta
+    excess_log: Array  # (E,) log of the bounds of the excess at eps = 0
     bulk_at: Array  # (E,) abscissae
-    bulk_log: Array  # (E,) log of the Chernoff bounds at eps = 0
+    bulk_log: Array  # (E,) log of the Chernoff bounds of bulk compositions at eps = 0
     bulk_mass: Array  # of bulk compositions with a step beyond the sharp end
     log_mass: Array  # log of a bound of the mass that the contour does integrate
 
 
 class WindowChoice(NamedTuple):
-    """Where to split, and the best abscissae for bounding the remainder."""
+    """Places of the windows, and the best abscissae for bounding the remainder."""
 
     low: Array  # (J,) centre of the low window in u
-    high: Array  # (J,) and of the far window
+    high: Array  # (J,) centre of the far window in u
     bulk_at: Array
     excess_at: Array
     separable: Array  # whether the compositions of bulk steps are negligible at eps
 
 
 def _phi(x: Array) -> Array:
-    """Phi(x)."""
+    """Return Phi(x), the normal distribution function."""
     return 0.5 * erfc(namespace(x), -x * 0.5**0.5)
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
-    """(J,) places beyond which all n steps together have less than e^log_goal of the mass."""
+    """Return the (J,) places beyond which all n steps together have less than e^log_goal of the mass."""
     xp = namespace(law.gauss_n, log_goal)
     spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
     room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]
@@ -110,40 +92,42 @@ def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
 
 
 def scale_of(law: LossLaw, epsilon: Array) -> Array:
-    """The size of the losses that decide delta(eps): eps, unless the steps' own losses are larger.
+    """Return the size of the losses that decide delta(eps): eps, unless the steps' own losses are larger.
 
-    Those are measured by what all steps without a hit lose together, `-sum n log(1 - q)`, or by the deviation of the
-    loss where that is smaller.
+    The steps' own losses are measured by the loss of all steps without a hit, `-sum n log(1 - q)`, or by the deviation
+    of the loss where that is smaller.
     """
     xp = namespace(law.gauss_n, epsilon)
     q, n, exponent = law.gauss_q, law.gauss_n, xp.minimum(law.gauss_sigma**-2.0, LARGEST_EXPONENT)
     without_hits = -xp.sum(n * log1p(-q), axis=-1)
     deviation = xp.sqrt(xp.sum(n * q**2 * xp.expm1(exponent), axis=-1) + law.mu2)
-    return xp.maximum(epsilon, xp.maximum(SHARE_OF_STEPS * xp.minimum(without_hits, deviation), 1e-12))
+    # a quarter certifies all of 180 random configurations of few hits at eps = 0, and so does 1; 0.03 nine tenths
+    return xp.maximum(epsilon, xp.maximum(0.25 * xp.minimum(without_hits, deviation), 1e-12))
 
 
 def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> WindowChoice:
-    """Where to split for a given eps, so that the remainder is below e^{log_delta + log_tol}.
+    """Choose windows for a given eps so that the remainder is below e^{log_delta + log_tol}.
 
-    Own axes below: J, abscissae, places of a window, points of the quadrature.
+    The axes of arrays below are J, abscissae, places of a window, points of the quadrature.
     """
     xp = namespace(law.gauss_n, epsilon)
     goal = (log_delta + log_tol)[..., None]
     scale = scale_of(law, epsilon)[..., None]
     widest = far_by_mass(law, log_delta + log_tol)
     sigma, q = law.gauss_sigma[..., None], law.gauss_q[..., None]
-    step = (widest + CHOICE_REACH) / (CHOICE_POINTS - 1)
-    u = -CHOICE_REACH + step[..., None] * xp.arange(CHOICE_POINTS)
+    # 160 points from u = -9, below which 1e-19 of the outcomes lie; no bound depends on these points
+    step = (widest + 9.0) / 159
+    u = -9.0 + step[..., None] * xp.arange(160)
     loss, _ = log_mix(sigma, q, u)
     base = xp.log(step)[..., None] - 0.5 * u**2 - 0.5 * xp.log(2.0 * xp.pi)
     base, loss, u = (x[..., None, :] for x in (base, loss, u))
 
-    c = _TRIED_ABSCISSAE / scale
+    c = TRIED_ABSCISSAE / scale
     at = c[..., None, :, None]
     plain = law.mu2[..., None] * c * (c + 1.0) / 2.0 + log_kappa(c)
 
-    # the lowest split above which the loss exceeds eps whatever the other steps do
-    losses = xp.maximum(epsilon, 0.0)[..., None] + scale * _FAR_LOSSES
+    # the lowest place above which the loss exceeds eps for all losses of the other steps
+    losses = xp.maximum(epsilon, 0.0)[..., None] + scale * FAR_LOSSES
     highs = place_of(sigma, q, losses[..., None, :]) + 2.0 * high_blur(sigma)
     highs = xp.minimum(highs, widest[..., None])
     outside = _phi((u - highs[..., None]) / high_blur(sigma)[..., None])
@@ -153,15 +137,15 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     bounds = sums + (composed(law.gauss_n, whole) + plain + (c + 1.0) * epsilon[..., None])[..., None]
     reached = xp.min(bounds, axis=-2) <= goal
     found = xp.any(reached, axis=-1)
-    first = xp.where(found, xp.argmax(reached, axis=-1), FAR_WINDOWS - 1)
+    first = xp.where(found, xp.argmax(reached, axis=-1), FAR_LOSSES.size - 1)
     high = xp.where(found[..., None], pick(xp, highs, first[..., None]), widest)
     excess_at = pick(xp, c, xp.argmin(pick(xp, bounds, first[..., None]), axis=-1))
 
-    # the highest split below which bulk steps alone cannot reach eps
-    lows = place_of(sigma, q, (scale * _LOW_LOSSES)[..., None, :]) - 2.0 * low_blur(sigma)
+    # the highest place below which bulk steps alone cannot reach eps
+    lows = place_of(sigma, q, (scale * LOW_LOSSES)[..., None, :]) - 2.0 * low_blur(sigma)
     place = (lows[..., None] - u) / low_blur(sigma)[..., None]
     inside = xp.where(place > -BULK_END, _phi(place), 0.0)
-    most = inside[..., -1:, :]  # the widest: the others are at most that
+    most = inside[..., -1:, :]  # the widest window, which bounds the other windows
     shares = inside / xp.where(most > 0.0, most, 1.0)
     grown = base + (at + 1.0) * loss + xp.log(most)
     top = xp.max(grown, axis=-1)[..., None]
@@ -178,12 +162,12 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
 
 
 def _composed_pairs(n: Array, x: Array) -> Array:
-    """`composed` for x of shape (J, C, L)."""
+    """Compute `composed` for x of shape (J, C, L)."""
     return namespace(n, x).sum(n[..., None, None] * x, axis=-3)
 
 
 def far_masses(law: LossLaw, high: Array) -> FarMasses:
-    """The masses that the far windows cut off, composed."""
+    """Return the composed masses that the far windows cut off."""
     xp = namespace(law.gauss_n, high)
     sigma, q = law.gauss_sigma, law.gauss_q
     spread = xp.sqrt(1.0 + high_blur(sigma) ** 2)
@@ -193,13 +177,12 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """(grids for bulk steps, with their sharp ends; abscissae for their Chernoff bounds, on a new first axis)."""
+    """Return grids for bulk steps with sharp ends, and abscissae for their Chernoff bounds on a new first axis."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
-    sign = law.sign[..., None]
-    grids = grid(sigma, law.gauss_q, sign, choice.low, choice.high, one[..., None], points, None, stop)
-    return grids, xp.stack([f * choice.bulk_at for f in BULK_ABSCISSA_FACTORS])  # one may be too much for the grid
+    grids = grid(steps_of(law, choice.low, choice.high), one[..., None], points, stop=stop)
+    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # the grid may not suffice for the larger one
 
 
 def bounds(
@@ -211,7 +194,7 @@ def bounds(
     bulk_log: Array,
     points: int,
 ) -> Remainder:
-    """Certified bounds of the remainder, given the Chernoff bounds of bulk compositions."""
+    """Certify bounds of the remainder from the Chernoff bounds of bulk compositions."""
     xp = namespace(law.gauss_n, windows.high)
     sigma, q, n = law.gauss_sigma, law.gauss_q, law.gauss_n
     near = xp.sqrt(1.0 + low_blur(sigma) ** 2)
@@ -219,7 +202,7 @@ def bounds(
     leap = xp.sum(n * leap, axis=-1)
     log_mass = xp.where(windows.keep_bulk > 0, 0.0, xp.minimum(xp.log(leap + 1e-300), 0.0))
 
-    at = xp.stack([f * choice.excess_at for f in EXCESS_ABSCISSA_FACTORS])
+    at = xp.stack([f * choice.excess_at for f in (0.8, 1.25)])
     each = _far_moment(sigma, q, windows.high, at[..., None], points)
     most = xp.where(n > 0, n * xp.minimum(each, LARGEST_MOMENT), 0.0)
     useless = xp.any((n > 0) & ~(each < LARGEST_MOMENT), axis=-1)
@@ -229,16 +212,17 @@ def bounds(
     stop = choice.low + BULK_END * low_blur(sigma)
     bulk = xp.where(windows.keep_bulk > 0, -xp.inf, bulk_log)
     beyond = (1.0 - q) * _phi(-stop) + q * _phi(1.0 / sigma - stop)
-    stopped = xp.where(windows.keep_bulk > 0, 0.0, _BEYOND_BULK_END * xp.sum(n * beyond, axis=-1))
+    largest_window = 1.01 * 0.5 * math.erfc(BULK_END * 0.5**0.5)  # bounds the low window beyond the sharp end
+    stopped = xp.where(windows.keep_bulk > 0, 0.0, largest_window * xp.sum(n * beyond, axis=-1))
     excess_at, excess, bulk_at, bulk = (xp.moveaxis(x, 0, -1) for x in (at + 1.0, excess, bulk_at, bulk))
     return Remainder(masses, excess_at, excess, bulk_at, bulk, stopped, log_mass)
 
 
 def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> Array:
-    """An upper bound of `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]`, cell by cell."""
+    """Bound `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]` from above, cell by cell."""
     xp = namespace(sigma, high, c)
     blur = high_blur(sigma)
-    start, end = high - FAR_CELLS_BELOW * blur, high + FAR_CELLS_ABOVE * blur
+    start, end = high - 25.0 * blur, high + 40.0 * blur  # below, 1 - w2 < e^-312
     step = (end - start) / points
     left = start[..., None] + step[..., None] * xp.arange(points)
     window = (high[..., None] - left - step[..., None]) / blur[..., None]
@@ -249,34 +233,34 @@ def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> A
     in_y = 4.0 * xp.abs(left) / sigma[..., None] + edge[..., None]
     rounding = ROUNDOFF * (2.0 * gaussian_errors.LOG_MIX_UNITS * xp.abs(loss) + posterior * in_y)
     cells = xp.exp((window - 0.5 * nearest**2) - c[..., None] * (loss - rounding))
-    below = xp.exp(-312.0 - c * log1p(-q))  # w2 there, and mix >= 1 - q
+    below = xp.exp(-312.0 - c * log1p(-q))  # 1 - w2 < e^-312 and mix >= 1 - q
     last = xp.exp(-c * log_mix(sigma, q, end)[0] - 0.5 * xp.maximum(end, 0.0) ** 2)
     return xp.sum(cells, axis=-1) * step / xp.sqrt(2.0 * xp.pi) * 1.0000001 + below + last
 
 
 def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
-    """(lower end, derivative) of the far compositions' share of delta."""
+    """Return the lower end of the far compositions' share of delta, and its derivative in eps."""
     xp = namespace(masses.p, epsilon)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
     linear = masses.p * (1.0 - FAR_ROUNDING) - scaled * (1.0 + FAR_ROUNDING)
-    # neither e^eps nor m' may be at float64's limits
+    # neither e^eps nor the mass under Q may be near float64's limits
     linear = xp.where((epsilon < LARGEST_EXPONENT) & (masses.q > 1e-290), linear, 0.0)
     return xp.maximum(linear, 0.0), xp.where(linear > 0, -scaled, 0.0)
 
 
 def far_above(bounds: Remainder, epsilon: Array) -> Array:
-    """The upper end of the far compositions' share of delta."""
+    """Return the upper end of the far compositions' share of delta."""
     xp = namespace(bounds.excess_log, epsilon)
     least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
     linear = bounds.far.p * (1.0 + FAR_ROUNDING) - scaled * (1.0 - FAR_ROUNDING)
-    # more than the share of the far mass that the integrated law loses beyond its last node
+    # 1e-60 of the far mass covers what the integrated law loses beyond its last node
     above = xp.maximum(linear, 0.0) + OUTWARD * xp.exp(xp.minimum(least, 0.0)) + 1e-60 * bounds.far.p
     return xp.minimum(above, bounds.far.p * (1.0 + FAR_ROUNDING))
 
 
 def bulk(bounds: Remainder, epsilon: Array) -> Array:
-    """An upper bound of the bulk compositions' share of delta."""
+    """Return an upper bound of the bulk compositions' share of delta."""
     xp = namespace(bounds.bulk_log, epsilon)
     least = xp.min(bounds.bulk_log - bounds.bulk_at * epsilon[..., None], axis=-1)
     return OUTWARD * xp.exp(xp.minimum(least, 0.0)) + bounds.bulk_mass
