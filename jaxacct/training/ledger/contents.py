@@ -25,7 +25,7 @@ from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_curve
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
 from jaxacct.training.plan import Plan
-from jaxacct.training.plan.request import DISPLACING
+from jaxacct.training.plan.solver import DISPLACING
 from jaxacct.training.step.step_mechanisms import (
     ALLOCATION,
     BY_PASS,

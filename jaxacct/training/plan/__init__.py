@@ -1,4 +1,4 @@
-"""Plans: the request for a run (`request`), its solution (`solver`), and the solved plan (`plan`)."""
+"""Plans: the request for a run and its solution (`solver`), and the solved plan (`plan`)."""
 
 from jaxacct.training.plan.plan import Plan
 from jaxacct.training.plan.segments import Segment

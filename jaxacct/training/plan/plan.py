@@ -23,7 +23,6 @@ from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
-from jaxacct.training.plan.request import DEFAULTS, DISPLACING, PlanRequest, checked
 from jaxacct.training.plan.segments import (
     Block,
     Schedule,
@@ -37,8 +36,12 @@ from jaxacct.training.plan.segments import (
     slots_for,
 )
 from jaxacct.training.plan.solver import (
+    DEFAULTS,
+    DISPLACING,
     Filter,
+    PlanRequest,
     Solution,
+    checked,
     epsilon_of_run,
     epsilon_of_several,
     noise_for,
@@ -59,85 +62,87 @@ from jaxacct.training.step.step_mechanisms import (
 )
 
 NEARLY_SPENT = 1e-3
-"""A plan with the status "ok" leaves at most this share of its target unspent."""
+"""Largest unspent share of its target with which a plan has the status "ok"."""
 MANY_KINDS, _LEVELS = 16, (12, 4)
-"""With more than 16 kinds of step, the curve is computed for 12 levels of noise times 4 of the rate, in one call."""
+"""Kinds of step beyond which the curve is computed for 12 levels of noise times 4 of the rate, in one call."""
 _CURVE_RTOL = 0.02
-"""Relative width of the curve for the live epsilon: its upper ends are safe, and so it is quick."""
+"""Relative width of the curve for the live epsilon, large for speed: its upper ends hold in any case."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
 """Format and version that a document states; this release reads no other version."""
 _MAX_SEGMENTS = 10**6
 """Most segments of a document, enough for one per step of a million; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
-"""The settings that a document holds as they are, with the noise multiplier."""
+"""Settings that a document holds unchanged, with the noise multiplier."""
 _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record"}
-"""Settings that a document holds where they are not these; older documents have none of them."""
+"""Usual values of settings that a document holds only if they differ; older documents have none of these settings."""
 _KEPT = (*_TERMS, *_UNUSUAL, "repetitions", "filter")
-"""The settings that a plan made `like` another one takes over."""
+"""Settings that a plan made `like` another plan takes over."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
     "noise_multiplier": POSITIVE,
     "sampling_probability": PROBABILITY,
     "expected_batch_size": POSITIVE,
 }
-"""The numbers of a segment in a document, in this order, with the values that each may have."""
+"""Numbers of a segment in a document, in this order, with the values that each may have."""
 _NEAR_SIZE = 1e-9
 """Largest relative distance of a segment's expected batch size from rate times dataset_size: rounding, no more."""
 
 
 class Allowance(Protocol):
-    """The question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers know plans; plans know no ledger."""
+    """Question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers know plans; plans know no ledger."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
-        """Whether the spent privacy and one more step of the plan stay within its target and its filter."""
+        """Return whether the spent privacy and one more step of the plan stay within its target and its filter."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Plan(PlanRequest):
-    """A DP-SGD run whose missing settings are solved for, so that its certified epsilon meets a target.
+    """DP-SGD run whose missing settings are solved for, so that its certified epsilon meets a target.
 
     Every step draws a batch, sums the gradients clipped to norm C, adds noise of standard deviation
-    `noise_multiplier * C`, and divides by `expected_batch_size`.  Of noise_multiplier, steps (or epochs) and
-    sampling_probability (or expected_batch_size) exactly one is left out when there is a target_epsilon, and none when
-    there is not; `steps = ceil(epochs * dataset_size / batch)`.
+    `noise_multiplier * C`, and divides by `expected_batch_size`.  With a target_epsilon exactly one of these three is
+    left out: noise_multiplier, steps (or epochs), and sampling_probability (or expected_batch_size).  Without a target
+    none is left out.  `steps = ceil(epochs * dataset_size / batch)`.
 
-    The plan is frozen.  All five are numbers in it: with a schedule they are the averages over the steps and the
-    overall scale of the noise.  The numbers of one step are `at(step)`.  Schedules must be fixed beforehand, or follow
-    rules that do not look at the data.
+    The plan is frozen.  All five settings are numbers in it: with a schedule they are the averages over the steps and
+    the overall scale of the noise.  The numbers of one step are `at(step)`.  Schedules must be fixed beforehand, or
+    follow rules that do not look at the data.
 
     Parameters
     ----------
     target_epsilon : > 0, or None: then epsilon is only reported.
     target_delta : in (0, 1), always needed.
-    dataset_size : a whole number, always needed, taken as public.
+    dataset_size : a whole number, always needed, assumed public.
     sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.  The latter may be
         given as `batch_size`, the word of `jaxacct.dp_sgd`.
     noise_multiplier : > 0, relative to the clip norm C for adding or removing a record.
-    steps, epochs : how long the run is.
-    sampling : how a batch is drawn.
-        "poisson" : every record by itself.
-        "truncated_poisson" : the same, and of more than `cap` records a uniform subset of `cap`: one shape of batch.
-        "random_allocation" : at the start of a round of `slots` steps every record draws one slot by itself, uniformly,
-        and takes part in that step.  A round that has begun costs a whole one; what is solved for is whole rounds.
-        "without_replacement" : expected_batch_size records exactly.
-        "fixed_batches", or "shuffled" : every record once in every pass, shuffled; no amplification, a pass costs as
-        much as one Gaussian.
-    relation : which data sets are neighbours, "add_or_remove_one" by default, "add_one", "remove_one", "zero_out" (a
+    steps, epochs : the length of the run.
+    sampling : the batch rule.
+        "poisson" : draws every record independently.
+        "truncated_poisson" : draws as "poisson", and of more than `cap` records a uniform subset of `cap`: all batches
+        have one shape.
+        "random_allocation" : at the start of a round of `slots` steps every record draws one slot independently,
+        uniformly, and takes part in that step.  A round that has begun costs a whole round; the solver returns whole
+        rounds.
+        "without_replacement" : draws exactly expected_batch_size records.
+        "fixed_batches", or "shuffled" : takes every record once in every pass, shuffled.  There is no amplification; a
+        pass costs as much as one Gaussian.
+    relation : defines neighbouring data sets: "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a
         record's gradient becomes 0 and its place stays), or, unless sampling is "poisson", "replace_one".  With fixed
-        batches "zero_out" is the default, and those in which a record is added or removed are refused: the shuffle
-        then moves another record to another batch.
+        batches "zero_out" is the default, and relations that add or remove a record are refused: the shuffle then moves
+        another record to another batch.
     noise_schedule : relative noise, one factor per step or pairs (until_step, factor), the last until_step may be None.
-        Then the overall scale of the noise is what `noise_multiplier` is, given or solved for.
+        `noise_multiplier` is then the overall scale of the noise, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
-    repetitions : a law of K (`jaxacct.selection`): the target is met by all K runs of a tuning together.
-    data_dependent : True where `recalibrate` may be decided by the data or by outputs, used in the end or not.  The
+    repetitions : a law of K (`jaxacct.selection`): all K runs of a tuning together meet the target.
+    data_dependent : True if the data or outputs may decide `recalibrate`, even if it is not called in the end.  The
         steps compose through a Renyi filter, fixed here, which meets the target on every path and needs more noise.
-    candidates : "iid" or "adaptive", what the K runs are taken for (`jaxacct.selection.select`).
+    candidates : "iid" or "adaptive", the assumption on the K runs (`jaxacct.selection.select`).
     slots : of random allocation, in place of the batch size, which is then dataset_size/slots; by default
         ceil(dataset_size/expected_batch_size), so that batches are no larger than asked for.
     cap : of truncated Poisson sampling; by default one that costs nothing (`jaxacct.cap_for`).
-    unit : "record" or "user": what is drawn and what neighbours differ in.  With users dataset_size is their number,
-        and `Trainer.fit` is told whose each example is.
+    unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With users dataset_size is their
+        number, and `Trainer.fit` gets the user of each example.
 
     Raises
     ------
@@ -145,7 +150,7 @@ class Plan(PlanRequest):
 
     References
     ----------
-    Abadi et al. 2016 (DP-SGD); Feldman and Zrnic 2021 (Renyi filters).  How each way of sampling is accounted for:
+    Abadi et al. 2016 (DP-SGD); Feldman and Zrnic 2021 (Renyi filters).  The accounting for each batch rule:
     jaxacct/training/plan/README.md.
 
     >>> plan = Plan(target_epsilon=3.0, target_delta=1e-5, dataset_size=60_000, expected_batch_size=60_000, epochs=20)
@@ -197,7 +202,7 @@ class Plan(PlanRequest):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], like: Plan | None = None, **changed: Any) -> Self:
-        """The plan with these segments and, for the rest, the settings given or those of another plan; not solved.
+        """Return the plan with these segments, without solving; other settings are given, or those of another plan.
 
         segments : the steps, from step 0 on, without gaps.
         like : a plan whose target, data, sampling, relation, law of K and filter are taken over.
@@ -226,7 +231,7 @@ class Plan(PlanRequest):
         batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
         rate = batch / size
         averages = {"steps": steps, "epochs": steps * batch / size, "noise_multiplier": noise}
-        if len(segments) == 1:  # one segment: its own numbers, without an average's rounding
+        if len(segments) == 1:  # an average would round the segment's own numbers
             rate, batch = segments[0].sampling_probability, segments[0].expected_batch_size
         averages |= {"sampling_probability": rate, "expected_batch_size": batch}
         one_size = len({s.expected_batch_size for s in segments}) == 1
@@ -242,7 +247,7 @@ class Plan(PlanRequest):
         return (self.cap or 0, self.dataset_size if self.cap else 0)
 
     def at(self, step: int) -> Segment:
-        """The segment that a step (from 0) belongs to."""
+        """Return the segment that a step (from 0) belongs to."""
         self._require(step, self.steps - 1)
         return self.segments[bisect.bisect_right(self.segments, step, key=lambda segment: segment.end)]
 
@@ -251,9 +256,9 @@ class Plan(PlanRequest):
         return blocks(self.segments, self.sampling, self.dataset_size)
 
     def pass_of(self, step: int) -> tuple[int, int, int]:
-        """(number of the pass, its first step, the step after its last) in which a step is.
+        """Return (number, first step, step after the last) of the pass in which a step is.
 
-        Fixed batches have passes, and random allocation has rounds.  A new one begins where the batch size changes.
+        Fixed batches have passes, and random allocation has rounds.  A new pass begins where the batch size changes.
         Within a pass the batches must be disjoint, and within a round each record must keep the slot that it drew.
         """
         self._require(step, self.steps - 1)
@@ -271,48 +276,49 @@ class Plan(PlanRequest):
         ]
 
     def begins_pass(self, step: int) -> bool:
-        """Whether no pass or round is under way before a step, or after the last one."""
+        """Return whether no pass or round is under way before a step, or after the last step."""
         self._require(step, self.steps)
         return self.sampling not in BY_PASS or begins_pass(self._blocks, int(step))
 
     def releases_after(self, step: int) -> Counter[Release]:
-        """The releases of the first `step` steps, counted."""
+        """Count the releases of the first `step` steps."""
         self._require(step, self.steps)
         return self.releases_between(0, step)
 
     def releases_between(self, first: int, end: int) -> Counter[Release]:
-        """The releases of the steps from `first` to before `end`; a pass that is cut at either end counts whole."""
+        """Count the releases of the steps from `first` to before `end`; a pass cut at either end counts whole."""
         return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
 
     @property
     def kind(self) -> str:
-        """How the steps compose: "composition" is exact; with "rdp_filter", recalibrations may depend on the data."""
+        """Rule by which the steps compose: "composition", or "rdp_filter" if recalibrations may depend on the data."""
         return "rdp_filter" if self.filter else "composition"
 
     @functools.cached_property
     def whole(self) -> Counter[Release]:
-        """The releases of all steps, counted."""
+        """Releases of all steps, counted."""
         return self.releases_after(self.steps)
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism of one whole run; in a tuning, of one of its K runs."""
+        """Mechanism of one whole run; in a tuning, of one of its K runs."""
         return self.mechanism_after(self.steps)
 
     def mechanism_after(self, step: int) -> Mechanism:
-        """The first `step` steps of a run."""
+        """Return the mechanism of the first `step` steps of a run."""
         return composed(self.releases_after(step))
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon at target_delta of the whole plan, of all K runs where there are repetitions.
+        """Epsilon at target_delta of the whole plan; with repetitions of all K runs.
 
-        A certified bracket; where recalibrations may look at the data the filter's bound, from the first step on.
+        It is a certified bracket.  If recalibrations may look at the data, it is the filter's bound, from the first
+        step on.
         """
         return self.promised() if self.filter else self.of_all(self.mechanism)
 
     def epsilon_after(self, step: int) -> Bounds:
-        """Epsilon at target_delta of the first `step` steps of one run."""
+        """Return epsilon at target_delta of the first `step` steps of one run."""
         self._require(step, self.steps)
         if self.filter or (step == self.steps and self.repetitions is None):
             return self.epsilon
@@ -324,7 +330,7 @@ class Plan(PlanRequest):
         return self.holds(self.mechanism)
 
     def holds(self, mechanism: Mechanism) -> bool:
-        """Whether a mechanism in place of the run meets the target: certified, or by the filter where there is one."""
+        """Return whether a mechanism in place of the run meets the target: certified, or by the plan's filter."""
         if self.filter is not None:
             promise = self.filter.epsilon(self.target_delta)
             return self._fits(mechanism) and (self.target_epsilon is None or promise <= self.target_epsilon)
@@ -334,19 +340,19 @@ class Plan(PlanRequest):
         return bool(known.upper <= self.target_epsilon)
 
     def of_all(self, mechanism: Mechanism) -> Bounds:
-        """Epsilon at target_delta of a run, through the law of K where there are repetitions."""
+        """Return epsilon at target_delta of a run; with repetitions, through the law of K."""
         if self.repetitions is not None:
             mechanism = selection.select(mechanism, self.repetitions, candidates=self.candidates)
         return epsilon_of_run(self, mechanism)
 
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
-        """The epsilon that a filter promises, whenever the run ends; inf if the plan exceeds its own filter."""
+        """Return the epsilon that a filter promises, whenever the run ends; inf if the plan exceeds its own filter."""
         assert self.filter is not None
         upper = np.full(shape, self.filter.epsilon(self.target_delta) if self._whole_fits else np.inf)
         return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self._whole_fits else "width", "rdp_filter")
 
     def _fits(self, mechanism: Mechanism) -> bool:
-        """Whether the filter lets a mechanism pass in place of the run."""
+        """Return whether the filter lets a mechanism pass in place of the run."""
         assert self.filter is not None
         return bool(spent_renyi(mechanism, self.filter, self.relation) <= self.filter.budget)
 
@@ -360,7 +366,7 @@ class Plan(PlanRequest):
             raise InputError(f"step = {step!r} must be a whole number <= {last}; the plan has {self.steps} steps")
 
     def _repr_html_(self) -> str:
-        """The run in full numbers, and its cost."""
+        """Return the run in full numbers, and its cost, as HTML."""
         names = ("dataset_size", "unit", "sampling", "slots", "cap", "sampling_probability", "expected_batch_size")
         shown = [name for name in (*names, "noise_multiplier", "steps", "epochs", "relation")]
         pairs = [(name, repr(getattr(self, name))) for name in shown if getattr(self, name) is not None]
@@ -376,8 +382,8 @@ class Plan(PlanRequest):
     def status(self) -> str:
         """Whether the plan spends its target: "ok" if it leaves at most 0.1 % unspent, or has no target.
 
-        "not_binding": it spends less, at a limit of the search: a noise multiplier of 0.1, or every record in every
-        step.  "loose": it spends less for another reason, such as that one more step would exceed the target.
+        "not_binding": the plan spends less, at a limit of the search: a noise multiplier of 0.1, or every record in
+        every step.  "loose": it spends less for another reason, such as that one more step would exceed the target.
 
         >>> Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4).status
         'ok'
@@ -389,12 +395,12 @@ class Plan(PlanRequest):
         return status_of_upper_end(float(self.epsilon.upper), self.target_epsilon, NEARLY_SPENT, at_limit)
 
     def to_json(self) -> str:
-        """The plan as one line of JSON, as it is run: `Plan.from_json` gives an equal plan without solving again."""
+        """Return the solved plan as one line of JSON: `Plan.from_json` gives an equal plan without solving again."""
         return json.dumps(plan_document(self), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The plan that `to_json` wrote, safe on documents from strangers; InputError, in one line, for others."""
+        """Return the plan that `to_json` wrote; any other text, also from a stranger, raises InputError."""
         try:
             return cls.from_document(load(text))
         except (ValueError, TypeError) as error:
@@ -402,9 +408,12 @@ class Plan(PlanRequest):
 
     @classmethod
     def from_document(cls, node: object) -> Self:
-        """The plan of an object that `plan_document` made; InputError for others.  Its epsilon is computed anew."""
+        """Return the plan of an object that `plan_document` made; raise InputError for others.
+
+        Its epsilon is computed anew.
+        """
         wanted = ("format", "version", *_TERMS, "noise_multiplier", "segments", "filter", "repetitions")
-        # a document without a key of these is of a plan with the usual setting: older documents have no such keys
+        # a document without an unusual setting is of a plan with the usual one
         if not isinstance(node, dict) or set(node) - set(_UNUSUAL) != set(wanted):
             raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
         if node["format"] != _FORMAT or node["version"] != _VERSION or type(node["version"]) is not int:
@@ -440,17 +449,17 @@ class Plan(PlanRequest):
         return plan
 
     def __eq__(self, other: object) -> bool:
-        """Whether settings and segments are the same to the last digit."""
+        """Return whether settings and segments are the same to the last digit."""
         return isinstance(other, Plan) and (self is other or self.to_json() == other.to_json())
 
     def __hash__(self) -> int:
         return hash(self.segments)
 
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
-        """(steps, epsilon after them) of one run at about `points` places, computed in one call; brackets are coarse.
+        """Return (steps, epsilon after them) of one run at about `points` places, from one call with coarse brackets.
 
-        Of a plan with many different steps it is an upper bound (kind "bound"): few kinds of step, each of which tells
-        at least as much as those it stands for, and never above the whole plan's.
+        For a plan with many different steps it is an upper bound (kind "bound"), never above the whole plan's.  A few
+        kinds of step stand for all; each leaks at least as much as those that it stands for.
 
         >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
         >>> steps, curve = plan.epsilon_curve(2)
@@ -484,7 +493,7 @@ class Plan(PlanRequest):
         return "_curve" in vars(self)
 
     def live_epsilon(self, step: int) -> Bounds:
-        """An upper bound of the epsilon of the first `step` steps, from a table that is computed once.
+        """Return an upper bound of the epsilon of the first `step` steps, from a table that is computed once.
 
         `upper` is that of the next step in the table, which is at least as large; kind "bound".
         """
@@ -504,21 +513,25 @@ class Plan(PlanRequest):
         expected_batch_size: float | None = None,
         data_dependent: bool = False,
     ) -> Self:
-        """The plan whose first `step` steps stay and whose remaining noise is such that the whole meets the target.
+        """Return the plan with its first `step` steps and new noise for the rest, so that the whole meets the target.
 
         Parameters
         ----------
-        step : how many steps stay.
+        step : the number of steps to keep.
         steps, epochs : the new total, counted from the beginning.
         expected_batch_size : from here on.
-        data_dependent : True if the change, or its moment, may depend on the data or on anything that the run has put
-            out.  This is refused unless the plan declared it from its first step, Plan(..., data_dependent=True): the
-            run in which nothing is changed is one of the paths, and must be claimed through the filter as well.  Every
-            change of such a plan goes through its filter.  Otherwise the composition is exact, and holds only for
-            changes that look at neither (jaxacct/training/plan/README.md).
+        data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  This is
+            refused unless the plan declared it from its first step, Plan(..., data_dependent=True): the run in which
+            nothing is changed is one of the paths, and must be claimed through the filter as well.  Every change of
+            such a plan goes through its filter.  For any other plan the composition is exact, and holds only for
+            changes that depend on neither (jaxacct/training/plan/README.md).
 
-        Settings that are not given stay; relative noise keeps its schedule.  InputError if the steps so far already
-        exceed the target, and for a plan with repetitions, since the K runs of a tuning must all be the same.
+        Settings that are not given stay; relative noise keeps its schedule.
+
+        Raises
+        ------
+        InputError : the steps so far already exceed the target, or the plan has repetitions: the K runs of a tuning
+            must all be the same.
 
         >>> plan = Plan(target_epsilon=1.0, target_delta=1e-5, dataset_size=50, sampling_probability=1.0, steps=10)
         >>> [(s.start, s.steps, round(s.noise_multiplier, 2)) for s in plan.recalibrate(5, steps=20).segments]
@@ -529,7 +542,7 @@ class Plan(PlanRequest):
             raise InputError("target_epsilon is missing; recalibrate a plan that has one")
         if self.repetitions is not None:
             raise InputError("repetitions are given, and the K runs of a tuning must all be the same; make a new plan")
-        self.releases_after(step)  # refuses a step that is none
+        self._require(step, self.steps)
         if self.sampling == ALLOCATION and not self.begins_pass(step):
             _, first, last = self.pass_of(min(int(step), self.steps - 1))
             raise InputError(
@@ -561,15 +574,15 @@ class Plan(PlanRequest):
         return type(self).of(whole, self, filter=chosen, noise_multiplier=scale)
 
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None) -> bool:
-        """Whether a ledger's entries and one more step stay within the target, certified; True without a target.
+        """Return whether a ledger's entries and one more step stay within the target, certified; True without a target.
 
-        Where the plan has a Renyi filter they must stay within its budget, too.  InputError where the ledger has one
-        that the plan does not share.  This costs nothing while the ledger follows the plan.  With repetitions only the
-        current run of the ledger counts.
+        If the plan has a Renyi filter they must stay within its budget, too.  InputError if the ledger has a filter
+        that the plan does not share.  The answer costs nothing while the ledger follows the plan.  With repetitions
+        only the current run of the ledger counts.
 
         next_step : the step to be taken.
-        partition : of fixed batches or a round, the one that the step will be noted with; left out, the step is taken
-            to go on with that of the last entry.
+        partition : of fixed batches or a round, the partition with which the step will be noted; by default that of the
+            last entry.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
@@ -580,7 +593,7 @@ def dominating(releases: Iterable[Release], noise_levels: int, rate_levels: int)
     """Map each release to one of a few that reveal at least as much: less noise, a higher rate.
 
     Neighbours on a logarithmic scale share the least noise and the highest rate among them.  With a cap a higher rate
-    may tell less (the cap binds more often), so there only those of one rate are neighbours.
+    may leak less (the cap binds more often), so neighbours then have one rate.
     """
     known = list(releases)
     levels = [
@@ -600,15 +613,15 @@ def dominating(releases: Iterable[Release], noise_levels: int, rate_levels: int)
 
 
 def _level(values: list[float], count: int) -> list[int]:
-    """The level, from 0 to count - 1, of each value on a logarithmic scale."""
+    """Return the level, from 0 to count - 1, of each value on a logarithmic scale."""
     logs = np.log(values)
-    # a little wider, so that the largest value is within the last level; at least 1e-12, where all values are one
+    # The levels are a little wider, to hold the largest value.  The width is at least 1e-12, for values that are equal.
     width = max(float(np.ptp(logs)), 1e-12) * (1.0 + 1e-9) / count
     return np.floor((logs - logs.min()) / width).astype(int).tolist()
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """A plan as an object that JSON can hold; `Plan.from_document` turns it back into an equal plan.
+    """Return a plan as an object that JSON can hold; `Plan.from_document` turns it back into an equal plan.
 
     >>> from jaxacct.training import Plan
     >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
@@ -630,7 +643,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def load(text: str) -> Any:
-    """JSON whose objects have no key twice and whose numbers are finite; ValueError otherwise."""
+    """Load JSON whose objects have no key twice and whose numbers are finite; ValueError otherwise."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
@@ -647,7 +660,7 @@ def load(text: str) -> Any:
 
 
 def _segments(rows: list[Any]) -> list[Segment]:
-    """The segments of a document, one row each."""
+    """Return the segments of a document, one row each."""
     found: list[Segment] = []
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(_SEGMENT_NUMBERS):
@@ -662,7 +675,7 @@ def _segments(rows: list[Any]) -> list[Segment]:
 
 
 def _filter(node: object) -> Filter | None:
-    """The filter of a document.  What it promises is claimed only where the segments fit in it (`Plan.promised`)."""
+    """Return the filter of a document; its promise is claimed only if the segments fit in it (`Plan.promised`)."""
     if node is None:
         return None
     if not isinstance(node, list) or len(node) != 2:
@@ -674,7 +687,7 @@ def _filter(node: object) -> Filter | None:
 
 
 def _law(node: object) -> Any:
-    """The law of K in a document, read like the law of a selection."""
+    """Return the law of K in a document, read like the law of a selection."""
     if node is None:
         return None
     chosen = {"type": "Selection", "mechanism": {"type": "PureDP", "epsilon": 0.0}, "law": node, "bound": "worst_case"}

@@ -1,6 +1,7 @@
-"""Segments: the stretches of a run in which nothing changes, made from schedules of noise and of batch size.
+"""Segments: stretches of a run in which nothing changes, made from schedules of noise and of batch size.
 
-What their steps release, and the passes over the data that they make up: of fixed batches, and rounds.
+The room also counts what the steps of segments release, and finds their passes over the data: of fixed batches, and
+rounds.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class Segment(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first step after it."""
+        """First step after the segment."""
         return self.start + self.steps
 
 
 class Piece(NamedTuple):
-    """A value that holds for the steps before `until`, from the end of the piece before it; None is the end."""
+    """Value for the steps before `until`, from the end of the piece before it; None is the end of the run."""
 
     until: int | None
     value: float
@@ -58,7 +59,7 @@ Schedule: TypeAlias = Sequence[float] | Sequence[tuple[int | None, float]] | np.
 
 
 def pieces(name: str, schedule: Any) -> list[Piece]:
-    """A schedule as pieces: one number per step, or pairs (until_step, value); the last pair may end at None."""
+    """Return a schedule as pieces."""
     items = list(schedule.tolist() if isinstance(schedule, np.ndarray) else schedule)
     if not items:
         raise InputError(f"{name} is empty; give one number per step, or pairs (until_step, value)")
@@ -83,7 +84,7 @@ def pieces(name: str, schedule: Any) -> list[Piece]:
 
 
 def steps_of(batches: Sequence[Piece], examples: float) -> int:
-    """The least number of steps whose expected batches add up to `examples`."""
+    """Return the least number of steps whose expected batches add up to `examples`."""
     done, start = 0.0, 0
     for until, batch in batches:
         needed = start + math.ceil((examples - done) / batch * (1.0 - ROUNDING))
@@ -94,7 +95,7 @@ def steps_of(batches: Sequence[Piece], examples: float) -> int:
 
 
 def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_size: int) -> tuple[Segment, ...]:
-    """The segments of a run whose noise and expected batch size are scheduled."""
+    """Return the segments of a run whose noise and expected batch size are scheduled."""
     for name, schedule in (("noise_schedule", noise), ("batch_schedule", batch)):
         end = schedule[-1].until
         if end is not None and end != steps:
@@ -112,7 +113,7 @@ def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_s
 
 
 def slots_for(dataset_size: float, batch_size: float) -> int:
-    """The slots of a round whose expected batches, dataset_size/slots, are no larger than asked for.
+    """Return the least number of slots of a round whose batches, dataset_size/slots, are at most batch_size.
 
     >>> slots_for(60_000, 512), slots_for(100, 100 / 49)
     (118, 49)
@@ -121,7 +122,7 @@ def slots_for(dataset_size: float, batch_size: float) -> int:
 
 
 def allocated(segments: Sequence[Segment], dataset_size: int) -> tuple[Segment, ...]:
-    """The segments with the batches of random allocation: rates of exactly 1/slots."""
+    """Return the segments with the batches of random allocation: rates of exactly 1/slots."""
     found = []
     for segment in segments:
         slots = slots_for(dataset_size, segment.expected_batch_size)
@@ -130,7 +131,7 @@ def allocated(segments: Sequence[Segment], dataset_size: int) -> tuple[Segment, 
 
 
 def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Neighbours that do the same as one, empty ones left out, numbered from step 0."""
+    """Join neighbours that differ only in their steps, leave out empty segments, and number the steps from 0."""
     found: list[Segment] = []
     start = 0
     for segment in segments:
@@ -145,7 +146,7 @@ def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 
 
 def scaled(segments: Sequence[Segment], scale: float) -> tuple[Segment, ...]:
-    """The segments with every noise multiplier multiplied by `scale`."""
+    """Return the segments with every noise multiplier multiplied by `scale`."""
     return tuple(s._replace(noise_multiplier=s.noise_multiplier * scale) for s in segments)
 
 
@@ -159,7 +160,7 @@ class Block(NamedTuple):
 
 
 def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> list[Block]:
-    """The blocks of a run; a new batch size begins a new block, and so a new pass."""
+    """Return the blocks of a run; a new batch size begins a new block, and so a new pass."""
     found = []
     for _, group in itertools.groupby(segments, lambda segment: segment.expected_batch_size):
         members = tuple(group)
@@ -175,7 +176,7 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
 
 
 def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
-    """(number, first step, step after the last one) of the pass that a step is in."""
+    """Return (number, first step, step after the last) of the pass that a step is in."""
     before = 0
     for start, end, length, _ in known:
         if step < end:
@@ -187,7 +188,7 @@ def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
 
 
 def begins_pass(known: Sequence[Block], step: int) -> bool:
-    """Whether only whole passes and ended blocks lie before a step (or before the end of the run)."""
+    """Return whether only whole passes and ended blocks lie before a step (or before the end of the run)."""
     found = next((block for block in known if step < block.end), known[-1])
     return (step - found.start) % found.length == 0
 
@@ -195,10 +196,10 @@ def begins_pass(known: Sequence[Block], step: int) -> bool:
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
 ) -> Counter[Release]:
-    """The releases of the steps from `start` to before `until`, counted.
+    """Count the releases of the steps from `start` to before `until`.
 
     A pass or a round is one release, with the least noise of those of its steps that are in this range.  The number of
-    passes is computed, without a loop over them: there may be 2^53.
+    passes is computed without a loop over them: there may be 2^53.
     """
     counts: Counter[Release] = Counter()
     if sampling not in BY_PASS:
@@ -217,7 +218,7 @@ def releases(
             if first >= last:
                 continue
             noise = segment.noise_multiplier
-            # the first pass that begins in the segment, and the first that does not end in it
+            # own : the first pass that begins in the segment.  other : the first pass that does not end in it.
             own = -(-(first - begin) // length) if first > low else (first - begin) // length
             other = (last - begin) // length if last < high else -(-(last - begin) // length)
             if own < other:

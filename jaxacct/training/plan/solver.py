@@ -1,8 +1,8 @@
-"""The solver: from a request to the segments, the noise and the filter of the plan that meets its target.
+"""Requests for plans, checked, and their solution: segments, noise and filter of the plan that meets the target.
 
-What may be left open is the noise, the number of steps, or the sampling probability.  Every search keeps only a value
-that was itself evaluated by a certified engine (calibration/search.py).  Steps compose exactly, or through a Renyi
-filter [Feldman and Zrnic 2021], which must be fixed before the first step (README.md, "Recalibration").
+The noise, the number of steps, or the sampling probability may be left open.  Every search returns only a value that
+a certified engine evaluated (calibration/search.py).  Steps compose exactly, or through a Renyi filter [Feldman and
+Zrnic 2021], which must be fixed before the first step (README.md, "Recalibration").
 """
 
 from __future__ import annotations
@@ -10,24 +10,35 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.calibration.dp_sgd_search import MAX_STEPS, RATE_RANGE, gaussian_mu
-from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
+from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier, law_shape
 from jaxacct.calibration.search import least_private
 from jaxacct.core.bounds import Bounds, explain
-from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
-from jaxacct.mechanisms import Mechanism, cap_for, compose, dp_sgd, repeat
-from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
+from jaxacct.core.validation import (
+    COUNT,
+    DELTA,
+    POSITIVE,
+    PROBABILITY,
+    Constraint,
+    InputError,
+    check,
+    check_one,
+    choice,
+)
+from jaxacct.mechanisms import RELATIONS, Mechanism, cap_for, compose, dp_sgd, repeat
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, SAME, nearest_slots, usual_relation
 from jaxacct.representations.renyi_divergences import ORDERS, epsilon_from_renyi, renyi_curve
-from jaxacct.training.plan.request import PlanRequest
+from jaxacct.selection.law_of_k import Law
 from jaxacct.training.plan.segments import (
     ROUNDING,
     Piece,
+    Schedule,
     Segment,
     allocated,
     joined,
@@ -44,6 +55,7 @@ from jaxacct.training.step.step_mechanisms import (
     FIXED,
     OF_ONE_SIZE,
     POISSON,
+    SAMPLING,
     TRUNCATED,
     Release,
     composed,
@@ -51,29 +63,42 @@ from jaxacct.training.step.step_mechanisms import (
     single,
 )
 
+DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
+"""Relations under which shuffled batches of one size exchange another record, too."""
+SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
+"""Range of a number of slots of a round, or of records in a batch: slots are drawn in int32."""
+_RULES: dict[str, Constraint] = {
+    "target_epsilon": POSITIVE,
+    "target_delta": DELTA,
+    "dataset_size": COUNT,
+    "sampling_probability": PROBABILITY,
+    "expected_batch_size": POSITIVE,
+    "noise_multiplier": POSITIVE,
+    "steps": COUNT,
+    "epochs": POSITIVE,
+    "slots": SIZE,
+    "cap": SIZE,
+}
+"""Numbers of a plan, each with the values that it may have."""
 CLOSENESS = 1e-4
-"""How close to the target, relative to it and absolutely, the certified epsilon of a solution lies."""
-_LEAST_RTOL = 1e-6
-"""Least relative tolerance, however large the target is."""
+"""Largest distance of a solution's certified epsilon from the target, relative to the target and absolutely."""
 _MARGIN, _MARGIN_OF_WHOLE_NUMBERS = 0.05, 1e-7
-"""Distance kept from the target, since a second evaluation of epsilon may differ by rounding: as a share of the
-tolerance, or, when solving for whole numbers, as a share of the target."""
+"""Distance kept from the target, since a second evaluation of epsilon may differ by rounding.
+
+The first is a share of the tolerance; the second, for whole numbers, is a share of the target.
+"""
 _SHARE_OF_TOLERANCE = 0.2
-"""The relative width asked of a bracket, as a share of the tolerance: the width must not decide what is close."""
+"""Relative width asked of a bracket, as a share of the tolerance: the width must not decide what is close."""
 _RTOL_OF_ROUNDS = 1e-4
 """Least rtol asked for rounds: their two pairs leave a bracket of 4e-4, on a finer and slower lattice too."""
 _BUDGET_OVER_USE = 1.0 + 1e-10
-"""The budget, relative to what the plan uses: the same steps added in another order differ by their rounding."""
+"""Filter's budget, relative to the plan's use: the same steps added in another order differ by their rounding."""
 _LEFT_IN_FILTER = 1e-9
-"""A run can go on only if its filter has more than this share of its budget left: less may be rounding."""
+"""Share of its budget that a filter must have left for a run to go on: less may be rounding."""
 _FIRST_STEPS, _FIRST_RATE = 1000.0, 0.01
-"""Where searches for steps and rates start, which changes only how long they take."""
+"""Starts of the searches for steps and rates, which change only how long the searches take."""
 _STEPS_RANGE, _SLOTS_RANGE = (1.0, float(MAX_STEPS)), (1.0, 1e9)
-"""Where numbers of steps and of slots are searched."""
-_MANY_STEPS = 10**6
-"""Steps assumed if a cap must be chosen before the number of steps is known: more than most runs have."""
-_NEAR_WHOLE = 1e-9
-"""Relative distance of sampling_probability * dataset_size from a whole batch size that rounding alone explains."""
+"""Ranges of the searches for numbers of steps and of slots."""
 _OPEN = {
     "noise_multiplier": ("noise_multiplier",),
     "steps": ("steps", "epochs"),
@@ -82,23 +107,98 @@ _OPEN = {
 """The three things that a plan can be solved for, and the arguments that would give each of them."""
 
 
+@dataclass(frozen=True, eq=False)
+class PlanRequest:
+    """Arguments of a `Plan`, `checked`, with None for those that the caller left out; the solver reads them."""
+
+    target_epsilon: float | None
+    target_delta: float
+    dataset_size: int
+    sampling_probability: float | None
+    expected_batch_size: float | None
+    noise_multiplier: float | None
+    steps: int | None
+    epochs: float | None
+    sampling: str
+    relation: str
+    noise_schedule: Schedule | None
+    batch_schedule: Schedule | None
+    repetitions: Law | None
+    data_dependent: bool
+    candidates: str
+    slots: int | None
+    cap: int | None
+    unit: str
+
+
+DEFAULTS: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRequest)) | {
+    "sampling": POISSON,
+    "data_dependent": False,
+    "candidates": "iid",
+    "unit": "record",
+}
+"""Default of each setting, as in the signature of `Plan`."""
+
+
+def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a plan with numbers as Python numbers or None; refuse settings that no plan can have."""
+    found = dict(settings)
+    if SAME[FIXED] == found["sampling"]:  # plans and ledgers write "fixed_batches"
+        found["sampling"] = FIXED
+    choice("sampling", found["sampling"], SAMPLING)
+    if found["relation"] is None:
+        found["relation"] = usual_relation(found["sampling"])
+    choice("relation", found["relation"], RELATIONS)
+    choice("candidates", found["candidates"], ("iid", "adaptive"))
+    choice("unit", found["unit"], ("record", "user"))
+    for name, way in (("slots", ALLOCATION), ("cap", TRUNCATED)):
+        if found[name] is not None and found["sampling"] != way:
+            raise InputError(f"{name} = {found[name]!r:.40} needs sampling = {way!r}, found {found['sampling']!r}")
+    if found["sampling"] == POISSON and found["relation"] == "replace_one":
+        raise InputError(
+            "relation = 'replace_one' is not a relation of plans with sampling = 'poisson'; give noise_multiplier, "
+            "and ask ja.epsilon(plan.mechanism, delta, relation='replace_one'), which is larger"
+        )
+    if found["sampling"] == FIXED and found["relation"] in DISPLACING:
+        raise InputError(
+            f"relation = {found['relation']!r} does not hold with sampling = 'fixed_batches', where one record more "
+            "moves another to another batch; account for each pass as ja.Gaussian(noise_multiplier / 5**0.5)"
+        )
+    for name, rule in _RULES.items():
+        if found[name] is not None:
+            number = check_one(name, found[name], rule, "a plan is for one run")
+            found[name] = int(number) if rule is SIZE else number
+    if found["repetitions"] is not None and law_shape(found["repetitions"]):
+        raise InputError("repetitions must be one law of K, not a batch; a plan is for one run")
+    if not isinstance(found["data_dependent"], bool):
+        raise InputError(f"data_dependent = {found['data_dependent']!r:.40} must be True or False")
+    if found["data_dependent"] and found["repetitions"] is not None:
+        raise InputError("data_dependent = True with repetitions: the K runs of a tuning must all be the same; drop it")
+    if found["data_dependent"] and found["sampling"] in (ALLOCATION, TRUNCATED):
+        raise InputError(
+            f"data_dependent = True is not supported with sampling = {found['sampling']!r}, whose steps no finite "
+            "Renyi divergence is known for; fix the steps and their noise in advance"
+        )
+    return found
+
+
 class Filter(NamedTuple):
-    """A Rényi filter [Feldman and Zrnic 2021]: at this order no more than `budget` is ever spent."""
+    """Rényi filter [Feldman and Zrnic 2021]: at this order no more than `budget` is ever spent."""
 
     order: float
     budget: float
 
     def epsilon(self, delta: float) -> float:
-        """The epsilon that the filter promises at delta."""
+        """Return the epsilon that the filter promises at delta."""
         return float(epsilon_from_renyi([self.order], [self.budget], delta).upper)
 
 
 class Solution(NamedTuple):
-    """The solution of a request.
+    """Solution of a request.
 
     segments : the run.  noise_multiplier : the scale of its noise.
     filter : the Renyi filter of a plan whose changes may depend on the data, or None.
-    epsilon : that of the whole tuning, where it was found on the way (it takes half a minute), or None.
+    epsilon : that of the whole tuning, if the search found it (it takes half a minute), or None.
     cap : the largest batch of truncated Poisson sampling, or None.
     """
 
@@ -113,7 +213,7 @@ class Solution(NamedTuple):
 
 
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
-    """Epsilon at the target delta of one run, or of each of a batch of runs, composed exactly."""
+    """Return epsilon at the target delta of one run, or of each of a batch of runs, composed exactly."""
     rtol = _SHARE_OF_TOLERANCE * _tolerance(terms.target_epsilon or 1.0)
     if terms.sampling == ALLOCATION:
         rtol = max(rtol, _RTOL_OF_ROUNDS)
@@ -121,9 +221,9 @@ def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
 
 
 def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
-    """Epsilon at the target delta of several collections of releases; collections of equal kinds share a call.
+    """Return epsilon at the target delta of several collections of releases; collections of equal kinds share a call.
 
-    In one batch a kind that an element lacks is sampled at rate 0.  Passes and rounds have no such rate.
+    In one batch an element samples a kind that it lacks at rate 0.  Passes and rounds have no such rate.
     """
     places: dict[frozenset[Release], list[int]] = {}
     for place, each in enumerate(counts):
@@ -140,12 +240,12 @@ def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int
 
 
 def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarray:
-    """The Rényi divergence that a mechanism takes from a filter's budget."""
+    """Return the Rényi divergence that a mechanism takes from a filter's budget."""
     return np.asarray(renyi_curve(mechanism, [chosen.order], relation).values[0])
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """For each order and each run of a batch: the budget that the run needs, and the epsilon which that promises."""
+    """Return the budget that a run needs and the epsilon that it promises, for each order and run of a batch."""
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * _BUDGET_OVER_USE
     pairs = zip(ORDERS, used, strict=True)
     promised = [epsilon_from_renyi([order], np.asarray(one)[None], terms.target_delta).upper for order, one in pairs]
@@ -153,7 +253,7 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 
 
 def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
-    """The filter that a plan fixes for its run: its budget is what the run uses, at the order with the least epsilon.
+    """Return the filter of a plan: its order promises the least epsilon, and its budget is what the run uses.
 
     A smaller budget would stop even a run in which nothing is changed.
     """
@@ -165,7 +265,7 @@ def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
 
 
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
-    """Upper ends of epsilon that the plan will claim for a batch of runs: those of the run, or those of its filter."""
+    """Return upper ends of epsilon that the plan will claim for a batch of runs: of the runs, or of their filters."""
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
     return np.asarray(epsilon_of_run(terms, mechanism).upper)
@@ -188,7 +288,7 @@ def solve(request: PlanRequest) -> Solution:
 def noise_for(
     terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float | None = None
 ) -> float:
-    """The least scale of the noise of `rest`, run after `spent`, with which both together meet the target.
+    """Return the least scale of the noise of `rest`, run after `spent`, with which both together meet the target.
 
     start : where the search starts; by default the noise of a Gaussian mechanism that resembles the run.
     """
@@ -212,7 +312,7 @@ def noise_for(
 def noise_in_filter(
     chosen: Filter, terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float
 ) -> float:
-    """The least scale of the remaining noise that the filter lets pass, all of it."""
+    """Return the least scale of the remaining noise with which all remaining steps fit the filter."""
     step = sum(s.steps for s in spent)
     if spent:
         before = composed(releases(spent, step, terms.sampling, terms.dataset_size, cap=terms.cap or 0))
@@ -221,15 +321,14 @@ def noise_in_filter(
                 f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop"
             )
     used = lambda scales: spent_renyi(_together(terms, spent, rest, scales), chosen, terms.relation)
-    # as near in epsilon as in the divergence
-    found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)
+    found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)  # as close in divergence as in epsilon
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
     return found
 
 
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
-    """Two stretches of a run, the noise of the second scaled by each of several factors: a batch of mechanisms."""
+    """Return a batch of mechanisms: both stretches of a run, the noise of the second scaled by each factor."""
     n = terms.dataset_size
     if terms.sampling == FIXED:  # a pass may begin in one segment and end in another
         whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
@@ -244,9 +343,9 @@ def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segme
 
 
 def _solved(request: PlanRequest) -> Solution:
-    """The solution but for the filter."""
-    # the noise of other runs is searched along the segments: `ja.calibrate_noise_multiplier` knows Poisson sampling
-    # at one rate and one noise multiplier only
+    """Return the solution but for the filter."""
+    # `ja.calibrate_noise_multiplier` serves Poisson sampling at one rate and one noise multiplier only; the noise of
+    # all other runs is searched along the segments.
     scheduled = request.noise_schedule is not None or request.batch_schedule is not None
     plain = request.sampling == POISSON and not scheduled and not request.data_dependent
     opened = _left_open(request, plain)
@@ -258,7 +357,8 @@ def _solved(request: PlanRequest) -> Solution:
     batches = _batches(request, n)
     if opened == "steps":
         if request.sampling == TRUNCATED:
-            request = replace(request, cap=_cap_of(request, batches[0].value / n, _MANY_STEPS))
+            # the number of steps is not known yet: a million is more than most runs have
+            request = replace(request, cap=_cap_of(request, batches[0].value / n, 10**6))
         steps = _most_steps(request, batches[0].value / n, n)
     elif request.steps:
         steps = request.steps
@@ -269,7 +369,7 @@ def _solved(request: PlanRequest) -> Solution:
     if request.sampling == ALLOCATION:
         segments = allocated(segments, int(n))
     elif request.sampling not in OF_ONE_SIZE and request.sampling_probability is not None:
-        rate = request.sampling_probability  # as given, not through the batch size
+        rate = request.sampling_probability  # the given rate, without the rounding of the batch size
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == TRUNCATED:
         request = replace(request, cap=_cap_of(request, max(s.sampling_probability for s in segments), steps))
@@ -282,7 +382,7 @@ def _solved(request: PlanRequest) -> Solution:
 
 
 def _left_open(request: PlanRequest, plain: bool) -> str | None:
-    """The one thing to solve for, or None; InputError for too much, too little, or what cannot be solved for."""
+    """Return the one thing to solve for, or None; raise InputError for too much, too little, or what has no search."""
     given = {key: [n for n in names if getattr(request, n) is not None] for key, names in _OPEN.items()}
     for names in given.values():
         if len(names) > 1:
@@ -313,7 +413,7 @@ def _left_open(request: PlanRequest, plain: bool) -> str | None:
 
 
 def _batches(request: PlanRequest, n: float) -> list[Piece]:
-    """Expected batch sizes, as pieces; refused where they do not fit the data."""
+    """Return expected batch sizes, as pieces; refuse those that do not fit the data."""
     if request.batch_schedule is not None:
         found = pieces("batch_schedule", request.batch_schedule)
     elif request.expected_batch_size is not None:
@@ -331,7 +431,8 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
             raise InputError(f"{name} = {size:g} must be <= dataset_size = {n:g}; use smaller batches")
         if request.sampling in OF_ONE_SIZE and size != round(size):
             near = round(size)
-            if request.sampling_probability is None or abs(size - near) > _NEAR_WHOLE * near:
+            # rounding of sampling_probability * dataset_size explains a relative distance of 1e-9
+            if request.sampling_probability is None or abs(size - near) > 1e-9 * near:
                 raise InputError(
                     f"{name} = {size!r} must be a whole number with sampling = {request.sampling!r}; use {max(near, 1)}"
                 )
@@ -341,11 +442,11 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
 
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
-    """The noise of a plain run; of a whole tuning that noise, and the epsilon that was found with it."""
+    """Return the noise of a plain run; with repetitions also the epsilon of the whole tuning, else None."""
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = _tolerance(target)
-    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second where two brackets differ by their rounding
+    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second aim serves if two brackets differ by their rounding
         c = calibrate_noise_multiplier(
             aim,
             request.target_delta,
@@ -369,9 +470,9 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
 
 
 def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
-    """The largest number of steps that meets the target."""
+    """Return the largest number of steps that meets the target."""
     target = _target(request)
-    # of random allocation only whole rounds: a part of one costs as much
+    # random allocation takes whole rounds: a part of a round costs as much as the whole
     length = slots_for(n, rate * n) if request.sampling == ALLOCATION else 1
     rate = 1.0 / length if request.sampling == ALLOCATION else rate
     upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
@@ -384,7 +485,7 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
 
 
 def _with_rate(request: PlanRequest, n: float) -> Solution:
-    """The largest sampling probability that meets the target, with the steps that go with it."""
+    """Return the solution with the largest sampling probability that meets the target, and its number of steps."""
     target = _target(request)
 
     def steps(rate: np.ndarray) -> np.ndarray:
@@ -419,7 +520,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
 
 
 def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
-    """Upper ends of epsilon of runs without a schedule."""
+    """Return upper ends of epsilon of runs without a schedule."""
     sampling = request.sampling
     sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
     if sampling == TRUNCATED:
@@ -435,7 +536,7 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
 
 
 def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
-    """The cap that was asked for, or the least one that costs nothing."""
+    """Return the cap that was asked for, or the least one that costs nothing."""
     if request.cap is not None:
         return request.cap
     if rate == 1.0:
@@ -449,8 +550,8 @@ def _target(terms: PlanRequest) -> float:
 
 
 def _tolerance(target: float) -> float:
-    """The relative closeness that is within CLOSENESS both relatively and absolutely."""
-    return max(CLOSENESS * min(1.0, 1.0 / target), _LEAST_RTOL)
+    """Return the relative closeness that is within CLOSENESS both relatively and absolutely."""
+    return max(CLOSENESS * min(1.0, 1.0 / target), 1e-6)
 
 
 def _searched(
@@ -462,7 +563,7 @@ def _searched(
     falls: bool,
     whole: bool = False,
 ) -> float:
-    """The value whose upper end comes closest to a target from below, of those tried; NaN if none meets it."""
+    """Return the tried value whose upper end is closest to a target from below; NaN if none meets the target."""
     rtol = _tolerance(target)
     margin = _MARGIN_OF_WHOLE_NUMBERS if whole else _MARGIN * rtol
     return least_private(upper, target, start, limits, falls=falls, rtol=rtol, whole=whole, margin=margin)
@@ -492,7 +593,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """(segments already run, segments left to run, numbered from 0); the noise of the latter is still to be solved."""
+    """Return (segments already run, segments left to run, from step 0); the noise of the latter is still relative."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")
@@ -506,7 +607,7 @@ def rest_of_run(
             what = "a whole number " if sampling in OF_ONE_SIZE else ""
             raise InputError(f"expected_batch_size = {size!r} must be {what}<= dataset_size = {n}; use another size")
         batches = [Piece(None, n / slots_for(n, size) if sampling == ALLOCATION else size)]
-    # the last pieces hold for ever
+    # the last pieces hold to the end of the new run
     noise, batches = ([*some[:-1], Piece(None, some[-1].value)] for some in (noise, batches))
     if epochs is not None:
         seen = math.fsum(s.steps * s.expected_batch_size for s in spent)
@@ -521,6 +622,6 @@ def rest_of_run(
 
 
 def _cut(schedule: list[Piece], steps: int) -> list[Piece]:
-    """The schedule of the first steps alone."""
+    """Return the schedule of the first steps alone."""
     kept = [piece for piece in schedule if piece.until is not None and piece.until < steps]
     return [*kept, Piece(None, schedule[len(kept)].value)]
