@@ -123,11 +123,24 @@ def test_coin_guesses_take_both_ends():
     assert coin_guesses(scores, included, 0, 0) == (0, 0)
 
 
-@pytest.mark.parametrize("thresholds", [None, [0.3, 0.5, 0.7, 0.9]])
-@pytest.mark.parametrize("method", ["clopper_pearson", "gaussian_fit"])
-def test_scores_cover_however_thresholds_are_chosen(method, thresholds):
+CHOSEN, NONE = [0.3, 0.5, 0.7, 0.9], None
+
+
+@pytest.mark.parametrize(
+    ("method", "thresholds", "repeats"),
+    [
+        ("clopper_pearson", NONE, 40),
+        ("gaussian_fit", CHOSEN, 40),
+        *(
+            pytest.param(method, thresholds, 150, marks=pytest.mark.slow)
+            for method in ("clopper_pearson", "gaussian_fit")
+            for thresholds in (NONE, CHOSEN)
+        ),
+    ],
+)
+def test_scores_cover_however_thresholds_are_chosen(method, thresholds, repeats):
     """Without a held-out half or Bonferroni the best of many thresholds is wrong far too often."""
-    rng, runs, error, repeats = np.random.default_rng(2), 300, 0.2, 150
+    rng, runs, error = np.random.default_rng(2), 300, 0.2
     gaussian = method == "gaussian_fit"
     delta = 1e-5 if gaussian else 0.0
     truth = gaussian_epsilon(1.0) if gaussian else 0.5

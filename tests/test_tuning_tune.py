@@ -9,12 +9,14 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
+from training_runs import squares
 
 import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.core.chacha import CHACHA20
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan, PrivateLoss
+from jaxacct.tuning import tuning_run
 from jaxacct.tuning.candidates import selected
 from jaxacct.tuning.private_score import noise_for_score, noisy, units, whole
 
@@ -35,10 +37,29 @@ def plan_of(law, target=8.0, steps=2):
     )
 
 
-def run(plan, space=SPACE, score=lambda w: -float(np.sum((w - 1.0) ** 2)), optimizer=None, **more):
-    make = optimizer or (lambda config: optax.sgd(config["rate"]))
-    loss = lambda w, x: jnp.sum((w - x) ** 2)
-    return tuning.tune(loss, make, space, DATA, plan, init=lambda key: jnp.zeros(2), score=score, **more)
+def sgd(config):
+    return optax.sgd(config["rate"])
+
+
+def run(plan, space=SPACE, score=lambda w: -float(np.sum((w - 1.0) ** 2)), optimizer=sgd, **more):
+    return tuning.tune(squares, optimizer, space, DATA, plan, init=lambda key: jnp.zeros(2), score=score, **more)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    """Tests that train the same share the programs, which take seconds to compile."""
+    made, real = {}, tuning_run.side_by_side
+
+    def side_by_side(loss_fn, make_optimizer, plan, **shared):
+        words = tuple(cell.cell_contents for cell in make_optimizer.__closure__)
+        key = loss_fn, words, plan.noise_multiplier, plan.steps, repr(sorted(shared.items()))
+        if key not in made:
+            made[key] = real(loss_fn, make_optimizer, plan, **shared)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning_run, "side_by_side", side_by_side)
+        yield
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 THINNED = {
     "test_account": ("test_one_sampled_step_in_closed_form",),
     "test_allocation_engine": ("test_extremes_have_a_bracket_between_nothing_and_the_gaussian",),
-    "test_audit_bounds": ("test_scores_cover_however_thresholds_are_chosen",),
     "test_audit_game": (
         "test_cells_are_won_as_often_as_they_should_be",
         "test_winners_have_the_law_of_the_mathematics",
