@@ -129,8 +129,8 @@ CHOSEN, NONE = [0.3, 0.5, 0.7, 0.9], None
 @pytest.mark.parametrize(
     ("method", "thresholds", "repeats"),
     [
-        ("clopper_pearson", NONE, 40),
-        ("gaussian_fit", CHOSEN, 40),
+        ("clopper_pearson", NONE, 100),
+        ("gaussian_fit", CHOSEN, 150),
         *(
             pytest.param(method, thresholds, 150, marks=pytest.mark.slow)
             for method in ("clopper_pearson", "gaussian_fit")
@@ -144,7 +144,7 @@ def test_scores_cover_however_thresholds_are_chosen(method, thresholds, repeats)
     gaussian = method == "gaussian_fit"
     delta = 1e-5 if gaussian else 0.0
     truth = gaussian_epsilon(1.0) if gaussian else 0.5
-    wrong, naive = 0, 0
+    wrong, counts = 0, []
     for _ in range(repeats):
         absent, present = rng.normal(size=(2, runs)) + np.array([[0.0], [1.0]])
         if not gaussian:  # scores 1 - u: densities 1, and e^0.5 below u = 1/(1 + e^0.5): all thresholds there are alike
@@ -153,13 +153,14 @@ def test_scores_cover_however_thresholds_are_chosen(method, thresholds, repeats)
         assert found.trials == (runs if thresholds is None else 2 * runs)
         wrong += found.epsilon > truth
         cuts = np.sort(np.concatenate([absent, present]))[:, None]
-        hits = (absent > cuts).sum(1), runs, (present <= cuts).sum(1), runs
-        if gaussian:
-            naive += (
-                np.max(gaussian_fit(*(np.reshape(x, (-1, 1)) for x in hits), delta=0.5, confidence=1 - error).mu) > 1
-            )
-        else:
-            naive += np.max(clopper_pearson(*hits, delta=delta, confidence=1 - error).epsilon) > truth
+        counts.append([(absent > cuts).sum(1), (present <= cuts).sum(1)])
+    false, missed = np.array(counts).transpose(1, 0, 2)
+    if gaussian:
+        single = gaussian_fit(false[..., None], runs, missed[..., None], runs, delta=0.5, confidence=1 - error)
+        naive = np.sum(np.max(single.mu, axis=1) > 1)
+    else:
+        single = clopper_pearson(false, runs, missed, runs, delta=delta, confidence=1 - error)
+        naive = np.sum(np.max(single.epsilon, axis=1) > truth)
     assert wrong / repeats <= error + 4 * math.sqrt(error / repeats) < naive / repeats
 
 
