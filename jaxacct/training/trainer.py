@@ -51,7 +51,7 @@ class Trainer:
 
     Every step draws a batch as the plan says, sums the gradients clipped to norm C, adds Gaussian noise of standard
     deviation ``noise_multiplier * C`` to each entry of the sum, divides by the *expected* batch size, and hands the
-    result to the optimizer.  (Where examples are replaced the sum moves by 2 C; the plan's accounting knows.)
+    result to the optimizer.  (If examples are replaced the sum moves by 2 C; the plan's accounting covers this.)
 
     Parameters
     ----------
@@ -59,36 +59,36 @@ class Trainer:
     optimizer : an Optax transformation.
     plan : Plan
     clip_norm : C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
-    loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target), and the loss of one is
-        ``loss(module.apply(params, input), target)``, or ``loss(module(input), target)`` of nnx and Equinox.
+    loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target).  The loss of an example
+        is ``loss(module.apply(params, input), target)`` of linen, or ``loss(module(input), target)`` of nnx and
+        Equinox.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
-    micro_batch : examples at a time, for memory; changes nothing but rounding.  By default at most 64.  With users:
-        users at a time.
-    examples_per_user : where the plan's unit is "user", and only there: the most of a user's examples that a step uses,
-        a fresh random subset of them where there are more.  The mean of their gradients is clipped to norm C.
+    micro_batch : examples (or users) at a time, for memory; changes nothing but rounding.  By default at most 64.
+    examples_per_user : if the plan's unit is "user", and only then: the most of a user's examples that a step uses.  Of
+        more examples a step uses a fresh random subset.  The mean of their gradients is clipped to norm C.
     rngs : whether the loss gets a key of the example, (params, example, key): for dropout and augmentation.  The key
         depends on the step and the example alone.  A module gets it as its framework expects; for linen streams other
         than "dropout" give their names.
-    apply_kwargs : for a module, what it is called with besides, such as ``{"train": True}``.
+    apply_kwargs : for a module, further arguments of its call, such as ``{"train": True}``.
     has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
-    trainable : what is trained: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
+    trainable : the trained part: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
         prefix of the parameters; or a type of nnx variables.  All else is frozen: it is not clipped, gets no noise, is
         unknown to the optimizer, and must not come from the private data.  By default everything is trained; of an nnx
         module its nnx.Param, of parameters with `lora` the adapters.
     private_loss : a PrivateLoss: the mean loss of every step is released too, and handed to the optimizer as ``value``.
     mesh : a jax.sharding.Mesh whose devices share each step, of one process or of all under `jax.distributed`.
         Examples, or users, lie over all its devices.  The same key draws the same batch on meshes of all sizes.
-    shard : with a mesh, how the parameters and the optimizer's state lie: "data", all of them on every device (the
-        default); "fsdp", a part on each, gathered for the length of a step; or a PartitionSpec for each, or for groups
-        of them, as a prefix of the parameters.
+    shard : with a mesh, the layout of the parameters and the optimizer's state: "data", all of them on every device
+        (the default); "fsdp", a part on each, gathered for the length of a step; or a PartitionSpec for each, or for
+        groups of them, as a prefix of the parameters.
 
     Raises
     ------
     InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip or PrivateLoss that leaves no
-        room for the gradients, examples_per_user that the plan's unit does not go with, a mesh or shard that is none.
+        room for the gradients, examples_per_user that the plan's unit does not go with, a bad mesh or shard.
 
-    The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic; what
-    floating point adds to it is in jaxacct/training/step/README.md.
+    The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic;
+    jaxacct/training/step/README.md bounds the effect of floating point.
 
     References
     ----------
@@ -129,7 +129,7 @@ class Trainer:
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
-        sensitivity(self.clip_norm)  # refuses anything that is not a clip norm
+        sensitivity(self.clip_norm)  # refuses a bad clip norm
         if (plan.unit == "user") != (examples_per_user is not None):
             raise InputError(
                 f"examples_per_user = {examples_per_user!r:.40} does not go with unit = {plan.unit!r} of the plan; "
@@ -162,19 +162,19 @@ class Trainer:
         return markup.fields("Trainer", pairs) + self.plan._repr_html_()
 
     def init(self, params: PyTree = None, key: bytes | None = None, *, example: PyTree = None) -> State:
-        """The state before the first step.
+        """Return the state before the first step.
 
         Parameters
         ----------
-        params : pytree of floating-point arrays, an nnx or Equinox module, or what `lora` returns; may be left out
-            where the trainer was given a module.
+        params : pytree of floating-point arrays, an nnx or Equinox module, or the result of `lora`; may be left out if
+            the trainer was given a module.
         key : 32 secret bytes for all randomness of the run, by default from the operating system; never for two runs.
         example : for a linen module without params: an input, from whose shape the parameters are drawn.
 
         Raises
         ------
         InputError : neither params nor an example, a key of another length, a model with state that mixes examples, an
-            optimizer that asks for what is not private.
+            optimizer that asks for values that are not private.
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
@@ -191,7 +191,7 @@ class Trainer:
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: PyTree, data: PyTree) -> dict[str, str]:
-        """How each parameter's norms are found: {path: "ghost", "vmap" or "none"}, each with its ``reason``."""
+        """Return how each parameter's norms are found: {path: "ghost", "vmap" or "none"}, each with its ``reason``."""
         most = self.examples_per_user
         if isinstance(data, Source):
             data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(data), *a.shape), a.dtype), data.layout.example)
@@ -202,7 +202,7 @@ class Trainer:
         key = (jax.eval_shape(lambda: key_from_bytes(bytes(32))),) if self.rule.rngs else ()
         return norm_methods(self.rule.member_loss(rest), trained, (example, *key), self.method, has_aux=True)
 
-    ways = norm_methods  # its old name
+    ways = norm_methods  # the old name
 
     def fit(
         self,
@@ -223,27 +223,27 @@ class Trainer:
 
         Parameters
         ----------
-        state : what `init` or an earlier `fit` returned.
+        state : the result of `init` or of an earlier `fit`.
         data : pytree of arrays, the plan's dataset_size examples along the first axis; kept on the device.  Or a
             Source, which loads each batch during the step before.  A NumPy memory map is read in the same way, except
             on a mesh: there every process gives all rows, and reads those of its own devices.  From a Source each
             process loads whole batches.
-        users : where the plan's unit is "user", whose each example is: an integer from 0 to dataset_size - 1 for each.
-            The data are then any number of examples.
+        users : if the plan's unit is "user", the user of each example: an integer from 0 to dataset_size - 1.  The data
+            are then any number of examples.
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
-            its noisy gradient is used.  What else it holds counts against the target.  A state or checkpoint that is
+            its noisy gradient is used.  Its other entries count against the target.  A state or checkpoint that is
             noted in a ledger goes on with that one only: another, an older one, or none is refused.
         callbacks : called with the state after every step.
         checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit (from a Source: with
-            a ledger).  It holds the secret key of the run, and is made its owner's alone.
+            a ledger).  It holds the secret key of the run, and is made private to its owner.
         checkpoint_every : in steps.
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
         by : who runs it, for the ledger.
-        log : where to tell what every step looked like: a function of one record, a dict, or the path of a file of JSON
-            lines, to which a resumed run appends.  Most of it is *not* private, and says so; an upper bound of epsilon
-            so far is beside it.  Records are told together, once a second, and all of them by the end of the fit.  What
-            the function returns is ignored, and one that raises is not called again: a run must not end by what is not
-            private (jaxacct/training/run/README.md, "The log").
+        log : the receiver of a record of every step, with an upper bound of epsilon so far: a function of one record, a
+            dict, or the path of a file of JSON lines, to which a resumed run appends.  Most of a record is *not*
+            private, and says so.  Records are put out together, once a second, and all of them by the end of the fit.
+            The function's result is ignored, and a function that raises is not called again: values that are not
+            private must not end a run (jaxacct/training/run/README.md, "The log").
         log_every : in steps.
 
         Returns
@@ -253,10 +253,10 @@ class Trainer:
         Raises
         ------
         InputError : data of another size than the plan's; a state, ledger or checkpoint that do not belong together; a
-            plan that what was spent before does not leave room for; a Source that cannot load an example, or that
-            gives others than before a crash.  What was done until then is in the ledger and the checkpoints.
+            plan that leaves no room after the earlier spending; a Source that cannot load an example, or that gives
+            others than before a crash.  All steps before the error are in the ledger and the checkpoints.
         """
-        if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 - which the type of the settings does not list
+        if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 - the type of the settings lacks this attribute
             raise InputError("jax_disable_jit is set, and keys depend on the compiled program; leave it unset in fit")
         if not isinstance(state, State):
             raise InputError(
@@ -296,7 +296,7 @@ class Trainer:
                 frozen = () if rest is None else rest.frozen
                 refuse_closed_over("loss_fn", trace, given, frozen, source=isinstance(given, Source))
             if found is not None and found.session not in (b"", program.session):
-                # unknown steps may have been taken after the checkpoint: its whole plan counts
+                # unknown steps may follow the checkpoint, so its whole plan counts
                 state = replace(state, history=state.history.whole())
             with run_log(*looks, state) as told:
                 noted = open_run_ledger(where.processes, ledger, state, self.plan, by)
@@ -332,7 +332,7 @@ class Trainer:
             if ledger is not None:
                 ledger.seen(plan, step, looked)
 
-        # one of several processes may look alone but cannot write the entry alone, so all write it before
+        # One of several processes may look alone but cannot write the entry alone, so all write it before any looks.
         alone = processes.count == 1
         looks, noted = Looks(state.seen, see if alone else lambda: None), alone
 
@@ -343,7 +343,9 @@ class Trainer:
 
         saved = found
         if store is not None and step < plan.steps and not program.goes_on(found, ledger is not None):
-            saved = now(session=program.session)  # before anything is released: a crash can then be replayed
+            saved = now(
+                session=program.session
+            )  # before the first release, so that a run can be replayed after a crash
             store.save(saved)
         if step < until:
             program.begin(line, step, until)
@@ -383,10 +385,10 @@ class Trainer:
                         stopped = "callback"
                         break
         except BaseException as error:
-            # whoever ends a run here may have seen its checkpoints, its log or its progress line
+            # a user who ends a run here may have seen its checkpoints, its log or its progress line
             if ledger is not None and step:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
-            # of several processes one may be alone with its error, and cannot write a checkpoint without the others
+            # only one of several processes may have the error, and one cannot write a checkpoint without the others
             if store is not None and alone and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))
                 with contextlib.suppress(InputError):  # the original error says more
@@ -399,11 +401,11 @@ class Trainer:
         line = line._replace(seal=digest_of(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
-            store.save(last)  # nothing was released after it
+            store.save(last)  # without a session: nothing was released after it
         return self._state(last, program.frozen)
 
     def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:
-        """Whether a callback stops the run.  A callback that raises counts as a look at outputs."""
+        """Return whether a callback stops the run.  A callback that raises counts as a look at outputs."""
         try:
             return any([callback(view) for callback in callbacks])
         except BaseException:
@@ -413,13 +415,13 @@ class Trainer:
             looks.now = None
 
     def _state(self, found: Checkpoint, frozen: Untrained | None) -> State:
-        """A checkpoint as users see it: with the whole model."""
+        """Return a checkpoint as users see it: with the whole model."""
         trained, opt_state, clip_norm, not_finite = found.carried
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen)
         return State(join_model(trained, frozen), opt_state, clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any, users: Any) -> None:
-        """InputError where the data are not as many as the plan's, or users do not go with its unit."""
+        """Raise InputError unless the data are as many as the plan's, and users are given if they are its unit."""
         if (self.plan.unit == "user") != (users is not None):
             told = "missing" if users is None else "given"
             raise InputError(
@@ -427,7 +429,7 @@ class Trainer:
                 "is 'user', and only there"
             )
         if users is not None:
-            return  # `user_data` looks at them
+            return  # `user_data` checks the numbers of users and examples
         leaves = jax.tree_util.tree_leaves(data)
         sizes = {(len(data),)} if isinstance(data, Source) else {np.shape(leaf)[:1] for leaf in leaves}
         if sizes != {(self.plan.dataset_size,)}:

@@ -1,1 +1,1 @@
-"""The sum of clipped gradients: what each parameter meets in the loss, norms from that, and examples kept apart."""
+"""Clipping: the uses of each parameter in the loss, norms and sums of clipped gradients, and examples kept apart."""

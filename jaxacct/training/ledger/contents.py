@@ -1,8 +1,8 @@
 """Contents: the total of a ledger's entries, the claims that follow, and whether another step fits.
 
-The stop rule needs no accounting while what is spent and the step to come are among the releases of a plan that is
-known to meet its target.  Once a ledger has left its plan, the longest way on that still meets the target is certified
-once, and later steps are compared with that (README.md, "The stop rule").
+The stop rule needs no accounting as long as the releases so far and the next step are among the releases of a plan
+that meets its target.  Once a ledger has left its plan, the longest continuation that still meets the target is
+certified once.  Later steps are compared with that continuation (README.md, "The stop rule").
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ from jaxacct.training.step.step_mechanisms import (
 )
 
 MANY_RELEASES = 300
-"""If more releases differ, similar ones are grouped: the time of an engine grows with their number."""
+"""Number of different releases beyond which similar ones are grouped: an engine's time grows with their number."""
 
 _ROUND_DOWN = 1.0 - 2.0**-40
-"""Rounds the noise that stands for a sum of up to 1000 terms down, so that it never exceeds the exact noise."""
+"""Factor that rounds down the noise that stands for a sum of up to 1000 terms: it never exceeds the exact noise."""
 _TINY = 1e-150
-"""Stands for a rate of 0 where rates are compared by their ratio."""
+"""Stand-in for a rate of 0, so that rates can be compared by their ratio."""
 
 
 @dataclass
 class _Partition:
-    """Steps with disjoint batches: together they cost as much as the dearest; `dearest` is its entries' noise."""
+    """Steps with disjoint batches, which together cost as much as the costliest step.
+
+    steps : the noise of each step's entries, by step number.  dearest : the noise of the costliest step's entries.
+    """
 
     sampling: str
     share: float
@@ -56,14 +59,14 @@ class _Partition:
     dearest: list[float] = field(default_factory=list)
 
     def has_room_for(self, entry: Step) -> bool:
-        """Whether a step can be one of these: a round has one number of slots, and no more steps than slots."""
+        """Return whether a step can be one of these: a round has one number of slots, and no more steps than slots."""
         if self.sampling == FIXED:
             return True
         full = len(self.steps) >= nearest_slots(self.share) and entry.step not in self.steps
         return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
-        """A Gaussian for each entry of the dearest step; of random allocation one round (README.md)."""
+        """Return a Gaussian for each entry of the dearest step; of random allocation one round (README.md)."""
         if self.sampling == FIXED:
             return [Release(FIXED, sigma, 1.0) for sigma in self.dearest]
         noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * _ROUND_DOWN]
@@ -72,15 +75,17 @@ class _Partition:
 
 @dataclass
 class Spent:
-    """The releases of one run, derived from its entries alone.
+    """Releases of one run, derived from its entries alone.
 
-    releases : the training steps, counted.  others : other mechanisms, counted; noted : their entries.
-    steps : steps that count; of them `again` have a number that was there before.  same : exact replays, which do not
-    count.  torn : lines that were cut off, which count.
-    seen : the entries of steps; numbers : their step numbers; last : the last one.
+    releases : the training steps, counted.
+    others : other mechanisms, counted.  noted : their entries.
+    steps : number of steps that count.  again : number of those whose step number came before.
+    same : number of exact replays, which do not count.  torn : number of lines that were cut off, which count.
+    seen : the entries of steps.  numbers : their step numbers.  last : the last entry.
     partitions : of fixed batches and random allocation, the passes over the data by their fingerprints.
-    next : the step after the last one that counts.  looks : the `seen` entry under the current plan.  owed : the steps
-    left of earlier plans that were replaced after their outputs were seen.
+    next : the step after the last one that counts.
+    looks : the `seen` entry under the current plan.
+    owed : the remaining steps of earlier plans that were replaced after their outputs were seen.
     """
 
     releases: Counter[Release] = field(default_factory=Counter)
@@ -109,7 +114,7 @@ class Spent:
             return
         if isinstance(entry, Torn):
             self.torn += 1
-            self.next += 1  # it was this step, or an exact replay; it counts at least as much as this step
+            self.next += 1  # the torn line was the next step or a replay; it counts at least as much as that step
             self._release(entry)
             return
         if entry in self.seen:
@@ -129,12 +134,12 @@ class Spent:
         self._release(entry)
 
     def _release(self, entry: Step | Torn) -> None:
-        """Count one release; the share of a step whose pass is not known is 1, whatever it says."""
+        """Count one release; a step whose pass is not known has the share 1, whatever its entry says."""
         share = 1.0 if entry.sampling in BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """One more step in a partition: a record of its batch is in all its entries, and in no other's."""
+        """Count one more step in a partition: a record of its batch is in all its entries, and in no other's."""
         before = partition.releases()
         mine = partition.steps.setdefault(entry.step, [])
         mine.append(entry.noise_multiplier)
@@ -142,13 +147,15 @@ class Spent:
             partition.dearest = mine
             self.releases.subtract(before)
             self.releases.update(partition.releases())
-            self.releases += Counter()  # drops counts that have come down to 0
+            self.releases += Counter()  # drops counts of 0
 
     def within(self, first: int, last: int, step: int, label: str | None) -> float:
-        """What a new step's partition has cost so far, as a sum of 1/sigma^2; 0 if the step continues no partition.
+        """Return the cost so far of a new step's partition, as a sum of 1/sigma^2.
 
-        label : its partition, by default that of the last entry.  The step continues it if all steps of the partition
-        are in the pass from step `first` to before step `last`, and none of them is this step.
+        The cost is 0 if the step continues no partition.  It continues one if all steps of the partition are in the
+        pass from step `first` to before step `last`, and none of them is this step.
+
+        label : the partition, by default that of the last entry.
         """
         label = label if label is not None or self.last is None else self.last.partition
         if label not in self.partitions:
@@ -159,17 +166,17 @@ class Spent:
 
 
 def cost(noise: list[float]) -> float:
-    """The sum of 1/sigma^2 of several Gaussians: a larger sum means a larger leak."""
+    """Return the sum of 1/sigma^2 of several Gaussians: a larger sum means a larger leak."""
     return sum(sigma**-2 for sigma in noise)
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """An upper bound of the releases, with few different ones (README.md, "Many releases that differ")."""
+    """Return an upper bound of the releases, with few different ones (README.md, "Many releases that differ")."""
     return _together(counts, min, max)
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """A lower bound of the releases: groups have their most noise and their lowest rate."""
+    """Return a lower bound of the releases: each group has its most noise and its lowest rate."""
     return _together(counts, max, min)
 
 
@@ -185,7 +192,7 @@ def _together(
 
 
 def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
-    """The releases in about `MANY_RELEASES` groups; the group that is costliest to join is split first."""
+    """Return the releases in about `MANY_RELEASES` groups; the group that is costliest to join is split first."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
         """(minus the cost of joining them, the first, the field in which they differ most, all of them)."""
@@ -214,7 +221,7 @@ def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
 
 
 def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
-    """All releases of some runs as one mechanism; releases_as = `at_most` or `at_least` makes it shorter."""
+    """Return all releases of some runs as one mechanism; releases_as = `at_most` or `at_least` makes it shorter."""
     releases: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for spent in several:
@@ -226,7 +233,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Epsilon of what some runs have spent, each given with its `run` lines (README.md, on what may be claimed).
+    """Return epsilon of the spending of some runs, each given with its `run` lines (README.md, "What may be claimed").
 
     relation : by default that of the plans, which must then all have one.
     """
@@ -259,7 +266,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Epsilon of the composition; if many releases differ, similar ones are grouped, once for each end."""
+    """Return epsilon of the composition; if many releases differ, similar ones are grouped, once for each end."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -272,10 +279,10 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
 
 
 class Contents:
-    """The runs of a ledger, what each has spent, and the plans that each has followed.
+    """Runs of a ledger, with the spending of each run and the plans that it has followed.
 
-    path : where the ledger is, for messages.  run : the name of the current run.
-    runs : what each run has spent, by its name.  headers : its `run` lines, with its plans.
+    path : the ledger's path, for messages.  run : the name of the current run.
+    runs : the spending of each run, by its name.  headers : its `run` lines, with its plans.
     """
 
     def __init__(self, path: Path) -> None:
@@ -287,26 +294,28 @@ class Contents:
 
     @property
     def plan(self) -> Plan:
-        """The plan that the current run follows now."""
+        """Plan that the current run follows now."""
         return self.headers[self.run][-1].plan
 
     def releases(self, run: str | None = None) -> Counter[Release]:
-        """The counts of the training steps taken, of one run or of all."""
+        """Count the training steps taken, of one run or of all."""
         known = self.runs.values() if run is None else [self._known(run)]
         return sum((spent.releases for spent in known), Counter())
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """All that counts, of one run or of all, as one mechanism, with the steps in `promised`."""
+        """Return all that counts, of one run or of all, as one mechanism, with the steps in `promised`."""
         return total([self.counting(name) for name in self._names(run)])
 
     def epsilon(
         self, delta: float, relation: str | None = None, run: str | None = None, *, whole: bool = False
     ) -> Bounds:
-        """A certified bracket of the epsilon that counts, of one run or of all; by default under the plans' relation.
+        """Return a certified bracket of the epsilon that counts, of one run or of all.
 
         If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
+
+        relation : by default that of the plans.
         whole : count every run to the end of its plan.  Needed if a run was ended because of outputs that were seen
-        outside of its callbacks, such as a process killed because of its checkpoints; the ledger cannot know this.
+            outside of its callbacks, such as a process killed because of its checkpoints; the ledger cannot know this.
 
         A run whose plan was recalibrated from the data counts with its plan's filter (kind "bound"), composed with the
         other releases at the filter's order; inf if the run has spent more than the filter allows.
@@ -315,18 +324,22 @@ class Contents:
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
 
     def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Epsilon of the entries alone, for a run that continues whatever they show; no claim if it may have ended."""
+        """Return epsilon of the entries alone, for a run that continues whatever they show.
+
+        It is no claim if the run may have ended because of its outputs.
+        """
         return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
 
     def counting(self, run: str, whole: bool = False) -> Spent:
-        """Everything that counts for a run: its entries, and the rest of its plan if its outputs were seen."""
+        """Return everything that counts for a run: its entries, and the rest of its plan if its outputs were seen."""
         spent, more = self._known(run), self.promised(run, whole)
         return replace(spent, releases=spent.releases + more) if more else spent
 
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
-        """The remaining steps of a run whose outputs were seen; none if it ended by itself or has a Rényi filter.
+        """Return the remaining steps of a run whose outputs were seen.
 
-        README.md of this folder, "Outputs that were seen", says why they count.  `whole` is as in `epsilon`.
+        None remain if the run ended by itself or has a Rényi filter.  README.md of this folder, "Outputs that were
+        seen", says why the steps count.  `whole` is as in `epsilon`.
         """
         spent, headers = self._known(run), self.headers[run]
         if any(line.plan.filter for line in headers):
@@ -336,12 +349,12 @@ class Contents:
         return spent.owed + ahead(plan, spent, spent.next, until - spent.next, None)
 
     def unfinished(self, run: str | None = None) -> list[str]:
-        """The runs, of one or of all, that stopped before the end of their plan and have no `seen` entry."""
+        """Return the runs, of one or of all, that stopped before the end of their plan and have no `seen` entry."""
         names = self._names(run)
         return [name for name in names if self.runs[name].looks is None and self.promised(name, whole=True)]
 
     def count(self, entry: Line) -> None:
-        """Count one more entry.  That of a run makes it the current one."""
+        """Count one more entry.  The entry of a run makes that run the current one."""
         if isinstance(entry, Run):
             self._begin(entry)
             return
@@ -361,9 +374,9 @@ class Contents:
         headers.append(entry)
 
     def torn(self, fragment: bytes) -> Torn:
-        """The most that a step which was cut off can have been: the least noise and the highest rate of its run.
+        """Return the most that a step which was cut off can have been: the least noise and the highest rate of its run.
 
-        With caps a higher rate may tell less.  So where there are several rates or caps it counts as a sum in which one
+        With caps a higher rate may leak less.  So with several rates or caps the step counts as a sum in which one
         record displaces another: a Gaussian of half the noise.
         """
         name = run_of(fragment)
@@ -381,9 +394,9 @@ class Contents:
         return Torn(name, noise, 1.0 if sampling == ALLOCATION else rate, sampling)
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
-        """Whether the ledger's entries and one more step of a plan stay within its target and its Rényi filter.
+        """Return whether the ledger's entries and one more step of a plan stay within its target and its Rényi filter.
 
-        `Plan.allows` asks this for a plan that has one of them, and says what the arguments are.
+        `Plan.allows` asks this for a plan that has one of them, and describes the arguments.
         """
         held, others = _held(plan, self, self.run)
         more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition)
@@ -404,14 +417,14 @@ class Contents:
         return list(self.runs) if run is None else [run]
 
     def _known(self, run: str) -> Spent:
-        """The releases of a run; InputError if the ledger does not have it."""
+        """Return the releases of a run; raise InputError if the ledger does not have the run."""
         if run not in self.runs:
             raise InputError(f"run = {run!r:.60} is not in {self.path}; it has {', '.join(map(repr, self.runs))}")
         return self.runs[run]
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """The releases of the next steps of a run under its plan.
+    """Return the releases of the next steps of a run under its plan.
 
     A pass of fixed batches, or a round of random allocation, costs as much as its step with the least noise.  So the
     pass under way adds a release only if its remaining steps have less noise than those in the ledger.
@@ -430,7 +443,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
 
 
 def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
-    """How many steps of a plan, from `step` on, fit its target and filter in addition to the ledger's entries.
+    """Return the number of steps of a plan, from `step` on, that fit its target and filter with the ledger's entries.
 
     run : the run that takes them, by default the current one.  A name that the ledger does not hold is a new run.
     """
@@ -450,7 +463,7 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """The steps, and the number of other mechanisms, that count against the next steps of a run."""
+    """Return the steps, and the number of other mechanisms, that count against the next steps of a run."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)
@@ -463,7 +476,10 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
-    """The runs that count against a plan: all; with repetitions only the run itself, as the law of K covers others."""
+    """Return the runs that count against a plan: all, or with repetitions only the run itself.
+
+    The law of K covers the other runs of a tuning.
+    """
     name = ledger.run if run is None else run
     return [each for each in ledger.runs if plan.repetitions is None or each == name]
 
@@ -476,7 +492,7 @@ def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
 
 
 def one_unit(plan: Plan, others: Iterable[Plan]) -> None:
-    """InputError where one of the other plans counts users and the plan records, or the other way round."""
+    """Raise InputError if one of the other plans counts users and the plan records, or the other way round."""
     units = {other.unit for other in others} - {plan.unit}
     if units:
         raise InputError(
@@ -486,9 +502,9 @@ def one_unit(plan: Plan, others: Iterable[Plan]) -> None:
 
 
 def furthest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number of steps, up to `most`, for which `holds` is true; 0 where it is true for none.
+    """Return the largest number of steps, up to `most`, for which `holds` is true; 0 if it is true for none.
 
-    It must be true for all smaller numbers: more steps never cost less.
+    If it is true for a number, it must be true for all smaller numbers: more steps never cost less.
     """
     if most < 1 or not holds(1):
         return 0

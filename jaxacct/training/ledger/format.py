@@ -1,4 +1,4 @@
-"""The lines of a ledger: JSON objects of five kinds, each with a checksum that also covers all lines before it."""
+"""Lines of a ledger: JSON objects of five kinds, each with a checksum that also covers all lines before it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from jaxacct.training.plan.plan import load, plan_document
 from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATED
 
 _FORMAT, _VERSION = "jaxacct.ledger", 2
-"""The format that a run's line names.  Version 1, which did not note looks at outputs, is read too."""
+"""Format that a run's line names.  Version 1, which did not note looks at outputs, is read too."""
 _MAX_LINE_BYTES, _MAX_TEXT = 2**24, 256
-"""A longer line is refused unread, and so is a longer text (in characters) in it: a ledger may come from strangers."""
+"""Limits of a line in bytes and of a text in characters; longer ones are refused, since strangers may write ledgers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
-"""Step numbers and counts: all whole numbers up to 2**53 are exact in float64."""
+"""Range of step numbers and counts: all whole numbers up to 2**53 are exact in float64."""
 _SUFFIX = ', "check": "00000000"}'
-"""The end of a line; its length is what counts."""
+"""End of a line; only its length matters."""
 _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
-"""How every line begins, and how lines of steps begin."""
+"""Beginnings of every line, of lines of steps, and of lines of torn steps."""
 
 
 class Run(NamedTuple):
-    """A run begins, or continues with another plan.
+    """Beginning of a run, or its continuation with another plan.
 
     told : whether looks at its outputs are noted; version 1 did not note them.
     """
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Outputs of a run are about to be seen, after `step` steps of its plan.
+    """Note that outputs of a run are about to be seen, after `step` steps of its plan.
 
     until : the step before which the run would have ended by itself.
     looked : whether a callback looks at them or raises; False if something else ends a run that may have shown them.
@@ -56,7 +56,7 @@ class Seen(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One training step is about to be released."""
+    """Note that one training step is about to be released."""
 
     run: str
     step: int
@@ -71,7 +71,7 @@ class Step(NamedTuple):
 
 
 class Spend(NamedTuple):
-    """Another mechanism is about to be released."""
+    """Note that another mechanism is about to be released."""
 
     run: str
     mechanism: Mechanism
@@ -79,7 +79,7 @@ class Spend(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """The step that a line that was cut off counts as."""
+    """Step as which a line that was cut off counts."""
 
     run: str
     noise_multiplier: float
@@ -93,22 +93,22 @@ Line = Run | Step | Spend | Torn | Seen
 
 
 class Chain(NamedTuple):
-    """Checksums of all lines so far: the CRC-32 that the file holds, and a SHA-256 digest that it does not."""
+    """Checksums of all lines so far: the CRC-32 that the file holds, and a SHA-256 digest that it does not hold."""
 
     check: int
     head: bytes
 
     def then(self, body: bytes) -> Chain:
-        """The checksums after one more line, which is given without its own."""
+        """Return the checksums after one more line, which is given without its own checksum."""
         return Chain(zlib.crc32(body, self.check), hashlib.sha256(self.head + body).digest())
 
 
 BEGINNING = Chain(0, b"")
-"""The checksums before the first line."""
+"""Checksums before the first line."""
 
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
-    """A line as bytes, with its checksum, and the checksums that the next one continues."""
+    """Return a line as bytes, with its checksum, and the checksums that the next line continues."""
     kind, fields = type(line).__name__.lower(), line._asdict()
     if isinstance(line, Run):
         head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}
@@ -123,9 +123,9 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """(line, checksums so far, where it ends) of every line; a last line that was cut off comes as bytes.
+    """Yield (line, checksums so far, where it ends) of every line; a last line that was cut off comes as bytes.
 
-    Raises InputError, naming the line, for anything else that is damaged.
+    Raises InputError, naming the line, for any other damage.
     """
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
@@ -156,17 +156,17 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
 
 
 def _begins_a_ledger(first: bytes) -> bool:
-    """Whether a line may be the first line of a ledger, possibly damaged or cut off."""
+    """Return whether a line may be the first line of a ledger, possibly damaged or cut off."""
     return first.startswith(_KIND) or _KIND.startswith(first) or _FORMAT.encode() in first[:_MAX_LINE_BYTES]
 
 
 def looks_like_a_step(fragment: bytes) -> bool:
-    """Whether a line begins like a `step` or a `torn` entry."""
+    """Return whether a line begins like a `step` or a `torn` entry."""
     return any(fragment.startswith(one) or one.startswith(fragment) for one in (_STEP, _TORN))
 
 
 def run_of(fragment: bytes) -> str | None:
-    """The run that the beginning of a line names."""
+    """Return the run that the beginning of a line names."""
     found = re.match(rb'\{"kind": "(?:step|torn)", "run": ("(?:[^"\\]|\\.)*")', fragment)
     try:
         return json.loads(found[1]) if found else None
@@ -175,14 +175,14 @@ def run_of(fragment: bytes) -> str | None:
 
 
 def words(name: str, value: Any, longest: int = _MAX_TEXT) -> str:
-    """A text of bounded length."""
+    """Return a text of bounded length."""
     if not isinstance(value, str) or len(value) > longest:
         raise InputError(f"{name} = {value!r:.40} must be text of at most {longest} characters; shorten it")
     return value
 
 
 def checked(line: Step) -> Step:
-    """The step with its fields checked."""
+    """Return the step with its fields checked."""
     step = check("step", line.step, LAST_STEP)
     noise = check("noise_multiplier", line.noise_multiplier, POSITIVE)
     rate = check("sampling_probability", line.sampling_probability, PROBABILITY)
@@ -208,7 +208,7 @@ def checked(line: Step) -> Step:
 
 
 def checked_seen(line: Seen) -> Seen:
-    """The line with its fields checked."""
+    """Return the line with its fields checked."""
     step, until = (int(check(name, getattr(line, name), LAST_STEP)) for name in ("step", "until"))
     if not isinstance(line.looked, bool):
         raise InputError(f"looked = {line.looked!r:.40} must be true or false; use one of them")
@@ -216,7 +216,7 @@ def checked_seen(line: Seen) -> Seen:
 
 
 def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
-    """The entry in a whole line; raises InputError with the line's number if there is none.
+    """Return the entry in a whole line; raise InputError with the line's number if it has none.
 
     told : `Run.told` of each run that was read so far.
     """

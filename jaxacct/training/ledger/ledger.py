@@ -26,7 +26,7 @@ from jaxacct.training.plan import Plan
 
 
 class Mark(NamedTuple):
-    """The state of a ledger at some moment: its path, the run, the number of its lines, and their SHA-256 digest."""
+    """State of a ledger at some moment: its path, the run, the number of its lines, and their SHA-256 digest."""
 
     path: str
     run: str
@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
 
 def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
-    """A new file in the folder of `place`, readable by its owner alone; `path` is named where it cannot be made."""
+    """Make a file in the folder of `place`, readable by its owner alone; an error names `path`."""
     name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # at most 255 bytes with the ending
     temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -46,9 +46,9 @@ def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
 
 
 class LedgerFile:
-    """The file of an open ledger.  Other writers are locked out, and an entry is on the disk before it counts.
+    """File of an open ledger.  Other writers are locked out, and an entry is on the disk before it counts.
 
-    file : None once it is closed; nothing can be written then.  size : how many bytes it should have.
+    file : None once it is closed; nothing can be written then.  size : the number of bytes that it should have.
     """
 
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
@@ -57,23 +57,24 @@ class LedgerFile:
 
     @property
     def file(self) -> BinaryIO:
-        """The file; InputError where it is closed."""
+        """The file; InputError if it is closed."""
         if self._file is None:
             raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
         return self._file
 
     @property
     def is_open(self) -> bool:
+        """Whether the file is open."""
         return self._file is not None
 
     def hold(self) -> None:
-        """Refuse a ledger that another process is writing (where the system has such locks)."""
+        """Refuse a ledger that another process is writing (if the system has such locks)."""
         try:
             lock(self.file)
         except BlockingIOError:
             self.close()
             raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
-        if not self._is_there(self.file):  # the process that wrote it has replaced it meanwhile
+        if not self._is_there(self.file):  # the process that held the lock has replaced the file
             self.close()
             raise InputError(f"{self.path}: was replaced while it was being opened; open it again")
 
@@ -97,7 +98,7 @@ class LedgerFile:
         place, old = Path(os.path.realpath(self.path)), self.file
         temporary, new = _new_beside(place, self.path)
         try:
-            with contextlib.suppress(OSError):  # file systems without permissions
+            with contextlib.suppress(OSError):  # some file systems have no permissions
                 temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
             lock(new)
             old.seek(0)
@@ -107,7 +108,7 @@ class LedgerFile:
             new.write(content)
             new.flush()
             os.fsync(new.fileno())
-            if os.name != "posix":  # an open file cannot be renamed there
+            if os.name != "posix":  # other systems cannot rename an open file
                 new.close()
                 old.close()
             os.replace(temporary, place)
@@ -126,10 +127,10 @@ class LedgerFile:
         self.size = end + len(content)
 
     def end_last_line(self) -> None:
-        """Give a last line that lacks nothing but its end that end.
+        """Add the missing end to a last line that is otherwise complete.
 
-        It need not be on the disk when this returns: without it the file is read the same, and `append` puts all that
-        is in the file on the disk before its own entry counts.
+        The end need not be on the disk when this returns.  Without it the file is read the same, and `append` puts all
+        that is in the file on the disk before its own entry counts.
         """
         file = self.file
         file.seek(0, os.SEEK_END)
@@ -156,7 +157,7 @@ class LedgerFile:
             raise InputError(f"{self.path}: was changed by something else while it was open; restore it from a copy")
 
     def _is_there(self, file: BinaryIO) -> bool:
-        """Whether an open file is the file at the path."""
+        """Return whether an open file is the file at the path."""
         try:
             return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
         except FileNotFoundError:
@@ -164,24 +165,24 @@ class LedgerFile:
 
 
 class Ledger(Contents):
-    """What one or several runs have spent: one JSON line per release, on the disk before `record` returns.
+    """Record of what one or several runs have spent: one JSON line per release, on the disk before `record` returns.
 
-    Call `record` before the noisy sum is used.  Then a crash at any moment can only make the ledger say too much:
-    a line that was cut off counts as a step, at the least noise and the highest rate that its run has known.  An entry
-    is known by its run, step, key, batch and noise: a replay of exactly the same counts once, any other counts again.
-    So equal fingerprints must mean an equal output, to the last bit; a step repeated in any other way needs a new key.
+    Call `record` before the noisy sum is used.  Then a crash at any moment can only make the ledger say too much: a
+    line that was cut off counts as a step, at the least noise and the highest rate that its run has known.  An entry is
+    identified by its run, step, key, batch and noise: an exact replay counts once, any other entry counts again.  So
+    equal fingerprints must mean an equal output, to the last bit; a step repeated in any other way needs a new key.
 
     Call `seen` before you look at outputs of a run that you may end because of them.  From then on `spent` and
     `epsilon` count the run to the end of its plan, whenever it ends.
 
-    One process writes at a time.  Whatever is damaged but for the last line is refused, with the number of the line.
+    One process writes at a time.  Damage anywhere but in the last line is refused, with the number of the line.
 
-    Made by `create`, `open` or `read`.  Its attributes are `run`, the name of the current run; `runs`, what each run
-    has spent, by name; and `headers`, the `run` lines of each, with its plans.
+    Made by `create`, `open` or `read`.  Its attributes are `run`, the name of the current run; `runs`, the spending of
+    each run, by name; and `headers`, the `run` lines of each run, with its plans.
 
     Parameters
     ----------
-    path : where it is.
+    path : the path of the ledger.
     file : the open file; None for a ledger that cannot be written.
 
     >>> import tempfile
@@ -199,12 +200,12 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
-        self.lock = threading.RLock()  # from the choice of a run to its entry, where several threads have runs
-        self._chains = [ledger_format.BEGINNING]  # before the first line, and after each
+        self.lock = threading.RLock()  # held from the choice of a run to its entry, since several threads may have runs
+        self._chains = [ledger_format.BEGINNING]  # checksums before the first line, and after each line
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
-        """A new ledger, for a run of a plan, readable by its owner alone; a file that is there already is refused.
+        """Create a ledger for a run of a plan, readable by its owner alone; an existing file is refused.
 
         run : its name, by default a random one.  by : who runs it.
         """
@@ -234,7 +235,7 @@ class Ledger(Contents):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], run: str | None = None) -> Ledger:
-        """A ledger to be continued: the named run of it, by default the last that began."""
+        """Open a ledger to be continued: the named run of it, by default the last that began."""
         place = regular_file("ledger", path)
         try:
             ledger = cls(place, place.open("r+b"))
@@ -253,7 +254,7 @@ class Ledger(Contents):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Ledger:
-        """A ledger for reading only; another process may be writing it."""
+        """Open a ledger for reading only; another process may be writing it."""
         place = regular_file("ledger", path)
         try:
             with place.open("rb") as file:
@@ -270,9 +271,9 @@ class Ledger(Contents):
         return self._file.is_open
 
     def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
-        """Begin another run in the same ledger, which becomes the current one; its name.
+        """Begin another run in the same ledger, which becomes the current run; return its name.
 
-        A plan whose unit is another than that of the ledger's runs is refused: their guarantees do not add up.
+        A plan whose unit differs from that of the ledger's runs is refused: their guarantees do not add up.
         """
         name = secrets.token_hex(8) if run is None else ledger_format.words("run", run)
         if name in self.runs:
@@ -295,16 +296,20 @@ class Ledger(Contents):
         sampling_probability: float,
         partition: str | None = None,
     ) -> None:
-        """Note a step that is about to be released; it is on the disk when this returns, or InputError.
+        """Note a step that is about to be released; it is on the disk when this returns.
 
         Parameters
         ----------
         step : its number, from 0.
-        key_fingerprint, batch_fingerprint : texts that are equal only where the step comes out equal, to the last bit.
+        key_fingerprint, batch_fingerprint : texts that are equal only if the step's results are equal, to the last bit.
         noise_multiplier, sampling_probability : of this step.
         partition : of fixed batches, a fingerprint of how the data were cut for this pass; of random allocation, of the
-            slots that the records drew for this round.  Steps of one partition are taken to have disjoint batches:
+            slots that the records drew for this round.  Steps of one partition are assumed to have disjoint batches:
             together they cost what the dearest costs, or one round.  Without it every step costs a Gaussian.
+
+        Raises
+        ------
+        InputError : a bad number or text, or a file that cannot be written.
         """
         entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
         self._append([self._step(*entry)])
@@ -318,7 +323,7 @@ class Ledger(Contents):
         sampling_probability: ArrayLike,
         partitions: Sequence[str | None] | None = None,
     ) -> None:
-        """`record` for several steps in one write, before any of them is released; the numbers broadcast."""
+        """Note several steps as `record` does, in one write, before any of them is released; the numbers broadcast."""
         count = len(steps)
         noise, rate = (np.broadcast_to(x, count).tolist() for x in (noise_multiplier, sampling_probability))
         columns = (steps, key_fingerprints, batch_fingerprints, noise, rate, partitions or [None] * count)
@@ -340,7 +345,7 @@ class Ledger(Contents):
         whenever it ends, until it continues with another plan.
 
         looked : False if what stops the run did not ask for outputs; the rest of this plan then no longer counts once
-            the run continues with another one.
+        the run continues with another plan.
         """
         with self.lock:
             spent = self.runs[self.run]
@@ -352,7 +357,7 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """The new end of a run whose outputs were seen, if the ledger does not count this step yet; else None."""
+        """Return the new end of a run whose outputs were seen, or None if the ledger counts this step already."""
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
             return None
@@ -368,7 +373,7 @@ class Ledger(Contents):
             self._append([known._replace(step=step, until=until)])
 
     def mark(self) -> Mark:
-        """The present state of the ledger, for `require` later on."""
+        """Return the present state of the ledger, for `require` later on."""
         with self.lock:
             return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
 
@@ -405,7 +410,7 @@ class Ledger(Contents):
         one_unit(plan, (line.plan for lines in self.headers.values() for line in lines))
 
     def _append(self, entries: Sequence[Line]) -> None:
-        """Write, make sure that it is on the disk, and only then count."""
+        """Write entries, make sure that they are on the disk, and only then count them."""
         with self.lock:
             content, chains = b"", self._chains[-1:]
             for entry in entries:
@@ -417,13 +422,13 @@ class Ledger(Contents):
                 self._chains += chains[1:]
                 for entry in entries:
                     self.count(entry)
-            except BaseException:  # also an interrupt: the counts here may differ from the file
+            except BaseException:  # after an interrupt, too, the counts may differ from the file
                 with contextlib.suppress(OSError):
                     self._file.close()
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Count every line; replace a last line that was cut off by the step that it counts as."""
+        """Count every line; replace a last line that was cut off by the step as which it counts."""
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):
             if isinstance(line, bytes):

@@ -26,16 +26,17 @@ from jaxacct.training.step.step_function import Carried
 _BESIDE = 2**14
 """Most bytes of a checkpoint in addition to its numbers, for each array and for each of 16 files."""
 _KEPT = 2
-"""Number of checkpoints kept: the last two."""
+"""Number of checkpoints kept."""
 _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 """Names in a folder of checkpoints."""
 
 
 class Checkpoint(NamedTuple):
-    """All of a run between two steps.
+    """Run between two steps, as it is stored.
 
     session : a digest of the plan, program and data with which steps may have been taken since; b"" if none were.
-    stopped : why the run stopped, as in the state; "" while it goes on.  seen : whether callbacks looked at outputs.
+    stopped : why the run stopped, as in the state; "" while it goes on.
+    seen : whether callbacks looked at outputs.
     """
 
     step: int
@@ -48,10 +49,10 @@ class Checkpoint(NamedTuple):
 
 
 class Store:
-    """A folder of checkpoints, readable by its owner alone: it holds the secret key of the run.
+    """Folder of checkpoints, readable by its owner alone: it holds the secret key of the run.
 
-    Checkpoints are numbered in the order of writing, from 0.  Of arrays that are spread over processes, each process
-    writes and reads its own parts; the folder is then one that all of them see.
+    Checkpoints are numbered in the order of writing, from 0.  If arrays are spread over processes, each process writes
+    and reads its own parts; all processes must see the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:
@@ -75,7 +76,7 @@ class Store:
         return b""
 
     def latest(self) -> int | None:
-        """The number of the last checkpoint."""
+        """Return the number of the last checkpoint."""
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
@@ -101,7 +102,10 @@ class Store:
             self._manager.wait_until_finished()
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """A checkpoint with the arrays of ``like``; where it has no names, digest_of must give its `Lineage.seal`."""
+        """Return a checkpoint with arrays as in ``like``.
+
+        If it has no names of arrays, digest_of must give its `Lineage.seal`.
+        """
         if not (self._path / str(number) / "run").exists():
             raise InputError(
                 f"checkpoint {number} does not say what was spent: an earlier version wrote it; finish its run with "
@@ -123,11 +127,11 @@ class Store:
         carried = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(leaves, jax.tree.leaves(like), strict=True)):
             raise InputError(f"checkpoint {number} has other shapes than this model and optimizer; use those it is of")
-        known = Lineage._field_defaults | run["lineage"]  # earlier releases knew fewer of them
+        known = Lineage._field_defaults | run["lineage"]  # earlier releases had fewer fields
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
-        alike = len({repr(kind) for _, *kind in own}) < len(own)  # otherwise the shapes determine the order
+        alike = len({repr(kind) for _, *kind in own}) < len(own)  # if all differ, shapes determine the order
         if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(
                 f"checkpoint {number} is of an earlier version, which kept no names, and of another model, "
@@ -138,7 +142,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Files written inside are private to their owner, and a failure is one line instead of Orbax's logs."""
+        """Make files written inside private to their owner; turn a failure into one line instead of Orbax's logs."""
         errors = logging.getLogger("absl")
         told = lambda record: record.levelno < logging.ERROR
         errors.addFilter(told)
@@ -162,7 +166,7 @@ class Store:
 
 
 def _require_room(folder: Path, carried: Carried) -> None:
-    """OSError where the disk has no room for a checkpoint; checked before any of it is written."""
+    """Raise OSError if the disk has no room for a checkpoint, before any of it is written."""
     leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(carried)]
     size = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards if part.replica_id == 0)
     if hasattr(os, "posix_fallocate"):
@@ -171,7 +175,7 @@ def _require_room(folder: Path, carried: Carried) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Take everyone's rights but the owner's from a folder and the checkpoints in it; InputError where one may not."""
+    """Make a folder and its checkpoints private to the owner; refuse a folder with other files or another owner."""
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")
@@ -188,19 +192,19 @@ def _make_private(folder: Path) -> None:
 
 
 def _leaves(carried: Carried) -> list[list[Any]]:
-    """[name, shape, dtype] of every array, in order."""
+    """Return [name, shape, dtype] of every array, in order."""
     found = jax.tree_util.tree_flatten_with_path(carried)[0]
     name = lambda path: re.sub(r" at 0x[0-9a-f]+", "", jax.tree_util.keystr(path)).removeprefix(".")
     return [[name(path), list(np.shape(leaf)), str(jax.numpy.asarray(leaf).dtype)] for path, leaf in found]
 
 
 def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
-    """The first array that differs between a checkpoint and the model."""
+    """Return words for the first array that differs between a checkpoint and the model."""
     told = lambda leaf: "nothing" if leaf is None else f"{leaf[0]:.80} of shape {tuple(leaf[1])} and dtype {leaf[2]}"
     one, other = next((a, b) for a, b in zip_longest(there, own) if a != b)
     return f"it has {told(one)} where the model has {told(other)}; use the model and optimizer that wrote it"
 
 
 def _plain(carried: Carried) -> list[Any]:
-    """The arrays in their order; the structure is that of the model and optimizer at hand."""
+    """Return the arrays in their order; the model and optimizer at hand give the structure."""
     return [jax.numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(carried)]

@@ -1,9 +1,9 @@
-"""The log of a run's steps, with epsilon beside them, and the progress line, while the run goes on.
+"""Log of a run's steps, with epsilon beside them, and the progress line, while the run goes on.
 
-Nothing waits for the device: the numbers of a step are fetched once it is done, as a rule while the next ones are being
-computed.  They are told together, once a second: what a step computes has driven the log's own code and data out of the
-caches, so that a record by itself takes several times as long.  What the log's reader does with them is outside the
-guarantee, since most of them are not private.  Reasons: jaxacct/training/run/README.md, "The log".
+Nothing waits for the device.  The numbers of a step are fetched once the step is done, as a rule while the next steps
+are being computed.  Records are put out together, once a second: a step's computation has driven the log's code and
+data out of the caches, so that a single record takes several times as long.  The use that a reader makes of the log is
+outside the guarantee, since most numbers are not private.  Reasons: jaxacct/training/run/README.md, "The log".
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from jaxacct.training.step.step_function import Observed
 from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 
 Held = list[tuple[Spent, list[Run]]]
-"""What counts against a plan: for each run its releases and its plans.  The current run comes first."""
+"""Spending that counts against a plan: for each run its releases and its plans.  The current run comes first."""
 PAUSES = (0.2, 10.0)
-"""Seconds between two updates; each waits for the step to be done, so that the rate is one of steps done."""
+"""Seconds between two updates, at least and at most; each waits for its step to be done, so that the rate is right."""
 _FIRST = b'{"event": "begin"'
-"""How a log begins."""
+"""Beginning of a log file."""
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
-"""Where a log goes: a function of one record, the path of a file of JSON lines, or nowhere."""
+"""Destination of a log: a function of one record, the path of a file of JSON lines, or None."""
 MOST_PENDING = 8
 """Most logged steps that may still be running; if there are more, the host waits for the oldest of them."""
 MOST_HELD = 32
@@ -60,15 +60,16 @@ MOST_HELD = 32
 PAUSE_SECONDS = 1.0
 """Seconds for which records are held back, so that several are put out together."""
 WAIT_SECONDS = 5.0
-"""How long a record waits for the table of epsilon; later ones find it there."""
+"""Most seconds that a record waits for the table of epsilon; later records find it ready."""
 
 
 @dataclass(slots=True)
 class _Look:
     """Numbers of a step, on the device or on their way; filled in as they arrive, so that an interrupt repeats nothing.
 
-    point : the place in a table of epsilon that covers the releases so far.  when, rate : the time at which the step
-    was found done, and the steps a second until then.  record : the record that is put out.
+    point : the place in a table of epsilon that covers the releases so far.
+    when, rate : the time at which the step was found done, and the steps a second until then.
+    record : the record that is put out.
     """
 
     step: int
@@ -80,7 +81,7 @@ class _Look:
 
 
 class RunLog:
-    """Logs every `every`-th step of one `fit`, and the plan's last step, in order; `begin` comes first.
+    """Log of every `every`-th step of one `fit`, and of the plan's last step, in order; `begin` comes first.
 
     put : called with each record; None if no log is wanted.  file : the file to which it writes, or None.
     """
@@ -90,7 +91,7 @@ class RunLog:
         self._epsilon: EpsilonSoFar | None = None
         self._last = 0
         self._looks: deque[_Look] = deque()
-        self._recent: deque[tuple[int, float]] = deque(maxlen=32)  # over which the rate is taken
+        self._recent: deque[tuple[int, float]] = deque(maxlen=32)  # steps and times for the rate
         self._begin = self._told = time.monotonic()
         self.ending: dict[str, Any] = {}
 
@@ -100,7 +101,7 @@ class RunLog:
         return self._put is not None
 
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
-        """Steps are about to be taken, from a state on, by a plan; ledger : what holds all else, or None."""
+        """Begin the log of a plan's steps from a state on; ledger : what holds all other spending, or None."""
         if self._put is None:
             return
         self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
@@ -108,7 +109,7 @@ class RunLog:
             self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
-        """A step was handed to the device and gives these numbers; stretches : of all until then, without a ledger."""
+        """Take the numbers of a step that was handed to the device; stretches : of all steps, without a ledger."""
         if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
             return
         self._looks.append(_Look(step, observed, self._epsilon.point(step, stretches)))
@@ -124,7 +125,7 @@ class RunLog:
         """Note how the run ended, for the last line of the file, and return the state that `fit` returns."""
         self.ending = {"step": state.step, "ended": state.stopped}
         if self._put is not None and self._file is not None and self._epsilon is not None:
-            with contextlib.suppress(Exception):  # if the ledger is gone, say: the state still raises that error
+            with contextlib.suppress(Exception):  # the state raises the same error later, such as for a lost ledger
                 found = state.epsilon
                 ends = {"lower": float(found.lower), "upper": float(found.upper), "delta": state.plan.target_delta}
                 self.ending["epsilon"] = ends | {"kind": found.kind, "covers": self._epsilon.covers}
@@ -143,7 +144,7 @@ class RunLog:
             self.tell({"event": "end", "run": self._run} | self.ending)
 
     def tell(self, record: dict[str, Any]) -> None:
-        """Hand a record over.  Whoever takes it cannot stop the run by failing, and is given nothing after that."""
+        """Hand a record over.  A receiver that fails cannot stop the run, and is given nothing after that."""
         try:
             if self._put is not None:
                 self._put(record)
@@ -153,14 +154,14 @@ class RunLog:
             progress.say(f"jaxacct: log raised {words}; training goes on without it")
 
     def _unread(self) -> list[_Look]:
-        """The looks, the last ones, whose numbers are not fetched."""
+        """Return the looks, the last ones, whose numbers are not fetched."""
         return [*itertools.takewhile(lambda look: look.record is None, reversed(self._looks))][::-1]
 
     def _see_done(self, most: int) -> None:
-        """Mark the looks whose steps are done, in their order; the oldest of more than `most` others is waited for."""
+        """Mark the looks whose steps are done, in their order; wait for the oldest of more than `most` others."""
         waiting = [look for look in self._unread() if look.when is None]
         for place, look in enumerate(waiting):
-            if not look.observed.members.is_ready():  # and with it all else that its program returned
+            if not look.observed.members.is_ready():  # all results of one program are ready at once
                 if len(waiting) - place <= most:
                     break
                 jax.block_until_ready(look.observed)
@@ -171,7 +172,7 @@ class RunLog:
             look.when = now
 
     def _fetch(self) -> None:
-        """The numbers of all steps that are done, which are asked for together."""
+        """Fetch the numbers of all steps that are done, with one request."""
         done = [look for look in self._unread() if look.when is not None]
         for leaf in jax.tree_util.tree_leaves([look.observed for look in done]):
             leaf.copy_to_host_async()
@@ -195,7 +196,7 @@ class RunLog:
                 elif left > 0.0:
                     break
             record = look.record | {"epsilon": epsilon.told(look.point)}
-            if self._file is None:  # an interrupt may follow: a function gets no record twice, and a file keeps it once
+            if self._file is None:  # after an interrupt a function gets no record twice; a file drops the second copy
                 self._looks.popleft()
             self.tell(record)
             if self._file is not None:
@@ -204,7 +205,7 @@ class RunLog:
 
 @contextlib.contextmanager
 def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
-    """The log of a `fit` that goes on from a state; however the fit ends, the remaining records are put out."""
+    """Yield the log of a `fit` that goes on from a state; however the fit ends, the remaining records are put out."""
     run = digest(b"run", state.lineage.root.key).hex()[:16]  # as in a ledger
     file, put = None, None
     if callable(log):
@@ -227,7 +228,7 @@ def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
 
 
 def checked_log(log: Any, ledger: Any = None) -> Log:
-    """The log, checked: InputError unless it is None, a function or a path, and for the path of the ledger."""
+    """Return the log; raise InputError unless it is None, a function or a path, and for the path of the ledger."""
     if log is None or callable(log):
         return log
     if not isinstance(log, str | os.PathLike):
@@ -239,7 +240,7 @@ def checked_log(log: Any, ledger: Any = None) -> Log:
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
-    """The numbers of a step that are not private, once it is done: means over its contributors, None without any."""
+    """Return the numbers of a finished step that are not private: means over its contributors, None without any."""
     members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
     each = members - not_finite
     mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
@@ -255,9 +256,9 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
 
 
 class LogFile:
-    """A file of JSON lines, open for appending, and readable by its owner alone: most of it is not private.
+    """File of JSON lines, open for appending, and readable by its owner alone: most of it is not private.
 
-    A last line that was cut off is removed.  A step that the file has already, since the run was resumed from a
+    A last line that was cut off is removed.  A step that the file already has, since the run was resumed from a
     checkpoint before it, is marked by ``"again": true``.  InputError : a file that cannot be written, or is no log.
     """
 
@@ -276,8 +277,8 @@ class LogFile:
             _make_private(descriptor)
             _cut_after_last_line(self._file)
             self.there = self._last_step(run)
-            self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # record written, the place before it
-        except OSError as error:  # a pipe, say, which cannot be read again
+            self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record, and the place before it
+        except OSError as error:  # such as for a pipe, which cannot be read again
             self._file.close()
             raise unwritable(place, error) from None
         except BaseException:
@@ -285,14 +286,14 @@ class LogFile:
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """The record of a `fit` that begins or continues; it names the steps that are repeated."""
+        """Return the record of a `fit` that begins or continues; it names the steps that are repeated."""
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return record | again | {"time": now}
 
     def write(self, record: dict[str, Any]) -> None:
-        """One record as one line; one that the system had been given when an interrupt came is not written again."""
+        """Write one record as one line; skip a record that was already being written when an interrupt came."""
         key, place = (record["event"], record.get("step")), self._file.tell()
         if key == self._last[0] and place != self._last[1]:
             return
@@ -308,7 +309,7 @@ class LogFile:
         self._file.close()
 
     def _last_step(self, run: str) -> int:
-        """The last step of a run that is in the file; 0 where there is none."""
+        """Return the last step of a run that is in the file; 0 without one."""
         pattern = re.compile(rb'\{"event": "step", "run": "' + re.escape(run.encode()) + rb'", "step": (\d+)[,}]')
         self._file.seek(0)
         with open(os.dup(self._file.fileno()), "rb") as lines:
@@ -317,7 +318,7 @@ class LogFile:
 
 
 def _make_private(descriptor: int) -> None:
-    """Take everyone's rights but the owner's from a file that was there before; devices, as /dev/null, are let be."""
+    """Take everyone's rights but the owner's from a regular file that existed; leave devices, as /dev/null, alone."""
     mode = os.fstat(descriptor).st_mode
     if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
         os.fchmod(descriptor, 0o600)
@@ -339,7 +340,7 @@ def _cut_after_last_line(file: Any) -> None:
 
 
 def _finite(node: Any) -> Any:
-    """A document with None in place of infinities and NaN, for which JSON has no number."""
+    """Return a document with None in place of infinities and NaN, for which JSON has no number."""
     if isinstance(node, dict):
         return {name: _finite(value) for name, value in node.items()}
     if isinstance(node, list | tuple):
@@ -348,10 +349,10 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """One line on standard error, with an upper bound of epsilon from the plan's table; show None: on a terminal.
+    """Line on standard error, with an upper bound of epsilon from the plan's table; show None: only on a terminal.
 
-    A thread computes the table, begun with the first line that is shown: training does not wait for it, and lines say
-    nothing of epsilon until it is there.
+    A thread, begun with the first line that is shown, computes the table.  Training does not wait for the table, and
+    lines have no epsilon until it is ready.
     """
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
@@ -366,16 +367,17 @@ class ProgressLine:
             self._progress.update(step, self._epsilon(step))
 
     def _epsilon(self, step: int) -> str:
+        """Return the words on epsilon; start computing the table if there is none."""
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
-            # no daemon: a compilation must not be cut off when the interpreter ends, which waits for it
+            # no daemon: at its end the interpreter waits for the thread, and cuts off no compilation
             self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
         return ""
 
     def _compute(self, step: int) -> None:
-        with contextlib.suppress(Exception):  # what fails here fails in the state's epsilon, too, and is told there
+        with contextlib.suppress(Exception):  # the state's epsilon raises the same error
             self._plan.live_epsilon(step)
 
     def close(self) -> None:
@@ -386,51 +388,51 @@ class ProgressLine:
 class _Table:
     """Upper ends of epsilon along a plan, computed in a thread of its own when they are first asked for.
 
-    held : what was held before step `first`, and counts as well; None for the plan alone.
+    held : the spending before step `first`, which counts as well; None for the plan alone.
     """
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
         self._before = _added(held or [])[0]
-        self._uppers: tuple[list[int], list[float]] = [], []  # after which steps, in one piece for other threads
+        self._uppers: tuple[list[int], list[float]] = [], []  # (steps, upper ends), set at once for other threads
         self._thread: threading.Thread | None = None
 
     def at(self, step: int) -> TablePoint:
-        """The point after `step` steps; starts computing the table on the first call."""
+        """Return the point after `step` steps; start computing the table on the first call."""
         if self._thread is None:
-            # no daemon: a compilation must not be cut off when the interpreter ends, which waits for it
+            # no daemon: at its end the interpreter waits for the thread, and cuts off no compilation
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)
 
     @property
     def ready(self) -> bool:
-        """Whether all is there that ever will be."""
+        """Whether the computation has ended."""
         return self._thread is not None and not self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
-        """Wait so long at most until it is there."""
+        """Wait until the computation has ended, at most so many seconds."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def planned(self, step: int) -> Counter[Release]:
-        """The releases that the table covers after `step` steps."""
+        """Return the releases that the table covers after `step` steps."""
         return self._before + self._plan.releases_between(self._first, step)
 
     def upper(self, step: int) -> float | None:
-        """The upper end after `step` steps; None if it is not computed."""
+        """Return the upper end after `step` steps; None if it is not computed."""
         steps, uppers = self._uppers
         return uppers[bisect.bisect_left(steps, step)] if steps else None
 
     def _compute(self) -> None:
-        with contextlib.suppress(Exception):  # what fails here fails in the state's epsilon, too, and is told there
+        with contextlib.suppress(Exception):  # the state's epsilon raises the same error
             if self._held is None:
                 self._compute_curve()
             else:
                 self._compute_claims(*self._held)
 
     def _compute_curve(self) -> None:
-        """64 even steps in one call, and in another steps a tenth apart at the beginning, where these are too few."""
+        """Compute 64 even steps in one call; if these are too few at the beginning, add steps a tenth apart."""
         plan, even = self._plan, 64
         curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, even)]
         self._put(curve)
@@ -445,7 +447,7 @@ class _Table:
             self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _compute_claims(self, current: tuple[Spent, list[Run]], *others: tuple[Spent, list[Run]]) -> None:
-        """16 steps, since each is a claim of its own."""
+        """Compute 16 steps, since each is a claim of its own."""
         (own, headers), uppers = current, []
         for step in _even_steps(self._first, self._plan.steps, 16):
             spent = replace(own, releases=own.releases + self._plan.releases_between(self._first, step))
@@ -461,13 +463,13 @@ class _Table:
 
 
 def _even_steps(first: int, last: int, most: int) -> list[int]:
-    """At most `most` steps, evenly spaced after `first`, up to `last`."""
+    """Return at most `most` steps, evenly spaced after `first`, up to `last`."""
     places = np.linspace(first, last, min(most, last - first) + 1)[1:]
     return [int(place) for place in np.unique(np.ceil(places))]
 
 
 class TablePoint(NamedTuple):
-    """A table and the step after which it covers everything released."""
+    """Table, and the step after which it covers everything released."""
 
     table: _Table
     step: int
@@ -476,8 +478,8 @@ class TablePoint(NamedTuple):
 class EpsilonSoFar:
     """Upper ends of epsilon after the steps of one `fit` by a plan, which goes on after a step.
 
-    What may be claimed covers all that the history or the ledger holds.  Before a number of a table is told, what has
-    been released by then must be among what the table is of: leaving releases out never costs more.
+    A claim must cover all that the history or the ledger holds.  Before a number of a table is put out, all releases so
+    far must be among those that the table covers: leaving releases out never costs more.
     """
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
@@ -492,8 +494,8 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """The place in a table that covers all releases after `step` steps; later than `step` if steps are repeated."""
-        if self._ledger is None and self._of_plan and len(stretches) == 1:  # as a rule, and then nothing is counted
+        """Return the place in a table that covers all releases after `step` steps; repeated steps move it on."""
+        if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case needs no counting
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:
                 return self._tables[0].at(end)
@@ -508,7 +510,7 @@ class EpsilonSoFar:
         return None
 
     def told(self, point: TablePoint | None) -> dict[str, Any]:
-        """The epsilon of a log's record, from the result of `point`; if unknown, `upper` is None, with a reason."""
+        """Return the epsilon of a log's record, at the result of `point`; an unknown `upper` is None, with a reason."""
         upper, why = None, "more was released than a table has"
         if point is not None:
             upper, why = point.table.upper(point.step), "the table could not be computed, or not in time"
@@ -518,7 +520,7 @@ class EpsilonSoFar:
 
     @property
     def covers(self) -> str:
-        """The runs that epsilon covers, in words."""
+        """Runs that epsilon covers, in words."""
         if self.plan.repetitions is not None:
             return "this run of the tuning"
         return "this run" if self._ledger is None else "all runs of the ledger"
@@ -535,7 +537,7 @@ class EpsilonSoFar:
 
 
 def _added(runs: Held) -> tuple[Counter[Release], Counter[Mechanism]]:
-    """The training steps, and the other mechanisms, of several runs, counted."""
+    """Count the training steps, and the other mechanisms, of several runs."""
     releases: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for spent, _ in runs:

@@ -1,7 +1,7 @@
-"""The compiled step of a run, the digests that its keys follow from, and the thread that loads batches of a Source.
+"""Compiled step of a run, the digests that its keys follow from, and the thread that loads batches of a Source.
 
-Of a Source the host draws and loads; three programs serve all steps: sums of nothing, one micro-batch more, and the
-release.  What the keys follow from is argued in jaxacct/training/step/README.md, "Keys".
+For a Source the host draws and loads; three programs serve all steps: sums of no members, one more micro-batch, and the
+release.  The keys' dependence on digests is argued in jaxacct/training/step/README.md, "Keys".
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED
 
 Item = TypeVar("Item")
 _PATIENCE = 1.0
-"""Seconds of waiting for a thread to end before a line says so."""
+"""Seconds of waiting for a thread to end after which a line says so."""
 _HOST = b"host 1"
-"""Stands in digests for the host's work in a step (draw, order of micro-batches), which is no compiled program."""
+"""Text in digests for the host's work in a step (draw, order of micro-batches), which is no compiled program."""
 
 
 class Prepared(NamedTuple):
-    """A step that is ready to run: the lineage after it, its keys, numbers, pass ("" for none), and its batch."""
+    """Step that is ready to run: the lineage after it, its keys, numbers, pass ("" for none), and its batch."""
 
     line: Lineage
     key: StepKey
@@ -51,9 +51,9 @@ class Prepared(NamedTuple):
 
 
 class Program:
-    """A step function for one plan, state and data: traced, digested, and compiled when it is asked for.
+    """Step function for one plan, state and data: traced, digested, and compiled on demand.
 
-    session : a digest of all that decides what comes after a checkpoint: equal sessions repeat it exactly.
+    session : a digest of all that decides the steps after a checkpoint: equal sessions repeat them exactly.
     traces : the jaxprs of all that it compiles.
     """
 
@@ -81,9 +81,9 @@ class Program:
         self.carried = carried
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
-        if self.frozen is not None:  # its form is in the program, its arrays are arguments
+        if self.frozen is not None:  # the program holds the form of the frozen part; the arrays are arguments
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
-        # the program takes their noise as an argument, so its digest does not cover it
+        # the noise of both rules is an argument of the program, so the program's digest does not cover them
         beside = repr((self._rule.adaptive, self._rule.private_loss)).encode()
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
@@ -92,34 +92,34 @@ class Program:
         self._compiled = self._traced.lower().compile()
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
-        """A step after a lineage, ready to be noted and run."""
+        """Return the step after a lineage, ready to be noted and run."""
         after, key, settings, partition = self.advance(line, step)
         return Prepared(after, key, self._numbers(step, settings.position, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """One step; it is in the ledger before this is called."""
+        """Run one step; it is in the ledger before this is called."""
         return self._compiled(carried, key.words, key.pass_words, self._whole, settings, self.frozen)
 
     def close(self) -> None:
-        """Nothing to end here."""
+        """Do nothing: only a streamed program has threads to end."""
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Whether a run that ends with an error leaves a checkpoint: no, going on from the last one is the same."""
+        """Return whether a run that ends with an error leaves a checkpoint: no, the last one repeats its steps."""
         return False
 
     @property
     def goes_on_as(self) -> bytes:
-        """The session of that checkpoint; b"" where nothing can have been released after it that is to be repeated."""
+        """Session of that checkpoint, or b"" if no step after it is to be repeated."""
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Whether the last checkpoint says already with which program and ledger steps are taken after it."""
+        """Return whether the last checkpoint already names the program and the ledger of the steps after it."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
-        """A step's lineage, keys, numbers, and the fingerprint of its pass or round (README.md), "" without one."""
+        """Return a step's lineage, keys, numbers, and the fingerprint of its pass or round, or "" (README.md)."""
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]
@@ -137,14 +137,15 @@ class Program:
 
 
 class OtherExamples(InputError):
-    """A step was released before with other examples for the same draw."""
+    """Release of a step before, with other examples for the same draw."""
 
 
 class Batch(NamedTuple):
-    """A logical batch that was loaded, in whole micro-batches.
+    """Logical batch that was loaded, in whole micro-batches.
 
     leaves : arrays with a row for each place; of users, a row of examples.  weights : of users' examples, or None.
-    indices : int32, whose row it is, and 0 in places without a member.  mask : whether a place has a member.
+    indices : int32, the number of the record or user in each place, and 0 in places without a member.
+    mask : whether a place has a member.
     """
 
     leaves: list[np.ndarray]
@@ -154,10 +155,10 @@ class Batch(NamedTuple):
 
 
 class Streamed(Program):
-    """A program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
+    """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
 
-    Where the last checkpoint's session goes on, so do its keys: its steps are repeated, and the ledger tells whether
-    they come out the same.  Everywhere else the chain gets a number of its own, and no draw is ever used twice.
+    If the last checkpoint's session goes on, its keys go on, too.  Its steps are then repeated, and the ledger tells
+    whether they are the same.  In all other cases the chain gets a number of its own, and no draw is ever used twice.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class Streamed(Program):
         self._source = source
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
-        self._micro = min(rule.micro_batch, self._places) * where.devices  # places of one call, over all devices
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # places of one call on all devices together
         self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), 0, np.zeros(8, np.uint32)))
         self.traces = tuple(each.jaxpr for each in self._traced_parts)
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
@@ -209,13 +210,13 @@ class Streamed(Program):
         self._nothing, self._add, self._release = (each.lower().compile() for each in self._traced_parts)
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
-        """The next batch, and its keys; steps must be asked for in their order."""
+        """Return the next step with its batch and keys; steps must be asked for in their order."""
         taken = self._ahead.take()
         self._where.processes.agree("what the source loads", taken.key.key_fingerprint.encode())
         return taken
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run one step, which starts once the step two before it is done, so that few batches wait on the device."""
+        """Run one step once the step two before it is done, so that few batches wait on the device."""
         done, self._before = self._before, carried.not_finite
         jax.block_until_ready(done)
         sums = self._nothing(carried, self.frozen)
@@ -235,12 +236,12 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Whether a run that ends with an error leaves a checkpoint: not if that would reveal which draw changed."""
+        """Return whether a run that ends with an error leaves a checkpoint: not if it reveals which draw changed."""
         return not isinstance(error, OtherExamples)
 
     @property
     def goes_on_as(self) -> bytes:
-        """The session of that checkpoint; empty if the steps cannot be repeated: then it goes on as after a `fit`."""
+        """Session of that checkpoint; b"" if the steps cannot be repeated, and the run goes on as after a `fit`."""
         return self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:
@@ -255,7 +256,7 @@ class Streamed(Program):
                 yield Prepared(line, key, settings, partition, batch)
 
     def _load(self, pool: ThreadPoolExecutor, words: Any, who: np.ndarray) -> Batch:
-        """The examples of some records or users; users who have none are left out, since they add nothing."""
+        """Load the examples of some records or users; users who have none are left out, since they add nothing."""
         most, layout, weights = self._rule.examples_per_user or 1, self._source.layout, None
         if self._users is not None:
             who = who[self._users[2][who] > 0]
@@ -292,7 +293,7 @@ class Streamed(Program):
         ends = [numbers.size * place // shares for place in range(shares + 1)] if shares else []
         try:
             errors = [done.exception() for done in [pool.submit(share, each) for each in pairwise(ends)]]
-        except BaseException:  # an interrupt, where no thread of its own waits here
+        except BaseException:  # an interrupt, if this is the main thread
             failed.set()
             raise
         told = [error for error in errors if error is not None]
@@ -301,7 +302,7 @@ class Streamed(Program):
 
 
 def _digest(batch: Batch) -> bytes:
-    """SHA-256 of everything in a batch that was loaded, member by member."""
+    """Return the SHA-256 digest of everything in a batch that was loaded, member by member."""
     count = int(batch.mask.sum())
     parts = [str(count).encode()]
     for leaf in batch.leaves:
@@ -310,7 +311,7 @@ def _digest(batch: Batch) -> bytes:
 
 
 def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
-    """OtherExamples where a step was released before with the same draw, and with other examples for it."""
+    """Raise OtherExamples if a step was released before with the same draw, and with other examples for it."""
     spent = ledger.runs[ledger.run]
     if step not in spent.numbers:
         return
@@ -323,7 +324,7 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """The items of a generator, `depth` of them made ahead in a thread; with 0, each is made when it is taken.
+    """Items of a generator, `depth` of them made ahead in a thread; with 0, each is made when it is taken.
 
     An exception of the thread is raised in `take`.
     """
@@ -337,15 +338,15 @@ class Ahead(Generic[Item]):
             self._thread.start()
 
     def take(self) -> Item:
-        """The next item; StopIteration after the last one."""
+        """Return the next item; raise StopIteration after the last one."""
         if self._thread is None:
             return next(self._items)
         item, error = self._made.get()
         if error is not None:
-            self._made.put((None, error))  # nothing comes after it
+            self._made.put((None, error))  # each further call raises the error again
             raise error
         self._room.release()
-        return item  # type: ignore[return-value]  # an item, where there is no error
+        return item  # type: ignore[return-value]  # without an error there is an item
 
     def _run(self) -> None:
         try:

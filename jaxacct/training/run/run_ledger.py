@@ -1,6 +1,6 @@
-"""The ledger of a run: opened where the run left it, and written by the first process before any process uses a sum.
+"""Ledger of a run: opened at the run's entries, and written by the first process before any process uses a sum.
 
-Whether a plan may follow what was spent is decided here as well: jaxacct/training/run/README.md.
+This module also decides whether a plan may follow earlier spending: jaxacct/training/run/README.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxacct.training.step.step_mechanisms import composed
 
 
 class RunLedger:
-    """An open ledger.  `note` returns in no process before the entry is on the disk."""
+    """Open ledger of a run.  `note` returns in no process before the entry is on the disk."""
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark) -> None:
         self._processes, self._ledger, self._own = processes, ledger, own
@@ -40,13 +40,13 @@ class RunLedger:
         return self._ledger
 
     def mark(self) -> Mark:
-        """A mark of the ledger's present state; with several processes, of its state after the last step."""
+        """Return a mark of the ledger's present state; with several processes, of its state after the last step."""
         if self._processes.count == 1 and self._ledger is not None:
             return self._ledger.mark()._replace(run=self._mark.run)
         return self._mark
 
     def note(self, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
-        """Put a step on record, if it is in the ledger already or the budget allows it."""
+        """Put a step on record if it is in the ledger already or the budget allows it; return whether it is."""
 
         def noted() -> bool:
             assert self._ledger is not None
@@ -76,7 +76,7 @@ class RunLedger:
 
     def _write_seen(self, plan: Plan, step: int, looked: bool) -> None:
         assert self._ledger is not None
-        if not self._ledger.is_open:  # an interrupt within an entry has closed it
+        if not self._ledger.is_open:  # an interrupt within an entry closes the ledger
             self._ledger, self._own = Ledger.open(self._ledger.path, self._mark.run), True
         with self._ledger.lock:
             self._own_run(self._ledger, plan)
@@ -98,7 +98,7 @@ class RunLedger:
 def open_run_ledger(
     processes: Processes, ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> RunLedger | None:
-    """The ledger at the run of a state, opened by the first process; None where that has none."""
+    """Return the ledger at the run of a state, opened by the first process; None without a ledger."""
     opened: Ledger | None = None
     own = False
 
@@ -127,7 +127,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
 
 
 def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:
-    """The last checkpoint of a folder, or None; InputError if the state is of another run or another step."""
+    """Return the last checkpoint of a folder, or None; raise InputError for a state of another run or step."""
     number = store.latest()
     if number is None:
         return None
@@ -135,7 +135,7 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
     if state.step == 0 and not state.history.stretches and state.history.ledger is None:
         return found
     same = state.lineage.root == found.lineage.root
-    if not state.lineage.root.known:  # it was pickled without its key: the rest of the lineage identifies the run
+    if not state.lineage.root.known:  # a pickled state has no key: the rest of the lineage identifies the run
         same = state.lineage[1:] == found.lineage[1:]
     if not same:
         raise InputError(
@@ -175,7 +175,7 @@ def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | N
 
 
 def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
-    """InputError where something was spent under another relation than a plan's, or for another unit."""
+    """Raise InputError if earlier spending is under another relation than a plan's, or for another unit."""
     one_unit(plan, others)
     found = sorted({other.relation for other in others} - {plan.relation})
     if found:
@@ -187,7 +187,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """(the ledger at the run of a state, with earlier spending noted; whether it was opened here)."""
+    """Return (the ledger at the run of a state, with earlier spending noted; whether it was opened here)."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False
@@ -248,7 +248,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
 
 
 def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
-    """Warn how many steps of a new run fit into the ledger of other runs; InputError if none does."""
+    """Warn how many steps of a new run fit into the ledger of other runs; raise InputError if none does."""
     others = [ledger.runs[each] for each in counted(plan, ledger, name)]
     steps, more = sum(spent.steps + spent.torn for spent in others), sum(len(spent.noted) for spent in others)
     if not steps + more or state.step >= plan.steps:
@@ -264,7 +264,7 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
 
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
-    """InputError where a run may not go on with another plan; seen : whether callbacks have looked at its outputs."""
+    """Raise InputError if a run may not go on with another plan; seen : whether callbacks looked at its outputs."""
     if not before or before[-1] == plan:
         return
     ended_by_itself = state.stopped in ("finished", "budget")
@@ -282,7 +282,10 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
 
 
 def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
-    """The step before which a run without a ledger must stop; InputError for another relation or filter, or no room."""
+    """Return the step before which a run without a ledger must stop.
+
+    Raises InputError for another relation or filter, or no room.
+    """
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)
     one_filter(plan, before)

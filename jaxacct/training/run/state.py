@@ -1,8 +1,8 @@
 """State: a run between two steps, its history, and the claims that follow.
 
-A state carries its history through memory, through checkpoints, and from one trainer to the next.  So what was spent
-under one plan is never forgotten under another.  Either a ledger holds everything, and the history is a mark of how far
-the ledger was, or the history holds the steps themselves.
+A state carries its history through memory, through checkpoints, and from one trainer to the next.  So the spending
+under one plan is never forgotten under another.  If a ledger holds all spending, the history is a mark of how far the
+ledger was.  Otherwise the history holds the steps themselves.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ _LONGEST_PATH = 4096
 
 @dataclass(frozen=True)
 class State:
-    """A run between two steps.
+    """Run between two steps.
 
-    `epsilon` is what may be claimed, as Bounds at the plan's delta.  It covers all steps that led here, under any plan,
-    or all that the ledger holds.  If a callback stopped the run, or looked at outputs of a run that did not end by
+    `epsilon` is the privacy claim, as Bounds at the plan's delta.  It covers all steps that led here, under any plan,
+    or all spending in the ledger.  If a callback stopped the run, or looked at outputs of a run that did not end by
     itself, the remaining steps of the plan count as well.  Within a callback only the steps taken count.  (With
     repetitions it covers this one of the K runs.)
 
     Parameters
     ----------
-    params : the whole model, with what is frozen; what is trained of it is free to be published.
-    opt_state : of what is trained; free to be published.
-    clip_norm : as it is now.
-    step : steps taken.
-    not_finite : gradients so far with a NaN or an infinity, which counted as zero.  It looks at the data: not private.
-    lineage : where the randomness comes from; holds the secret key of the run.
-    history : what was spent on the way, or how far the ledger was that holds it.
-    plan : the last one.
+    params : the whole model, with its frozen part; the trained part may be published.
+    opt_state : of the trained part; it may be published.
+    clip_norm : the present clip norm.
+    step : number of steps taken.
+    not_finite : number of gradients so far with a NaN or an infinity, which counted as zero.  It depends on the data
+        without noise: not private.
+    lineage : the origin of the randomness; holds the secret key of the run.
+    history : the spending so far, or a mark of the ledger that holds it.
+    plan : the last plan.
     stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
     seen : whether callbacks have looked at outputs.
 
@@ -80,8 +81,9 @@ class State:
 
 
 class Looks:
-    """Keeps whether callbacks have looked at outputs; now : the state with which they are being called, or None.
+    """Record of whether callbacks have looked at outputs.
 
+    now : the state with which the callbacks are being called, or None.
     note : called before the first look of this `fit`; if it raises, the callback gets the error instead of outputs.
     """
 
@@ -98,7 +100,7 @@ class Looks:
         self.seen = True
 
     def over(self) -> None:
-        """The `fit` has ended: later looks cannot have ended it."""
+        """Note that the `fit` has ended: later looks cannot have ended it."""
         self.now = self._note = None
 
 
@@ -107,13 +109,13 @@ _NO_OUTPUTS = frozenset({"step", "plan", "stopped", "history", "__class__"})
 
 
 class _Shown(State):
-    """A state for callbacks, which notes a look before it gives outputs."""
+    """State for callbacks, which notes a look before it gives outputs."""
 
     looks: ClassVar[Looks]
 
     def __getattribute__(self, name: str) -> Any:
         looks: Looks | None = object.__getattribute__(self, "__dict__").get("looks")
-        if looks is None:  # while it is copied
+        if looks is None:  # the state is being copied
             return super().__getattribute__(name)
         if name == "seen":
             return looks.seen
@@ -127,7 +129,7 @@ class _Shown(State):
 
 
 def shown(state: State, looks: Looks) -> State:
-    """A state for callbacks, which are about to be called with it."""
+    """Return a state for callbacks, which are about to be called with it."""
     view = object.__new__(_Shown)
     vars(view).update(vars(state), looks=looks)
     looks.now = view
@@ -147,13 +149,13 @@ class Stretch(NamedTuple):
 
 
 class History(NamedTuple):
-    """How a state came about: stretches of plans without a ledger, or a mark in the ledger that holds everything."""
+    """Stretches of plans that led to a state without a ledger, or a mark in the ledger that holds all spending."""
 
     stretches: tuple[Stretch, ...] = ()
     ledger: Mark | None = None
 
     def whole(self) -> History:
-        """The history, with its last stretch extended to the end of that stretch's plan."""
+        """Return the history, with its last stretch extended to the end of that stretch's plan."""
         if not self.stretches:
             return self
         last = self.stretches[-1]
@@ -161,11 +163,11 @@ class History(NamedTuple):
 
 
 NOTHING = History()
-"""The history of a run that has not begun."""
+"""History of a run that has not begun."""
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """The stretches followed by steps of a plan; they join the last stretch if they continue its plan, and its pass."""
+    """Return the stretches and further steps of a plan; the steps join a last stretch of the same plan and pass."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
@@ -175,7 +177,7 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 
 
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
-    """The releases of some stretches, counted; a pass that two of them share counts in both."""
+    """Count the releases of some stretches; a pass that two of them share counts in both."""
     counts: Counter[Release] = Counter()
     for plan, first, end, _ in stretches:
         counts.update(plan.releases_between(first, end))
@@ -183,9 +185,11 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Epsilon at a plan's delta of all that a history holds, with the rest of the plan if outputs may have ended it.
+    """Return epsilon at a plan's delta of all that a history holds.
 
-    ended : the run ended by itself, or has shown no outputs.  goes_on : it continues whatever it has shown.
+    The rest of the plan counts if outputs may have ended the run.
+    ended : whether the run ended by itself, or has shown no outputs.
+    goes_on : whether it continues whatever it has shown.
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)
@@ -205,7 +209,7 @@ def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool)
 
 
 def document(history: History) -> dict[str, Any]:
-    """A history as an object that JSON can hold."""
+    """Return a history as an object that JSON can hold."""
     return {
         "stretches": [[plan_document(plan), *rest] for plan, *rest in history.stretches],
         "ledger": list(history.ledger) if history.ledger is not None else None,
@@ -213,7 +217,7 @@ def document(history: History) -> dict[str, Any]:
 
 
 def from_document(node: Any) -> History:
-    """The history of a document; InputError for whatever is none."""
+    """Return the history of a document; raise InputError for any other object."""
     try:
         stretches = tuple(_stretch(*row) for row in node["stretches"])
         if node["ledger"] is None:
@@ -227,7 +231,7 @@ def from_document(node: Any) -> History:
 
 
 def _stretch(plan: Any, first: Any, end: Any, partition: Any) -> Stretch:
-    """The stretch of a document; InputError for whatever is none."""
+    """Return the stretch of a document; raise InputError for any other fields."""
     known = Plan.from_document(plan)
     ends = [int(check(name, value, LAST_STEP)) for name, value in (("first", first), ("end", end))]
     if not 0 <= ends[0] <= ends[1] <= known.steps:
