@@ -27,6 +27,8 @@ QUICKLY = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitter
 
 They take indices of uint8 above 127 for negative ones, so that a test of these asks for the default.
 """
+EXAMPLES = 3, 6
+"""The quick run draws a third of a property's examples, and at least six; the slow run draws all of them."""
 LARGEST_CACHE = 2**28
 """Bytes of JAX's own cache that a run may begin with."""
 
@@ -59,15 +61,26 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """All but every third case of what `thinned.py` lists is slow."""
+def pytest_collection_modifyitems(config, items):
+    """All but every third case of what `thinned.py` lists is slow, and so are most examples of properties."""
     seen: collections.Counter[tuple[str, str]] = collections.Counter()
+    properties = {}
     for item in items:
+        if hypothesis.is_hypothesis_test(test := getattr(item, "obj", None)):
+            if config.option.markexpr == "slow":
+                item.add_marker("slow")
+            properties[test] = None
         name = getattr(item, "originalname", None)
         if name in THINNED.get(item.path.stem, ()):
             if seen[item.path.stem, name] % 3:
                 item.add_marker("slow")
             seen[item.path.stem, name] += 1
+    if config.option.markexpr == "not slow":
+        for test in properties:
+            given = test._hypothesis_internal_use_settings  # settings can be given to a test only once
+            part, least = EXAMPLES
+            fewer = min(given.max_examples, max(least, given.max_examples // part))
+            test._hypothesis_internal_use_settings = hypothesis.settings(given, max_examples=fewer)
 
 
 def pytest_collection_finish():
