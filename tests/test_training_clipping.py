@@ -178,9 +178,9 @@ def chain(depth):
     return loss
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
-    st.sampled_from([(3,), (4, 5)]),
+    st.sampled_from([(4, 5)]),
     st.sampled_from([(), (6,)]),
     st.integers(0, 2**31),
     st.sampled_from([1e-6, 0.02, 1.0, 50.0]),

@@ -53,7 +53,7 @@ def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=Non
 @pytest.mark.parametrize(
     "plan",
     [
-        plan_of(40, 0.3, 0.7, 6),
+        pytest.param(plan_of(40, 0.3, 0.7, 6), marks=pytest.mark.slow),  # as the schedule, at one rate
         pytest.param(plan_of(40, 0.25, 0.7, 6, sampling="fixed_batches"), marks=pytest.mark.slow),
         Plan(target_delta=1e-5, dataset_size=40, noise_multiplier=0.8, steps=5, batch_schedule=[(2, 10), (None, 20)]),
     ],
