@@ -15,10 +15,9 @@ from jaxacct.mechanisms.random_allocation import RandomAllocation
 flint = pytest.importorskip("flint")
 
 from jaxacct.verification import delta_enclosure  # noqa: E402
-from jaxacct.verification.ball_arithmetic import ball, outward, precision  # noqa: E402
+from jaxacct.verification.ball_arithmetic import Unplanned, ball, outward, precision  # noqa: E402
 from jaxacct.verification.loss_definition import expand  # noqa: E402
 from jaxacct.verification.random_allocation import AllocationLoss  # noqa: E402
-from jaxacct.verification.result import Unplanned  # noqa: E402
 
 NOTHING = {mp.mpf(0): mp.mpf(1)}
 

@@ -22,10 +22,9 @@ from jaxacct.mechanisms.base import Mechanism, register
 pytest.importorskip("flint")
 
 from jaxacct.verification import delta_enclosure
-from jaxacct.verification.ball_arithmetic import ball, precision
+from jaxacct.verification.ball_arithmetic import NotCovered, ball, precision
 from jaxacct.verification.finite_losses import from_masses, in_either_order
 from jaxacct.verification.loss_definition import RULES, directions, expand
-from jaxacct.verification.result import NotCovered
 
 
 def bracket(lower, upper):

@@ -12,9 +12,8 @@ import jaxacct as ja
 
 flint = pytest.importorskip("flint")
 
-from jaxacct.verification import direct_integration, line_sum, loss_definition  # noqa: E402
-from jaxacct.verification.ball_arithmetic import arb, precision  # noqa: E402
-from jaxacct.verification.result import Unplanned  # noqa: E402
+from jaxacct.verification import delta_enclosure, line_sum, loss_definition  # noqa: E402
+from jaxacct.verification.ball_arithmetic import Unplanned, arb, precision  # noqa: E402
 
 BOTH = pytest.mark.parametrize("direction", ["remove", "add"])
 
@@ -69,7 +68,7 @@ def by_quadrature(pairs, epsilon, direction):
     ],
 )
 def test_two_steps_against_plain_quadrature(pairs, epsilon, direction):
-    found = direct_integration.enclose(builder(steps(*pairs), direction), epsilon, -10.0, 12)
+    found = delta_enclosure.by_direct_integration(builder(steps(*pairs), direction), epsilon, -10.0, 12)
     with mpmath.workdps(40), precision(200):
         truth = by_quadrature(pairs, epsilon, direction)
         assert abs(mpmath.mpf(found.mid().str(30, radius=False)) - truth) < mpmath.mpf("1e-12")
@@ -90,7 +89,7 @@ def test_two_steps_against_plain_quadrature(pairs, epsilon, direction):
 def test_direct_integration_equals_the_sum_over_a_line(pairs, epsilon, direction):
     """Two programs that share the definition of a step and nothing else."""
     build = builder(steps(*pairs), direction)
-    found = direct_integration.enclose(build, epsilon, -8.0, 8)
+    found = delta_enclosure.by_direct_integration(build, epsilon, -8.0, 8)
     truth = line_sum.enclose(build, epsilon, -8.0, 10, 400_000)
     with precision(200):
         assert found.overlaps(truth)
@@ -111,7 +110,7 @@ def brute_force(pairs, epsilon, direction, count=45):
 def test_three_steps_against_brute_force(direction):
     """The regions into which space is cut cover every output once."""
     pairs, epsilon = ((1.0, 0.5), (1.5, 0.3), (1.2, 0.6)), 0.2
-    found = direct_integration.enclose(builder(steps(*pairs), direction), epsilon, -4.0, 6)
+    found = delta_enclosure.by_direct_integration(builder(steps(*pairs), direction), epsilon, -4.0, 6)
     assert float(found.mid()) == pytest.approx(brute_force(pairs, epsilon, direction), rel=2e-3)
 
 
@@ -139,10 +138,10 @@ def test_an_epsilon_at_the_largest_loss_is_left_to_others():
     """Where no step has a share of the loss the cuts are not finite: no answer rather than a false one."""
     run = steps((1.0, 0.1), (1.0, 0.1))
     with pytest.raises(Unplanned, match="largest loss"):
-        direct_integration.enclose(builder(run, "add"), -2 * math.log1p(-0.1), -20.0, 8)
+        delta_enclosure.by_direct_integration(builder(run, "add"), -2 * math.log1p(-0.1), -20.0, 8)
 
 
 def test_more_than_three_steps_are_left_to_the_sum():
     for count, fits in ((1, False), (2, True), (3, True), (4, False)):
         parts = builder(ja.dp_sgd(1.0, 0.1, count), "remove")()
-        assert direct_integration.fits(parts) is fits
+        assert delta_enclosure.fits_direct_integration(parts) is fits

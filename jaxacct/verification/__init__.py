@@ -5,17 +5,10 @@ from typing import TYPE_CHECKING
 from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from jaxacct.verification.bracket_check import verify
-    from jaxacct.verification.result import Verification
+    from jaxacct.verification.bracket_check import Verification, verify
 
-__all__ = [
-    "Verification",
-    "verify",
-]
+__all__ = ["Verification", "verify"]
 
-_HOMES = {
-    "Verification": "result",
-    "verify": "bracket_check",
-}
+_HOMES = dict.fromkeys(__all__, "bracket_check")
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

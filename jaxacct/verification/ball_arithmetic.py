@@ -1,7 +1,7 @@
-"""Ball arithmetic from python-flint.
+"""Ball arithmetic from python-flint, and the exceptions by which a verification stops.
 
 A ball is a number with a radius: the true value lies within the radius of the midpoint.  Every operation returns a
-ball that holds the true result for all members of its arguments, so that rounding is enclosed and never estimated.
+ball that holds the true result for all members of its arguments.  So rounding is enclosed and never estimated.
 """
 
 from __future__ import annotations
@@ -13,40 +13,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flint import acb, acb_mat, arb, ctx
-
-from jaxacct.verification.result import OutOfTime
-
-__all__ = [
-    "acb",
-    "acb_mat",
-    "arb",
-    "ball",
-    "between",
-    "ctx",
-    "digits_of",
-    "ends",
-    "gaussian_tail",
-    "integrate",
-    "outward",
-    "precision",
-    "tick",
-    "until",
-    "within",
-]
+from flint import acb, arb, ctx
 
 _LOCK = threading.RLock()
 """python-flint's precision is one global setting: threads that change it take turns."""
 _CLOCK = threading.local()
-"""`deadline` of each thread, a moment of `time.monotonic`."""
+"""Has `deadline` for each thread, a moment of `time.monotonic`."""
+
+
+class NotCovered(Exception):
+    """The verifier has no definition of the mechanism; the message names it."""
+
+
+class OutOfTime(Exception):
+    """The time limit was reached."""
+
+
+class Unplanned(Exception):
+    """No sum of a practicable size was found; the message says why."""
 
 
 @contextmanager
 def precision(bits: int) -> Iterator[None]:
-    """Work at `bits` bits.  The setting is global in python-flint, so threads take turns."""
+    """Work at `bits` bits. Python-flint's setting is global, so threads take turns."""
     with _LOCK:
         before = ctx.prec
-        ctx.prec = max(int(bits), 53)  # at least the 53 bits of a float64
+        ctx.prec = max(int(bits), 53)  # a float64 has 53 bits
         try:
             yield
         finally:
@@ -55,7 +47,7 @@ def precision(bits: int) -> Iterator[None]:
 
 @contextmanager
 def until(deadline: float) -> Iterator[None]:
-    """Let `tick` raise OutOfTime from this moment of `time.monotonic` on."""
+    """Let `tick` raise OutOfTime from the moment `deadline` of `time.monotonic` on."""
     before, _CLOCK.deadline = getattr(_CLOCK, "deadline", math.inf), deadline
     try:
         yield
@@ -64,34 +56,34 @@ def until(deadline: float) -> Iterator[None]:
 
 
 def tick() -> None:
-    """Raise OutOfTime where the time of `until` is up.  Long computations call this between their pieces."""
+    """Raise OutOfTime where the time of `until` is up. Long computations call `tick` between their pieces."""
     if time.monotonic() > getattr(_CLOCK, "deadline", math.inf):
         raise OutOfTime
 
 
 def ball(value: Any) -> Any:
-    """The real number as given, exactly (a float or an integer)."""
+    """Return a float or an integer as an exact ball."""
     return arb(int(value) if isinstance(value, int) else float(value))
 
 
 def between(low: Any, high: Any) -> Any:
-    """The ball that holds both and everything between."""
+    """Return the ball that holds both numbers and everything between them."""
     return arb(low).union(arb(high))
 
 
 def within(radius: Any) -> Any:
-    """The ball [-radius, radius] of a bound on an error."""
+    """Return the ball [-radius, radius] of a bound of an error."""
     bound = arb(radius).abs_upper()
     return (-bound).union(bound)
 
 
 def ends(x: Any) -> tuple[Any, Any]:
-    """Both ends of a ball, as exact balls."""
+    """Return both ends of a ball as exact balls."""
     return x.lower(), x.upper()
 
 
 def outward(x: Any) -> tuple[float, float]:
-    """Both ends of a ball as float64, rounded outward; -inf and inf where the ball is not finite."""
+    """Return both ends of a ball as float64, rounded outward; -inf and inf where the ball is not finite."""
     if not x.is_finite():
         return -math.inf, math.inf
     low, high = float(x.lower()), float(x.upper())
@@ -99,7 +91,7 @@ def outward(x: Any) -> tuple[float, float]:
 
 
 def digits_of(found: Any) -> int:
-    """Decimal digits to which a ball is known: 0 if none, 99 if it is exact."""
+    """Return the decimal digits to which a ball is known: 0 if none, 99 if the ball is exact."""
     if not found.is_finite():
         return 0
     with precision(64):
@@ -112,10 +104,10 @@ def digits_of(found: Any) -> int:
 
 
 def gaussian_tail(x: Any) -> Any:
-    """Pr[N(0, 1) > x]."""
+    """Return Pr[N(0, 1) > x]."""
     return (x / arb(2).sqrt()).erfc() / 2
 
 
 def integrate(function: Any, low: Any, high: Any, tolerance: Any) -> Any:
-    """The integral of function(z, analytic) along a segment; it must be infinite where `analytic` and z is not."""
+    """Integrate function(z, analytic) along a segment; with `analytic` it must be infinite where it is not analytic."""
     return acb.integral(function, acb(low), acb(high), abs_tol=tolerance, rel_tol=tolerance)

@@ -1,8 +1,8 @@
 """ja.verify: whether a bracket of epsilon or delta is true, by ball arithmetic on the mechanism's definition.
 
-A wide enclosure of delta(eps), at almost no cost, refutes what is grossly false.  From below: delta(eps) >= P(S) -
-e^eps Q(S) for every set S of outcomes, among them the best test of a single step. From above: Poisson sampled
-Gaussians leak at most what they leak unsampled, as H_E(P || Q) is convex in P and in Q.
+A wide enclosure of delta(eps), at almost no cost, refutes grossly false brackets.  From below: delta(eps) >= P(S) -
+e^eps Q(S) for every set S of outcomes, among them the best test of a single step.  From above: Poisson sampled
+Gaussians leak at most what they leak unsampled, since H_E(P || Q) is convex in P and in Q.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import functools
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxacct.core.types import ArrayLike
+from jaxacct.core import markup
+from jaxacct.core.text import bracket
+from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import (
     DELTA_OR_ZERO,
     NON_NEGATIVE,
@@ -31,6 +34,9 @@ from jaxacct.core.validation import (
 from jaxacct.mechanisms.base import Mechanism, batch_shape, element
 from jaxacct.verification import delta_enclosure
 from jaxacct.verification.ball_arithmetic import (
+    NotCovered,
+    OutOfTime,
+    Unplanned,
     arb,
     ball,
     between,
@@ -44,8 +50,52 @@ from jaxacct.verification.ball_arithmetic import (
 from jaxacct.verification.closed_form_losses import GaussianLoss
 from jaxacct.verification.finite_losses import FiniteLosses
 from jaxacct.verification.loss_definition import EITHER, directions, expand, mixes_orders
-from jaxacct.verification.result import NotCovered, OutOfTime, Unplanned, Verification
 from jaxacct.verification.sampled_gaussian import SampledGaussian
+
+
+@dataclass(frozen=True, eq=False)
+class Verification:
+    """The outcome of `ja.verify`: arrays with one element per configuration, or plain values for one configuration.
+
+    Parameters
+    ----------
+    status : str or array of str
+        "verified", "refuted" or "undecided".
+    digits : int or array of int
+        Decimal digits to which delta is known, the fewest of all ends that had to be decided.  0 where nothing is
+        known, 99 where nothing had to be computed.
+    lower, upper : float or array of float
+        Enclosure of the true delta at the epsilon `at`.
+    at : float or array of float
+        For a bracket of epsilon its upper end, or its lower end where the upper end is infinite.  For a bracket of
+        delta the epsilon given.
+    seconds : float or array of float
+        Time taken.
+    explanation : str or array of str
+        One line.
+
+    >>> import jaxacct as ja
+    >>> found = ja.verify(ja.Gaussian(2.0), ja.epsilon(ja.Gaussian(2.0), 1e-5), delta=1e-5)
+    >>> found.status, found.lower <= found.upper, found.upper <= 1e-5
+    ('verified', True, True)
+    """
+
+    status: Leaf
+    digits: Leaf
+    lower: Leaf
+    upper: Leaf
+    at: Leaf
+    seconds: Leaf
+    explanation: Leaf
+
+    def _repr_html_(self) -> str:
+        def cells(index: tuple[int, ...]) -> list[str]:
+            names = ("status", "digits", "lower", "upper", "at", "explanation")
+            status, digits, low, high, at, why = (np.asarray(getattr(self, name))[index] for name in names)
+            return [str(status), str(digits), bracket(low, high, ".6g"), f"{at:.6g}", str(why)]
+
+        head = ("status", "digits", "delta", "at epsilon", "explanation")
+        return markup.batch("Verification", head, np.shape(self.status), cells)
 
 
 def verify(
@@ -138,7 +188,7 @@ def verify(
 
 
 def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Both ends of Bounds, or of the epsilon of a calibration, as float64 of one shape."""
+    """Return both ends of Bounds, or of the epsilon of a calibration, as float64 of one shape."""
     held = bounds if hasattr(bounds, "lower") else getattr(bounds, "epsilon", bounds)
     if not (hasattr(held, "lower") and hasattr(held, "upper")):
         raise InputError(
@@ -154,7 +204,7 @@ def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_floats(name: str, given: Any) -> np.ndarray:
-    """The values as float64; refuse values that float64 cannot hold, instead of verifying rounded ones."""
+    """Return the values as float64; refuse values that float64 cannot hold, instead of verifying rounded ones."""
     raw = np.asarray(given)
     if raw.dtype.kind == "c":
         raise InputError(f"{name} must be real numbers; give the claimed value")
@@ -178,7 +228,7 @@ class _Configuration:
         self.reason = ""
 
     def decide(self, lower: float, upper: float, given: float) -> tuple[Any, ...]:
-        """Status, digits, enclosure of delta, where, seconds and explanation."""
+        """Return status, digits, enclosure of delta, the epsilon of that enclosure, seconds and explanation."""
         at = given if self.quantity == "delta" else lower if math.isinf(upper) else upper
         if lower > upper:
             return self._told({}, (lower, upper), at)
@@ -192,20 +242,23 @@ class _Configuration:
         return self._told(sides, (lower, upper), at)
 
     def _upper(self, end: float, delta: float) -> int:
-        """1 where epsilon <= end, -1 where epsilon > end, 0 where that is not known."""
+        """Return 1 where epsilon <= end, -1 where epsilon > end, 0 where neither is known."""
         if math.isnan(end) or end < 0:
             return 0 if math.isnan(end) else -1
         return 1 if math.isinf(end) else self._at_most(end, delta)
 
     def _lower(self, end: float, delta: float) -> int:
-        """1 where epsilon >= end, -1 where epsilon < end, 0 where that is not known."""
+        """Return 1 where epsilon >= end, -1 where epsilon < end, 0 where neither is known."""
         if math.isnan(end) or end <= 0:
             return 0 if math.isnan(end) else 1
         found = self._by_largest_loss(end, delta)
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """`_lower` if delta is at most the mass at infinity (README.md, "What is verified"); None if it is larger."""
+        """Decide `_lower` if delta is at most the mass at infinity; return None if delta is larger.
+
+        README.md, "What is verified".
+        """
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
                 self.reason = "the time was up"
@@ -226,17 +279,19 @@ class _Configuration:
         return 0
 
     def _delta_at_most(self, epsilon: float, end: float) -> int:
+        """Return 1 where delta(epsilon) <= end, -1 where delta(epsilon) > end, 0 where neither is known."""
         if math.isnan(end) or end < 0:
             return 0 if math.isnan(end) else -1
         return 1 if end >= 1 else self._at_most(epsilon, end)
 
     def _delta_at_least(self, epsilon: float, end: float) -> int:
+        """Return 1 where delta(epsilon) >= end, -1 where delta(epsilon) < end, 0 where neither is known."""
         if math.isnan(end) or end <= 0:
             return 0 if math.isnan(end) else 1
         return -1 if end > 1 else self._at_least(epsilon, end)
 
     def _at_most(self, epsilon: float, target: float) -> int:
-        """1 where delta(epsilon) <= target, -1 where it is larger, 0 where that is not known."""
+        """Return 1 where delta(epsilon) <= target, -1 where it is larger, 0 where neither is known."""
         for low, high, aim in self._enclosures(epsilon, target):
             if high <= aim:
                 return 1
@@ -245,7 +300,7 @@ class _Configuration:
         return 0
 
     def _at_least(self, epsilon: float, target: float, equal: bool = True) -> int:
-        """1 where delta(epsilon) >= target (> without `equal`), -1 where it is smaller, 0 where that is not known."""
+        """Return 1 where delta(epsilon) >= target (> without `equal`), -1 where it is smaller, 0 if unknown."""
         for low, high, aim in self._enclosures(epsilon, target):
             if low > aim or (equal and low >= aim):
                 return 1
@@ -254,7 +309,7 @@ class _Configuration:
         return 0
 
     def _enclosures(self, epsilon: float, target: float) -> Iterator[tuple[Any, Any, Any]]:
-        """Ever tighter balls around a lower and an upper bound of delta(epsilon), each with the target."""
+        """Yield ever tighter balls around a lower and an upper bound of delta(epsilon), each with the target."""
         with precision(128):
             aim = ball(target)
         log_scale = math.log(target) if target > 0 else -800.0
@@ -280,7 +335,7 @@ class _Configuration:
                     yield *self._larger(found, epsilon, delta_enclosure.BITS[level]), aim
 
     def _wide(self, epsilon: float) -> dict[Any, Any]:
-        """An enclosure of each direction at almost no cost; two directions with equal losses appear once."""
+        """Enclose delta in each direction at almost no cost; two directions with equal losses appear once."""
         with precision(160):
             alike = {self._composition(name).keys: name for name in reversed(range(len(self.directions)))}
             names = [*reversed(alike.values()), *([EITHER] if self.mixed else [])]
@@ -291,7 +346,7 @@ class _Configuration:
                     simple = enclose(composition, ball(epsilon))
                     wide = simple if simple.is_finite() else wide
                 if len(names) > 1:
-                    # often this shows that one direction leaks less than the other
+                    # this bound often shows that one direction leaks less than the other
                     try:
                         with until(self.deadline):
                             most = delta_enclosure.at_most(composition, epsilon)
@@ -303,7 +358,7 @@ class _Configuration:
         return found
 
     def _larger(self, found: dict[Any, Any], epsilon: float, bits: int) -> tuple[Any, Any]:
-        """A lower and an upper bound of delta, as balls (README.md, "What is verified")."""
+        """Return a lower and an upper bound of delta, as balls (README.md, "What is verified")."""
         with precision(bits):
             top = functools.reduce(lambda one, two: one.max(two), (x for name, x in found.items() if name != EITHER))
             high = found[EITHER] if self.mixed else top
@@ -311,7 +366,7 @@ class _Configuration:
         return top, high
 
     def _composition(self, name: Any) -> Any:
-        """The losses of EITHER or of the entry `name` of `directions`, at the current precision."""
+        """Return the losses of EITHER or of the entry `name` of `directions`, at the current precision."""
         if (name, ctx.prec) not in self.built:
             order, direction = (self.mechanism, EITHER) if name == EITHER else self.directions[name]
             self.built[name, ctx.prec] = expand(order, self.relation, direction)
@@ -325,16 +380,16 @@ class _Configuration:
         wrong = [name for name, side in sides.items() if side == -1]
         crossed = ends[0] > ends[1]
         open_ = [name for name, side in sides.items() if side == 0]
-        bracket = f"{self.quantity} in [{ends[0]!r}, {ends[1]!r}]"
+        claim = f"{self.quantity} in [{ends[0]!r}, {ends[1]!r}]"
         if crossed:
-            status, words = "refuted", f"{bracket} is false: its lower end is above its upper end"
+            status, words = "refuted", f"{claim} is false: its lower end is above its upper end"
         elif wrong:
-            status, words = "refuted", f"{bracket} is false: its {' and '.join(wrong)} end lies on the wrong side"
+            status, words = "refuted", f"{claim} is false: its {' and '.join(wrong)} end lies on the wrong side"
         elif open_:
             status = "undecided"
-            words = f"{bracket} is not decided at its {' and '.join(open_)} end ({self.reason or 'too few digits'})"
+            words = f"{claim} is not decided at its {' and '.join(open_)} end ({self.reason or 'too few digits'})"
         else:
-            status, words = "verified", f"{bracket} holds"
+            status, words = "verified", f"{claim} holds"
         if status == "undecided" and not self.known:
             digits = 0
         words += f" (ball arithmetic, {digits} digits, {seconds:.1f} s)"
@@ -342,7 +397,7 @@ class _Configuration:
 
 
 def enclose(composition: Any, epsilon: Any) -> Any:
-    """A ball that holds delta(epsilon) of a composition in one direction."""
+    """Return a ball that holds delta(epsilon) of a composition in one direction."""
     low, high = composition.infinity.max(0), arb(1)
     for part, count in composition.parts:
         if not count > 0:
@@ -352,23 +407,21 @@ def enclose(composition: Any, epsilon: Any) -> Any:
         if type(part) is SampledGaussian:
             low = low.max(_any_output(part, count, epsilon))
     if composition.parts and all(type(part) in (SampledGaussian, GaussianLoss) for part, _ in composition.parts):
-        square = sum(
-            (
-                count * (part.square if isinstance(part, GaussianLoss) else 1 / part.sigma**2)
-                for part, count in composition.parts
-            ),
-            arb(0),
-        )
+        square = arb(0)
+        for part, count in composition.parts:
+            square += count * (part.square if isinstance(part, GaussianLoss) else 1 / part.sigma**2)
         high = high.min(GaussianLoss(square).hockey_stick(epsilon))
     low, high = low.lower(), high.upper()
-    # outcomes of integer noise that are cut off count for neither end: the other masses are those of the whole law
+    # cut-off outcomes of integer noise count for neither end: the masses kept are those of the whole law
     return between(low.max(0), high) if low <= high and high.is_finite() else arb("nan")
 
 
 def _any_output(law: SampledGaussian, count: int, epsilon: Any) -> Any:
-    """The best of the tests "some output is above a threshold" (remove) or "no output is" (add), as P - e^eps Q."""
+    """Bound delta from below by P - e^eps Q of the best of some tests.
+
+    The tests are "some output is above a threshold" (remove) or "no output is above it" (add).
+    """
     best, shift, grown = arb(0), 1 / law.sigma, epsilon.exp()
-    # in deviations of the noise
     for place in (1, 2, 3, 4, 5, 6, 8, 10, 14, 20, *(shift + k for k in (-3, -1, 0, 2))):
         u = arb(place)
         plain, hit = gaussian_tail(u), gaussian_tail(u - shift)

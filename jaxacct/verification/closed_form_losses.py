@@ -19,17 +19,17 @@ class ClosedForm:
     """P- and Q-mass of the finite losses, M(0) and M(-1)."""
 
     def mgf(self, z: Any) -> Any:
-        raise NotImplementedError  # each law of this file gives its own
+        raise NotImplementedError  # each law of this file has its own
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
-        """Enclosures of M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
+        """Enclose M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
         for row in rows:
             yield [self.mgf(acb(c, (row * width + j) * step)) for j in range(width)]
 
 
 @dataclass(frozen=True)
 class GaussianLoss(ClosedForm):
-    """Loss N(square/2, square): Gaussians composed, square the sum of 1/sigma^2."""
+    """The loss N(square/2, square) of composed Gaussians; `square` is the sum of 1/sigma^2."""
 
     square: Any
     largest = None
@@ -78,7 +78,7 @@ class LaplaceLoss(ClosedForm):
         return c * top + np.log1p(share) + np.log1p(np.exp(-(1 + 2 * c) * top) * (1 - share) / (1 + share)) - np.log(2)
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """|1 + 2z| grows with t, so that both terms are largest at t."""
+        """Bound |M(c + iu)| for all u >= t. |1 + 2z| grows with Im z, so that both terms are largest at t."""
         share = 1 / acb(1 + 2 * c, 2 * t).abs_lower()
         whole = ((c * self.top).exp() * (1 + share) + (-(1 + c) * self.top).exp() * (1 + share)) / 2
         return whole.abs_upper()
@@ -88,7 +88,7 @@ class LaplaceLoss(ClosedForm):
         return float(c * top + np.log1p(share) + np.log1p(np.exp(-(1 + 2 * c) * top)) - np.log(2))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """1 - e^{(eps - top)/2} for |eps| <= top; 0 above, 1 - e^eps below."""
+        """Compute delta: 1 - e^{(eps - top)/2} for |eps| <= top, 0 above, 1 - e^eps below."""
         inside = 1 - ((epsilon - self.top) / 2).exp()
         if epsilon >= self.top:
             return arb(0)
@@ -102,7 +102,7 @@ class LaplaceLoss(ClosedForm):
 
 @dataclass(frozen=True)
 class BoundedRange(ClosedForm):
-    """Density e^{l/2}/(4 sinh(top/2)) of the loss on [-top, top]: the exponential mechanism's bound."""
+    """The loss with density e^{l/2}/(4 sinh(top/2)) on [-top, top], which bounds the exponential mechanism's loss."""
 
     top: Any
 
@@ -127,15 +127,11 @@ class BoundedRange(ClosedForm):
 
     def log_decay(self, c: float, t: float) -> float:
         top = float(self.top.mid())
-        return float(
-            c * top
-            - np.log(-np.expm1(-top))
-            - np.log(np.hypot(1 + 2 * c, 2 * t))
-            + np.log1p(np.exp(-(2 * c + 1) * top))
-        )
+        size = np.log(-np.expm1(-top)) + np.log(np.hypot(1 + 2 * c, 2 * t))
+        return float(c * top - size + np.log1p(np.exp(-(2 * c + 1) * top)))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """(e^{top/2} - e^{eps/2})^2/(e^top - 1) inside."""
+        """Compute delta: (e^{top/2} - e^{eps/2})^2/(e^top - 1) inside [-top, top]."""
         if epsilon >= self.top:
             return arb(0)
         if epsilon <= -self.top:
@@ -145,7 +141,7 @@ class BoundedRange(ClosedForm):
 
 @dataclass(frozen=True)
 class SampledLaplace(ClosedForm):
-    """Lap(0, 1/top) against Lap(1, 1/top), sampled at a rate in (0, 1); the unsampled loss is alike both ways."""
+    """Lap(0, 1/top) against Lap(1, 1/top), sampled at a rate in (0, 1)."""
 
     top: Any
     rate: Any
@@ -166,7 +162,10 @@ class SampledLaplace(ClosedForm):
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """One sampled step of a pair that is alike in both directions (README.md, "One step, and enumeration")."""
+    """Compute delta of one sampled step of a pair that is alike in both directions.
+
+    README.md, "One step, and enumeration".
+    """
     grown = epsilon.exp()
     if direction == "remove":
         inner = 1 + (grown - 1) / rate

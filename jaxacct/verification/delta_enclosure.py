@@ -1,46 +1,44 @@
 """Enclosures of delta(eps) of one direction, by the method that suits the law; each level of effort is finer.
 
-Finitely many losses are enclosed by adding up every total.
+Finitely many losses are enclosed by the sum over every total, two and three sampled Gaussian steps by direct
+integration, other compositions by a sum over a line (line_sum.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from flint import arb_poly
 
-from jaxacct.verification import direct_integration, line_sum, small_loss_steps
-from jaxacct.verification.ball_arithmetic import arb, ball, between, precision, tick, within
+from jaxacct.verification import line_sum, small_loss_steps
+from jaxacct.verification.ball_arithmetic import NotCovered, Unplanned, acb, arb, ball, between, precision, tick, within
 from jaxacct.verification.closed_form_losses import LaplaceLoss
 from jaxacct.verification.finite_losses import FiniteLosses, spread
 from jaxacct.verification.loss_definition import Composition
 from jaxacct.verification.random_allocation import AllocationLoss
-from jaxacct.verification.result import NotCovered, Unplanned
+from jaxacct.verification.sampled_gaussian import SampledGaussian
 
-MOST_STEPS = 10**7
-"""More steps of a law with two or more losses are never enumerated."""
-TOO_MANY = 10**12
-"""More totals than can be added up in practice."""
 FAR_TOO_MANY = 10**30
-"""Stands for any number of totals above TOO_MANY."""
+"""Stands for any number of totals that is too large to add up."""
 LEVELS = 4
-"""Levels of effort; the tuples below have one entry for each."""
+"""Levels of effort; each tuple below has one entry for each level."""
 BITS = (160, 320, 1280, 5120)
-"""Bits of the closed forms and of enumeration, by level: the last are for losses that cancel to thousands of bits."""
+"""Bits of closed forms and of enumeration, by level; the last serve losses that cancel to thousands of bits."""
 DIGITS = (4, 10, 15, 22)
-"""Decimal digits wanted of a sum over a line, by level: most brackets are decided by the first."""
+"""Decimal digits wanted of a sum over a line, by level; the first level decides most brackets."""
 NODES = (20_000, 100_000, 400_000, 1_000_000)
-"""Most nodes of a sum over a line, by level: the last bounds the time and memory that one question may take."""
+"""Most nodes of a sum over a line, by level; the last bounds the time and memory of one question."""
 GAUSSIAN_DIGITS = (12, 15, 19, 25)
-"""DIGITS where all steps are sampled Gaussians: engines are so narrow there that fewer digits seldom decide."""
+"""DIGITS where all steps are sampled Gaussians: their brackets are so narrow that fewer digits seldom decide."""
 MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
-"""Most totals of finite laws that are added up one by one, by level; more are left to the sum over a line."""
+"""Most totals of finite laws that are added up one by one, by level; a sum over a line serves longer ones."""
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
-    """delta(epsilon) of one direction; log_scale is the logarithm of the number with which it is compared."""
+    """Enclose delta(epsilon) of one direction; log_scale is the logarithm of the number to which delta is compared."""
     with precision(BITS[level]):
         composition = build()
         parts, infinite = composition.parts, composition.infinity
@@ -51,7 +49,7 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
         if largest is not None and largest <= ball(epsilon):
             return infinite + left_out
         if level == 0 and all(count > 0 and hasattr(part, "hockey_stick") for part, count in parts):
-            # total variations add up, and delta(eps) <= delta(0): enough where next to nothing leaks
+            # total variations add up, and delta(eps) <= delta(0): this suffices for a tiny leakage
             most = sum((count * part.hockey_stick(ball(0.0)) for part, count in parts), infinite + left_out)
             if most.abs_upper() < ball(log_scale).exp():
                 return between(0, most.abs_upper())
@@ -68,7 +66,7 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
 
 
 def at_most(composition: Composition, epsilon: float) -> Any:
-    """Upper bound of delta(epsilon) of one direction by Chernoff, infinite where there is none."""
+    """Bound delta(epsilon) of one direction from above by Chernoff; inf where there is no bound."""
     parts = composition.parts
     if math.isinf(epsilon) or not parts or not all(count > 0 and hasattr(part, "log_mgf") for part, count in parts):
         return arb("inf")
@@ -82,15 +80,15 @@ def at_most(composition: Composition, epsilon: float) -> Any:
 
 
 def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scale: float, level: int) -> Any:
-    """The finite part by direct integration (two steps, or three whose sum is long) or by a sum over a line."""
+    """Enclose the finite part by direct integration (two steps, or three whose sum is long) or by a sum over a line."""
     if not small_loss_steps.only_sampled_gaussians(parts):
         return line_sum.enclose(build, epsilon, log_scale, DIGITS[level], NODES[level])
     digits, most = GAUSSIAN_DIGITS[level], max(NODES[level], 100_000)
     methods = [lambda: line_sum.enclose(build, epsilon, log_scale, digits, most)]
-    if direct_integration.fits(parts):
-        methods.insert(0, lambda: direct_integration.enclose(build, epsilon, log_scale, digits))
+    if fits_direct_integration(parts):
+        methods.insert(0, lambda: by_direct_integration(build, epsilon, log_scale, digits))
         if sum(count for _, count in parts) > 2:
-            # two nested integrals take seconds: a short sum is faster
+            # two nested integrals take seconds, and a short sum is faster
             methods.insert(0, lambda: line_sum.enclose(build, epsilon, log_scale, digits, most, 4_000_000))
     for method in methods[:-1]:
         try:
@@ -101,13 +99,13 @@ def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scal
 
 
 def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
-    """The finite part by a formula or by enumeration, None where there is neither."""
+    """Enclose the finite part by a formula or by enumeration; return None where there is neither."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0].hockey_stick(epsilon)
     if len(parts) == 1:
         ((part, count),) = parts
-        if isinstance(part, LaplaceLoss) and count <= 300:  # its cost grows with their square
-            # the powers cancel: digits in proportion to their number
+        if isinstance(part, LaplaceLoss) and count <= 300:  # the cost grows with the square of the count
+            # the powers cancel, which takes digits in proportion to the count
             with precision(BITS[level] + 8 * count):
                 return repeated_laplace(part.top, count, epsilon)
         if isinstance(part, FiniteLosses):
@@ -124,22 +122,22 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
 
 
 def states(parts: Any) -> int:
-    """How many totals of counts there are, a product of binomial coefficients; FAR_TOO_MANY beyond TOO_MANY."""
+    """Count the totals, by a product of binomial coefficients; FAR_TOO_MANY where there are too many."""
     total = 1
     for part, count in parts:
         atoms = len(part.loss)
         if atoms == 0:
             return 0
-        if count > MOST_STEPS and atoms > 1:
+        if count > 10**7 and atoms > 1:
             return FAR_TOO_MANY
         total *= math.comb(count + atoms - 1, atoms - 1)
-        if total > TOO_MANY:
+        if total > 10**12:
             return FAR_TOO_MANY
     return total
 
 
 def enumerate_totals(parts: Any, epsilon: Any) -> Any:
-    """The sum of mass (1 - e^{eps - loss})_+ over all totals of the losses."""
+    """Sum mass (1 - e^{eps - loss})_+ over all totals of the losses."""
     *rest, last = parts
     fixed = [(arb(0), arb(1))]
     for part, count in rest:
@@ -154,7 +152,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """The sum of `enumerate_totals` for one law on a grid, by a power of its generating function; None if too long."""
+    """Compute `enumerate_totals` of one law on a grid by a power of its generating function; None if too long."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -174,11 +172,11 @@ def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
 
 
 def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
-    """delta(eps) of n Laplace mechanisms by a closed form.
+    """Compute delta(eps) of n Laplace mechanisms by a closed form.
 
-    With w = 1 + 2z, M^n is a sum of powers of 1/w times exponentials of z.  The integral of such a term,
-    I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz is 0 for d <= 0.  For d > 0, I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2
-    and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since 1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
+    With w = 1 + 2z, M^n is a sum of powers of 1/w times exponentials of z.  The integral of such a term, I_m = (1/2 pi
+    i) int e^{zd}/(z(z + 1) w^m) dz, is 0 for d <= 0.  For d > 0, I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m =
+    I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since 1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
     """
     total = arb(0)
     for k in range(count + 1):
@@ -199,12 +197,18 @@ def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
 
 
 def _totals(part: Any, count: int) -> Iterator[tuple[Any, Any]]:
-    """Loss and mass of every way to distribute the steps over the outcomes."""
+    """Yield loss and mass of every way to distribute the steps over the outcomes."""
     if len(part.loss) == 1:
         yield count * part.loss[0], part.p[0] ** count
         return
     if len(part.loss) == 2:
-        yield from _binomial(part, count)
+        (one, two), (p, q) = part.loss, part.p
+        mass, ratio = q**count, p / q
+        for k in range(count + 1):
+            if k % 4096 == 0:
+                tick()
+            yield k * one + (count - k) * two, mass
+            mass *= ratio * (count - k) / (k + 1)
         return
     powers = []
     for p in part.p:
@@ -215,16 +219,6 @@ def _totals(part: Any, count: int) -> Iterator[tuple[Any, Any]]:
     yield from _multinomial(part.loss, powers, count, arb(0), arb(count).gamma() * count)
 
 
-def _binomial(part: Any, count: int) -> Iterator[tuple[Any, Any]]:
-    (one, two), (p, q) = part.loss, part.p
-    mass, ratio = q**count, p / q
-    for k in range(count + 1):
-        if k % 4096 == 0:
-            tick()
-        yield k * one + (count - k) * two, mass
-        mass *= ratio * (count - k) / (k + 1)
-
-
 def _multinomial(losses: Any, powers: Any, left: int, loss: Any, mass: Any) -> Iterator[tuple[Any, Any]]:
     if len(losses) == 1:
         yield loss + left * losses[0], mass * powers[0][left]
@@ -232,3 +226,194 @@ def _multinomial(losses: Any, powers: Any, left: int, loss: Any, mass: Any) -> I
     tick()
     for k in range(left + 1):
         yield from _multinomial(losses[1:], powers[1:], left - k, loss + k * losses[0], mass * powers[0][k])
+
+
+def fits_direct_integration(parts: Any) -> bool:
+    """Return whether these are two or three sampled Gaussian steps; four would nest three integrals."""
+    return all(type(part) is SampledGaussian for part, _ in parts) and 2 <= sum(n for _, n in parts) <= 3
+
+
+def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: float, digits: int) -> Any:
+    """Enclose delta(epsilon) of two or three sampled Gaussian steps to `digits` digits of itself or of e^log_scale.
+
+    The last step is a closed form.  With m_i = 1 - q_i + q_i e^{y_i}, the ratio of step i at its output u_i ~ N(0, 1),
+    and E = e^eps
+
+        remove: delta = E[(m_1 ... m_n - E)_+],    add: delta = E times E[(1/E - m_1 ... m_n)_+].
+
+    The outputs are cut where each step has an equal share of the loss.  So no integral meets the point where the last
+    step's threshold leaves the real line.  Proofs: README.md of this folder, "Two and three steps".
+    """
+    with precision(int(100 + 4 * digits)):
+        parts = build()
+        sign = 1 if parts[0][0].direction == "remove" else -1
+        grown = (sign * ball(epsilon)).exp()
+        steps = [_Step(part, sign) for part, count in parts for _ in range(count)]
+        tolerance = ball(log_scale).exp() * arb(10) ** -digits
+        if sign < 0:
+            tolerance *= grown
+        found = _whole(steps, grown, _Aims(tolerance, arb(10) ** -digits))
+        return found if sign > 0 else found / grown
+
+
+class _Aims(NamedTuple):
+    """Tolerances of every integral: absolute, and as a share of its value."""
+
+    tolerance: Any
+    share: Any
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step. For remove, sign = 1 and outputs above a threshold count; for add, sign = -1 and those below count."""
+
+    law: SampledGaussian
+    sign: int
+
+    def ratio(self, u: Any) -> Any:
+        """Compute m = 1 - q + q e^y at an output."""
+        law = self.law
+        return 1 - law.rate + law.rate * (u / law.sigma - 1 / (2 * law.sigma**2)).exp()
+
+    def place(self, m: Any) -> Any:
+        """Return the output at which the ratio is m; not finite where that output is not analytic in m."""
+        law = self.law
+        return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
+
+    def beyond(self, u: Any) -> tuple[Any, Any]:
+        """Return the P- and Q-mass of the outputs that count."""
+        law, root = self.law, arb(2).sqrt()
+        plain = (self.sign * u / root).erfc() / 2
+        hit = (self.sign * (u - 1 / law.sigma) / root).erfc() / 2
+        return plain + law.rate * (hit - plain), plain
+
+
+def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
+    """Integrate +-(m_1 ... m_n - grown) over the outputs that all count."""
+    p, q = acb(1), acb(1)
+    for step, u in zip(steps, places, strict=True):
+        one, two = step.beyond(u)
+        p, q = p * one, q * two
+    return steps[0].sign * (p - grown * q)
+
+
+def _last(step: _Step, grown: Any) -> Any:
+    """Compute E[+-(m - grown)_+] of one step."""
+    return _payoff([step], [step.place(grown)], grown)
+
+
+def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
+    """Return outputs whose ratios multiply to `grown`, each ratio the same multiple of its infimum 1 - q."""
+    floors = [1 - step.law.rate for step in steps]
+    share = grown
+    for floor in floors:
+        share = share / floor
+    share = (share.log(True) / len(steps)).exp()
+    return [step.place(floor * share) for step, floor in zip(steps, floors, strict=True)]
+
+
+def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
+    """Enclose E[+-(m_1 ... m_n - grown)_+] of two or three steps."""
+    cuts = _cuts(steps, acb(grown))
+    if not all(cut.is_finite() for cut in cuts):
+        raise Unplanned("its epsilon is too near the largest loss")
+    total = _payoff(steps, cuts, grown) * steps[0].sign ** (len(steps) - 1)
+    for i, many in _distinct(steps):
+        rest, others = _without(steps, i), _without(cuts, i)
+        inner: Callable[[Any], Any]
+        if len(rest) == 1:
+            inner = lambda m, other=rest[0]: _last(other, grown / m)  # type: ignore[misc]  # mypy infers no type of a default
+        else:
+            inner = _Two(rest, others, grown, 1 - steps[i].law.rate, steps[i].ratio(cuts[i]), aims)
+        total += many * _below(steps[i], cuts[i], inner, aims)
+    return total.real
+
+
+class _Two:
+    """The share of two steps beside a third whose ratio is m, below its cut (README.md, "Two and three steps")."""
+
+    def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
+        self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims
+        # remove pays most where the third step's ratio is largest, add where that ratio is least
+        worst = most if steps[0].sign > 0 else least
+        self.lows = {}
+        for i, _ in _distinct(steps):
+            (other,) = _without(steps, i)
+            inner = lambda m, other=other: _last(other, grown / (worst * m))
+            self.lows[i] = _end(steps[i], cuts[i], inner, aims.tolerance)[0]
+
+    def __call__(self, m: Any) -> Any:
+        # where m is a wide ball, its integrals cannot be known more closely than m
+        wide = (m.rad() / m.abs_lower()).abs_upper()
+        if not wide < 1:
+            return acb("nan")
+        grown = self.grown / m
+        places = _cuts(self.steps, grown)
+        total = self.steps[0].sign * _payoff(self.steps, places, grown)
+        for i, many in _distinct(self.steps):
+            (other,) = _without(self.steps, i)
+            inner = lambda m, other=other: _last(other, grown / m)
+            function = _integrand(self.steps[i], inner)
+            low = self.lows[i]
+            half = _integral(function, low, self.cuts[i], self.aims, wide) + _left(self.steps[i], low, inner)
+            total += many * (half / 2 + _integral(function, self.cuts[i], places[i], self.aims, wide))
+        return total
+
+
+def _without(items: list[Any], i: int) -> list[Any]:
+    return items[:i] + items[i + 1 :]
+
+
+def _distinct(steps: list[_Step]) -> list[tuple[int, int]]:
+    """Return the index of the first step of each law, and the number of steps with that law."""
+    keys = [step.law.key for step in steps]
+    return [(i, keys.count(key)) for i, key in enumerate(keys) if key not in keys[:i]]
+
+
+def _integrand(step: _Step, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the function N(u) m inner(m)."""
+
+    def value(u: Any) -> Any:
+        m = step.ratio(u)
+        return (-u * u / 2).exp() / (2 * arb.pi()).sqrt() * m * inner(m)
+
+    return value
+
+
+def _below(step: _Step, cut: Any, inner: Callable[[Any], Any], aims: _Aims) -> Any:
+    """Integrate N(u) m inner(m) from -inf to the cut."""
+    low, left = _end(step, cut, inner, aims.tolerance)
+    return _integral(_integrand(step, inner), low, cut, aims, arb(0)) + left
+
+
+def _left(step: _Step, low: Any, inner: Callable[[Any], Any]) -> Any:
+    """Enclose the integral below an end: Pr[u < low] times a mean of m inner(m)."""
+    m = acb(between(1 - step.law.rate, step.ratio(low).real))
+    return (-low / arb(2).sqrt()).erfc() / 2 * m * inner(m)
+
+
+def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> tuple[Any, Any]:
+    """Return the lower end of the range, and bounds of the integral below it."""
+    top = min(float(cut.real.mid()), 0.0)
+    for away in range(1, 60):
+        tick()
+        low = acb(top - away)
+        left = _left(step, low, inner)
+        if left.abs_upper() < tolerance:
+            return low, left
+    raise Unplanned("its range is too long")
+
+
+def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
+    """Integrate from any member of one ball to any of another, not closer than the relative radius `wide`."""
+    way = high - low
+
+    def along(t: Any, _: bool) -> Any:
+        tick()
+        return function(low + way * t) * way
+
+    rough = 1 + wide / aims.share
+    # an integral at a wide ball need only bound the outer error
+    limits: dict[str, Any] = {"eval_limit": 300, "use_heap": True} if wide > aims.share else {}
+    tolerance, share = aims.tolerance * rough, (aims.share * rough).min(arb("0.1"))
+    return acb.integral(along, acb(0), acb(1), abs_tol=tolerance, rel_tol=share, **limits)

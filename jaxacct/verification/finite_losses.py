@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from jaxacct.verification.ball_arithmetic import acb, arb, ball
-from jaxacct.verification.result import NotCovered
+from jaxacct.verification.ball_arithmetic import NotCovered, acb, arb, ball
 
 Masses = tuple[Any, ...]
 """P-masses, Q-masses, losses (None where log p/q is to be computed), grid, cut-off mass, whether unbounded."""
 
-
 MOST_OUTCOMES = 20_000
-"""Most outcomes of integer noise that are covered: each has balls of its own."""
+"""Most outcomes of integer noise that are covered: each has balls."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class FiniteLosses:
 
     grid : (offset, step, whole numbers k) where loss = offset + k step is known exactly, else None.
     cut : upper bound of the P-mass of outcomes that are left out; 0 except for integer Gaussian noise.
-    unbounded : whether the whole law, with what is left out, has unbounded losses.
+    unbounded : whether the law with the outcomes that are left out has unbounded losses.
     """
 
     key: Any
@@ -46,19 +44,13 @@ class FiniteLosses:
     def largest(self) -> Any:
         if self.unbounded:
             return None
-        top = arb("-inf")
-        for loss in self.loss:
-            top = top.max(loss)
-        return top
+        return functools.reduce(arb.max, self.loss, arb("-inf"))
 
     @property
     def least(self) -> Any:
         if self.unbounded:
             return None
-        low = arb("inf")
-        for loss in self.loss:
-            low = low.min(loss)
-        return low
+        return functools.reduce(arb.min, self.loss, arb("inf"))
 
     @property
     def masses(self) -> tuple[Any, Any]:
@@ -66,48 +58,39 @@ class FiniteLosses:
         return sum(self.p, arb(0)), sum(self.q, arb(0))
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
-        """log E_P[e^{cL}] in floats, for planning only."""
+        """Compute log E_P[e^{cL}] in floats, for planning only."""
         loss, mass = self._floats
         exponents = np.outer(c, loss) + mass
         top = exponents.max(-1)
         return top + np.log(np.exp(exponents - top[:, None]).sum(-1))
 
-    @cached_property
+    @functools.cached_property
     def _floats(self) -> tuple[np.ndarray, np.ndarray]:
         logs = [float(p.log().mid()) for p in self.p]
         return np.array([float(loss.mid()) for loss in self.loss]), np.array(logs)
 
     def mgf(self, z: Any) -> Any:
-        """E_P[e^{zL}] over the finite losses."""
-        total = acb(0)
-        for loss, p in zip(self.loss, self.p, strict=True):
-            total += p * (z * loss).exp()
-        return total
+        """Compute E_P[e^{zL}] over the finite losses."""
+        return sum((p * (z * loss).exp() for loss, p in zip(self.loss, self.p, strict=True)), acb(0))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Any:
-        """Enclosures of M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
-        # each power by its own exponential: a product of many balls would be blown up by each turn
+        """Enclose M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
+        # an exponential for each power: the radius of a product would grow with every factor
         turns = [[acb(0, step * j * loss).exp() for loss in self.loss] for j in range(width)]
         for row in rows:
             at = row * width
             terms = [p * (acb(c, at * step) * x).exp() for x, p in zip(self.loss, self.p, strict=True)]
-            line = []
-            for turn in turns:
-                total = acb(0)
-                for term, by in zip(terms, turn, strict=True):
-                    total += term * by
-                line.append(total)
-            yield line
+            yield [sum((term * by for term, by in zip(terms, turn, strict=True)), acb(0)) for turn in turns]
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Upper bound of |M(c + iu)| for all u >= t."""
+        """Bound |M(c + iu)| from above for all u >= t."""
         return self.mgf(acb(c)).abs_upper()
 
     def log_decay(self, c: float, t: float) -> float:
         return float(self.log_mgf(np.array([c]))[0])
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Sum of (p - e^eps q)_+ over the outcomes with a finite loss, for one step."""
+        """Sum (p - e^eps q)_+ over the outcomes with a finite loss, for one step."""
         total, grown = arb(0), epsilon.exp()
         for loss, p, q in zip(self.loss, self.p, self.q, strict=True):
             if not loss <= epsilon:
@@ -116,7 +99,7 @@ class FiniteLosses:
 
 
 def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLosses:
-    """A base mechanism given by masses, Poisson sampled at a rate in (0, 1], in one direction."""
+    """Build the losses of a mechanism given by masses, Poisson sampled at a rate in (0, 1], in one direction."""
     p, q, losses, grid, cut, unbounded = masses
     if direction == "add" and rate == 1:
         # the two laws change places
@@ -151,7 +134,7 @@ def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLo
 
 
 def several_answers(p: Any, k: int) -> Masses:
-    """Randomised response over k answers, which gives the true one with probability p."""
+    """Return the masses of randomised response over k answers, which gives the true one with probability p."""
     other = (1 - p) / (k - 1)
     loss = (p / other).log()
     if k == 2:
@@ -162,15 +145,18 @@ def several_answers(p: Any, k: int) -> Masses:
 
 
 def output_masses(p: list[float], q: list[float]) -> Masses:
-    """Two probability vectors, each divided by its sum."""
+    """Return the masses of two probability vectors, each divided by its sum."""
     one, two = ([ball(x) for x in law] for law in (p, q))
-    # dividing by a sum of 1 would round, and then a mass at infinity could not be shown to equal delta
+    # a division by a sum of 1 would round, so that a mass at infinity could not be shown to equal delta
     one, two = (law if total == 1 else [x / total for x in law] for law in (one, two) for total in [sum(law, arb(0))])
     return one, two, [None] * len(one), None, arb(0), False
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """The pair whose profile is the larger of the profiles of (p, q) and (q, p), from its knots, in exact fractions."""
+    """Return the pair whose profile is the larger of the profiles of (p, q) and (q, p).
+
+    The pair follows from the knots of that profile, in exact fractions.
+    """
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)
     profiles = [_profile(one, two), _profile(two, one)]
@@ -193,7 +179,7 @@ def in_either_order(p: list[float], q: list[float]) -> Masses:
 
 
 def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fraction]:
-    """sum (p - E q)_+ as a function of E > 0."""
+    """Return sum (p - E q)_+ as a function of E > 0."""
     ordered = sorted((a / b, a, b) for a, b in zip(p, q, strict=True) if b)
     ratios, beyond = [row[0] for row in ordered], [(1 - sum((a for _, a, _ in ordered), Fraction(0)), Fraction(0))]
     for _, a, b in reversed(ordered):
@@ -207,7 +193,10 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """The pair of (epsilon, delta)-DP: mass delta on each side alone, randomised response of ratio e^epsilon else."""
+    """Return the pair of (epsilon, delta)-DP.
+
+    Each law has mass delta alone; the other outcomes are a randomised response of ratio e^epsilon.
+    """
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
     p, q = [likely, rare], [rare, likely]
@@ -220,7 +209,10 @@ def response(epsilon: Any, delta: Any) -> Masses:
 
 
 def discrete_laplace(scale: Any, shift: int) -> Masses:
-    """Pr[x] = (1-r)/(1+r) r^|x|, r = e^{-1/scale}; outcomes x <= 0 have one loss, and so have x >= shift."""
+    """Return the masses of Pr[x] = (1-r)/(1+r) r^|x|, r = e^{-1/scale}.
+
+    All outcomes x <= 0 have one loss, and so have all x >= shift.
+    """
     if shift >= MOST_OUTCOMES:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
     r = (-1 / scale).exp()
@@ -236,7 +228,10 @@ def discrete_laplace(scale: Any, shift: int) -> Masses:
 
 
 def discrete_gaussian(sigma: float, shift: int) -> Masses:
-    """Pr[x] proportional to e^{-x^2/(2 sigma^2)}; Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side."""
+    """Return the masses of Pr[x] proportional to e^{-x^2/(2 sigma^2)}.
+
+    Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side.
+    """
     reach = math.ceil(24 * sigma) + 1  # the mass beyond is below e^{-288}
     if 2 * reach + shift > MOST_OUTCOMES:
         raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")
@@ -244,7 +239,7 @@ def discrete_gaussian(sigma: float, shift: int) -> Masses:
     beyond = 2 * (-(ball(reach) ** 2) / square).exp()
     noise = {x: (-(ball(x) ** 2) / square).exp() for x in range(reach + shift + 1)}
     inside = 2 * sum((noise[x] for x in range(1, reach + 1)), arb(0)) + 1
-    # the whole sum is inside/(1 - tail) with tail in [0, beyond]
+    # the sum over all outcomes is inside/(1 - tail) with tail in [0, beyond]
     whole = inside * (1 / (1 - beyond)).union(arb(1))
     at = range(-reach, reach + shift + 1)
     far = reach + shift
@@ -257,6 +252,6 @@ def discrete_gaussian(sigma: float, shift: int) -> Masses:
 
 
 def spread(grid: Any) -> int:
-    """The greatest common divisor of the differences of a grid's whole numbers."""
+    """Return the greatest common divisor of the differences of a grid's whole numbers."""
     ordered = sorted(set(grid[2]))
     return math.gcd(*(b - a for a, b in pairwise(ordered))) if len(ordered) > 1 else 1

@@ -5,6 +5,7 @@ Proofs: README.md of this folder, "Mixtures of Gaussians".
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,23 +17,23 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
 NEGLIGIBLE = arb(2) ** -400
-"""Weights of the largest contributions are left out while all of them together are below this."""
+"""Weights of the largest contributions are left out while the sum of these weights is below this bound."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
-    """Pr[Bin(trials, chance) = j] for j = 0, 1, ..., and an upper bound of the probability beyond the last j."""
+    """Return Pr[Bin(trials, chance) = j] for j = 0, 1, ..., and a bound of the probability beyond the last j."""
     weights, j = [], 0
     while j <= trials:
         weights.append(math.comb(trials, j) * chance**j * (1 - chance) ** (trials - j))
         j += 1
-        # terms beyond j >= 2 (trials chance + 1) fall by more than a half each
+        # beyond j = 2 (trials chance + 1) each term is less than half of the term before
         if j > 2 * float((trials * chance + 1).upper()) and 2 * weights[-1] < NEGLIGIBLE:
             return weights, (2 * weights[-1]).abs_upper() if j <= trials else arb(0)
     return weights, arb(0)
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """How many of `group` records are among `batch` of `size`."""
+    """Return the probabilities of j of `group` records among `batch` of `size`, and 0 beyond."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -40,9 +41,11 @@ def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any]
 
 @dataclass(frozen=True)
 class GaussianMixture(SampledGaussian):
-    """sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), the largest share 1; a sampled Gaussian has 0 and 1.
+    """sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), the largest share 1.
 
-    shares : increasing, from 0 to 1, the first of them 0.
+    A sampled Gaussian has the shares 0 and 1.
+
+    shares : increasing, from 0 to 1; the first is 0.
     lost : upper bound of the P-mass of the contributions that are left out.
     """
 
@@ -52,7 +55,7 @@ class GaussianMixture(SampledGaussian):
 
     @classmethod
     def of(cls, sigma: Any, weights: Any, lost: Any, direction: str) -> GaussianMixture:
-        """Contributions of j with weight_j, noise sigma in units of one."""
+        """Build the mixture in which contribution j has weight_j; `sigma` is the noise in units of one record."""
         kept = [(j, w) for j, w in enumerate(weights) if j == 0 or not w.is_zero()]
         top = kept[-1][0]
         shares = tuple(arb(j) / top for j, _ in kept)
@@ -65,7 +68,7 @@ class GaussianMixture(SampledGaussian):
 
     @property
     def largest(self) -> Any:
-        """The largest loss; None if it is unbounded, as without a chance of no contribution (weight 0)."""
+        """The largest loss; None if losses are unbounded, as where no contribution has weight 0."""
         return None if self.direction == "remove" or not self.weights[0] > 0 else -self.weights[0].log()
 
     @property
@@ -84,19 +87,16 @@ class GaussianMixture(SampledGaussian):
         return found + within(self.lost * epsilon.exp())
 
     def _mix(self, u: Any, angle: Any) -> Any:
-        return sum(
-            (
-                w * acb(share * u / self.sigma - share**2 / (2 * self.sigma**2), share * angle).exp()
-                for share, w in zip(self.shares, self.weights, strict=True)
-            ),
-            acb(0),
-        )
+        total = acb(0)
+        for share, w in zip(self.shares, self.weights, strict=True):
+            total += w * acb(share * u / self.sigma - share**2 / (2 * self.sigma**2), share * angle).exp()
+        return total
 
     def _mix_real(self, u: Any) -> Any:
         return self._terms_of(u)[0]
 
     def _share_of_slope(self, u: Any) -> Any:
-        """The mean of the shares at an output, which rises with it."""
+        """Return the mean of the shares at an output, which rises with the output."""
         total, mean = self._terms_of(u)
         return mean / total
 
@@ -120,7 +120,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """One window for all peaks: at a peak, u is the exponent over sigma times the mean of the shares."""
+        """Return one window for all peaks: at a peak, u is the exponent over sigma times the mean of the shares."""
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))
@@ -158,14 +158,11 @@ class PairOfMixtures:
 
     @property
     def key(self) -> Any:
-        return (
-            "PairOfMixtures",
-            tuple((m.str(40), w.str(40)) for law in (self.p, self.q) for m, w in law),
-            len(self.p),
-        )
+        numbers = tuple((m.str(40), w.str(40)) for law in (self.p, self.q) for m, w in law)
+        return ("PairOfMixtures", numbers, len(self.p))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """The integral of (p - a q)_+: a half line, whose end is enclosed by bisection."""
+        """Integrate (p - a q)_+ over a half line, whose end is enclosed by bisection."""
         terms = self._terms(epsilon.exp())
         signs = [1 if c > 0 else -1 if c < 0 else 0 for _, c in terms]
         if 0 in signs:
@@ -180,7 +177,7 @@ class PairOfMixtures:
         return sum((c * gaussian_tail((place - m) if up else (m - place)) for m, c in terms), arb(0)).max(0)
 
     def _terms(self, grown: Any) -> list[tuple[Any, Any]]:
-        """(mean, coefficient) of p - a q by increasing mean; equal means are one term."""
+        """Return (mean, coefficient) of p - a q by increasing mean; equal means are one term."""
         found: dict[str, list[Any]] = {}
         for law, factor in ((self.p, arb(1)), (self.q, -grown)):
             for mean, weight in law:
@@ -191,7 +188,7 @@ class PairOfMixtures:
 
 
 def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
-    """A ball that holds the only zero of sum c e^{m u - m^2/2}, which rises through it (sign 1) or falls."""
+    """Return a ball that holds the only zero of sum c e^{m u - m^2/2}, which rises through 0 (sign 1) or falls."""
 
     def side(u: Any) -> int:
         logs = [m * u - m * m / 2 for m, _ in terms]
@@ -231,20 +228,15 @@ class RevealedPairs:
 
     @property
     def largest(self) -> Any:
-        return self._end("largest", True)
+        return self._end("largest", arb.max)
 
     @property
     def least(self) -> Any:
-        return self._end("least", False)
+        return self._end("least", arb.min)
 
-    def _end(self, name: str, most: bool) -> Any:
-        total: Any = None
-        for _, law in self.ways:
-            end = getattr(law, name, None)
-            if end is None:
-                return None
-            total = end if total is None else total.max(end) if most else total.min(end)
-        return total
+    def _end(self, name: str, choose: Any) -> Any:
+        found = [getattr(law, name, None) for _, law in self.ways]
+        return None if any(end is None for end in found) else functools.reduce(choose, found)
 
     def hockey_stick(self, epsilon: Any) -> Any:
         return sum((share * law.hockey_stick(epsilon) for share, law in self.ways), arb(0))
@@ -252,7 +244,7 @@ class RevealedPairs:
 
 @dataclass(frozen=True)
 class Revealed(RevealedPairs):
-    """Any number of such steps with laws whose M(z) are known: M(z) is the sum of probability times M_i(z)."""
+    """Any number of such steps whose laws have a known M(z): M(z) is the sum of probability times M_i(z)."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))
@@ -276,7 +268,5 @@ class Revealed(RevealedPairs):
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
         lines = [law.values(c, step, rows, width, count, bits) for _, law in self.ways]
         for found in zip(*lines, strict=True):
-            yield [
-                sum((share * line[j] for (share, _), line in zip(self.ways, found, strict=True)), acb(0))
-                for j in range(width)
-            ]
+            pairs = [(share, line) for (share, _), line in zip(self.ways, found, strict=True)]
+            yield [sum((share * line[j] for share, line in pairs), acb(0)) for j in range(width)]

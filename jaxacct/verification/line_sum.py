@@ -1,35 +1,33 @@
-"""delta(eps) of a composition from a sum over a vertical line, every error enclosed.
+"""Enclosure of delta(eps) of a composition by a sum over a vertical line.
 
     delta(eps) = (1/2 pi i) int M(z) e^{-z eps}/(z (z + 1)) dz,   M(z) = prod_i M_i(z)^{n_i},   Re z = c > 0
 
 The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  Proofs: README.md of this
 folder, "The sum over a line".
 
-A plan, made in floats, says where the line is, the period of the sum, how far the sum goes, and what is taken out
-of it.  Nothing planned enters a bound without being bounded again in ball arithmetic: a bad plan costs width, and
-never truth.
+A plan, made in floats, chooses the line, the period and length of the sum, and the outputs that are taken out.  No
+number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan costs width, and never truth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxacct.verification import small_loss_steps
-from jaxacct.verification.ball_arithmetic import acb, arb, ball, between, precision, tick, within
+from jaxacct.verification.ball_arithmetic import Unplanned, acb, arb, ball, between, precision, tick, within
 from jaxacct.verification.closed_form_losses import GaussianLoss
-from jaxacct.verification.result import Unplanned
 from jaxacct.verification.sampled_gaussian import Cut
 
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
-"""Positions of the line that are tried, as shares of the saddle point.  See `_line` for why one may lie below it."""
+"""Positions of the line that are tried, as shares of the saddle point: below it, aliases may fall faster."""
 LONG_SUM_PRODUCTS = 400_000
-"""Products (of a node in t and a node in x) from which on a sum is long, and a plan with cuts is tried instead."""
+"""Products of a node in t and a node in x from which on a sum is long, and a plan with cuts is tried."""
 REUSE_SHARE = 1e-3
-"""A sum that is kept serves an epsilon that differs from its own by at most this share."""
+"""Largest relative distance of an epsilon from that of a kept sum that serves it."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near that of its plan."""
 
@@ -48,12 +46,12 @@ def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int
     line = LineSum(build, plan)
     with precision(128):
         _kept.insert(0, (key, epsilon, log_scale, line))
-        del _kept[4:]  # memory stays bounded
+        del _kept[4:]  # bounds the memory
     return line.at(ball(epsilon))
 
 
 def at_most(parts: Any, epsilon: float) -> Any:
-    """Upper bound of delta(epsilon), at the cost of one value of M."""
+    """Bound delta(epsilon) from above at the cost of one value of M."""
     with np.errstate(all="ignore"):
         c = saddle(parts, epsilon)
         for _ in range(20):
@@ -83,7 +81,7 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """M(z)/(z (z + 1)) at every node, half of it at the first; M - A if steps with small loss are taken apart."""
+        """Compute M(z)/(z (z + 1)) at every node, half of it at the first; M - A if small losses are taken apart."""
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
@@ -106,7 +104,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Upper bound of what `values` would be beyond the last node, without the denominator."""
+        """Bound `values` beyond the last node from above, without the denominator."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)
@@ -116,7 +114,7 @@ class LineSum:
         return tail.abs_upper()
 
     def at(self, epsilon: Any) -> Any:
-        """delta(epsilon), enclosed."""
+        """Enclose delta at an epsilon."""
         with precision(self.bits):
             return self._at(epsilon) + self.rest
 
@@ -143,7 +141,7 @@ class LineSum:
         if not plan.smoothing:
             whole = first - _aliases(self.parts, plan, epsilon)
             return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
-        # the second sum is smoothed with 4 times the square: it has e^{4x} where the first has e^x, and a smaller tail
+        # the second sum is smoothed with 4 times the square: e^{4x} in place of e^x, and a smaller tail
         most = arb(4)
         aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
         first -= aliases
@@ -154,7 +152,7 @@ class LineSum:
 
 
 def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
-    """The excess of the sum over delta(epsilon): the aliases, delta at epsilon + j period for j = +-1, +-2, ..."""
+    """Enclose the excess of the sum over delta(epsilon): delta at epsilon + j period for j = +-1, +-2, ..."""
     c, period, orders = arb(plan.line.c), arb(plan.line.period), plan.line
     total, bound = arb(0), arb(0)
     if orders.above is not None:
@@ -181,12 +179,12 @@ def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
 
 
 def _end(parts: Any, name: str) -> Any:
-    """The least or largest loss of the whole."""
+    """Return the least or largest loss of the composition."""
     return sum((count * getattr(part, name) for part, count in parts), arb(0))
 
 
 def _masses(parts: Any) -> tuple[Any, Any]:
-    """P- and Q-mass of the finite losses, M(0) and M(-1)."""
+    """Return the P- and Q-mass of the finite losses, M(0) and M(-1)."""
     p, q = arb(1), arb(1)
     for part, count in parts:
         one, two = part.masses
@@ -195,25 +193,24 @@ def _masses(parts: Any) -> tuple[Any, Any]:
 
 
 def _chernoff(parts: Any, a: Any, epsilon: Any) -> Any:
-    """delta(eps) <= M(a) e^{-a eps} a^a/(1 + a)^{1 + a}."""
+    """Bound delta(eps) by M(a) e^{-a eps} a^a/(1 + a)^{1 + a}."""
     return _moment(parts, a, epsilon) * (a * a.log() - (1 + a) * (1 + a).log()).exp()
 
 
 def _reverse(parts: Any, b: Any, epsilon: Any) -> Any:
-    """E_P[(e^{eps - loss} - 1)_+] <= M(-b) e^{b eps} (b - 1)^{b - 1}/b^b for b > 1."""
+    """Bound E_P[(e^{eps - loss} - 1)_+] by M(-b) e^{b eps} (b - 1)^{b - 1}/b^b for b > 1."""
     return _moment(parts, -b, epsilon) * ((b - 1) * (b - 1).log() - b * b.log()).exp()
 
 
 def _moment(parts: Any, a: Any, epsilon: Any) -> Any:
-    """M(a) e^{-a eps}."""
+    """Compute M(a) e^{-a eps}."""
     total = (-a * epsilon).exp()
     for part, count in parts:
         total *= part.mgf(acb(a)).real ** count
     return total
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """Re z = c, and the period of the sum along it.
 
     below, above : orders of the Chernoff bounds of the aliases on either side; None where losses do not reach them.
@@ -228,7 +225,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is chosen before a sum over a line is made.
+    """All choices that are made before a sum over a line.
 
     line : the line and the period of the sum along it.
     count : nodes of the sum.
@@ -249,7 +246,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Plans in the order in which they are tried, until one is short: plain, small losses apart, largest cut off."""
+    """Yield plans in the order of trial until one is short: plain, small losses apart, largest outputs cut off."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):
@@ -268,7 +265,7 @@ def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
 
 
 def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Plan:
-    """The line near the saddle point, period by the aliases, cut-off by the decay; `apart`: small losses apart."""
+    """Choose the line near the saddle point, its period by the aliases, and the cut-off by the decay, in floats."""
 
     def action(c: np.ndarray) -> np.ndarray:
         # parts have no common type that says log_mgf returns an array
@@ -309,7 +306,7 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
 
 
 def saddle(parts: Any, epsilon: float) -> float:
-    """Where M(c) e^{-c eps}/(c (c + 1)) is least, c > 0, in floats."""
+    """Return the c > 0 at which M(c) e^{-c eps}/(c (c + 1)) is least, in floats."""
     grid = np.geomspace(1e-4, 1e7, 100)
     for _ in range(3):
         values = sum(count * part.log_mgf(grid) for part, count in parts) - grid * epsilon
@@ -322,21 +319,21 @@ def saddle(parts: Any, epsilon: float) -> float:
 
 
 def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
-    """How far the losses reach below and above epsilon, in floats and a little enlarged; inf where they have no end."""
+    """Return the reach of the losses below and above epsilon, in floats and a little enlarged; inf without an end."""
     sides = []
     for name, sign in (("least", -1.0), ("largest", 1.0)):
         ends: list[Any] = [getattr(part, name, None) for part, _ in parts]
         gap = np.inf
         if all(end is not None for end in ends):
             total = sum(count * float(end.mid()) for end, (_, count) in zip(ends, parts, strict=True))
-            # so that it serves near epsilons too
+            # enlarged, so that it serves near epsilons too
             gap = max(sign * (total - epsilon), 0.0) + 3e-3 * (abs(total) + abs(epsilon))
         sides.append(float(gap))
     return sides[0], sides[1]
 
 
 def _line(action: Any, saddle: float, wanted: float, gaps: tuple[float, float]) -> Line:
-    """The line that costs least, and its shortest period; below the saddle point, aliases may fall faster."""
+    """Return the line that costs least, with its shortest period."""
     orders = saddle * np.geomspace(0.01, 30.0, 120)
     beneath = -1.0 - (saddle + 1.0) * np.geomspace(1e-2, 1e2, 30)
     sizes, deeper, starts = action(orders), action(beneath), action(saddle * np.array(LINE_SHARES))

@@ -1,6 +1,6 @@
 """The definition of each mechanism: its privacy loss in one direction, as independent losses each with a count.
 
-This is written from the mechanisms' documentation and shares no code with `Mechanism.expand`, which the engines use.
+These definitions follow the mechanisms' documentation and share no code with `Mechanism.expand`, which the engines use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxacct import mechanisms as known
 from jaxacct.mechanisms.random_allocation import RandomAllocation
-from jaxacct.verification.ball_arithmetic import arb, ball
+from jaxacct.verification.ball_arithmetic import NotCovered, arb, ball
 from jaxacct.verification.closed_form_losses import BoundedRange, GaussianLoss, LaplaceLoss, SampledLaplace
 from jaxacct.verification.finite_losses import (
     FiniteLosses,
@@ -38,7 +38,6 @@ from jaxacct.verification.gaussian_mixture import (
     hypergeometric_weights,
 )
 from jaxacct.verification.random_allocation import AllocationLoss
-from jaxacct.verification.result import NotCovered
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
 Part = tuple[Any, int]
@@ -51,7 +50,7 @@ R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
 """Most records of a data set whose cap is added up term by term."""
 EITHER = "either"
-"""A direction that stands for both orders: each pair of laws of a replaced record has the larger of its profiles."""
+"""Direction that stands for both orders: each pair of laws of a replaced record has the larger of its profiles."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Asked:
 
     @property
     def moved(self) -> int:
-        """The most by which a record moves a statistic, in units of the add/remove sensitivity."""
+        """Largest move of a statistic by a record, in units of the add/remove sensitivity."""
         return 2 if self.relation == "replace_one" else 1
 
     @property
@@ -89,13 +88,13 @@ def defines(*classes: type) -> Callable[[R], R]:
 
 
 def losses(asked: Asked, mechanism: Any) -> list[Part]:
-    """The losses that the definition of a mechanism gives."""
-    held = fields_of(mechanism)
+    """Return the losses of a mechanism by its definition."""
+    held = fields_of(mechanism)  # raises NotCovered for a class without a rule
     return RULES[type(mechanism)](asked, **held)
 
 
 def fields_of(mechanism: Any) -> dict[str, Any]:
-    """The fields of a mechanism; NotCovered if its class has no rule, or the rule has no parameter for a field."""
+    """Return the fields of a mechanism; raise NotCovered without a rule, or for a field that the rule does not read."""
     name = type(mechanism).__name__
     if type(mechanism) not in RULES:
         raise NotCovered(name)
@@ -114,7 +113,7 @@ class Composition:
 
     @property
     def infinity(self) -> Any:
-        """The P-mass of an infinite loss: 1 less the product of what each part keeps finite."""
+        """The P-mass of an infinite loss: 1 less the product of the P-masses that each part keeps finite."""
         kept = arb(1)
         for part, count in self.parts:
             if isinstance(part, FiniteLosses) and not part.infinity.is_zero():
@@ -133,7 +132,7 @@ class Composition:
 
     @property
     def keys(self) -> frozenset[Any]:
-        """A key of the composition; it is equal for two directions whose losses have the same law."""
+        """A key of the composition, equal for two directions whose losses have the same law."""
         return frozenset((part.key, count) for part, count in self.parts)
 
     @property
@@ -148,7 +147,7 @@ class Composition:
 
 
 def expand(mechanism: Any, relation: str, direction: str) -> Composition:
-    """The losses of one configuration in one direction of a neighbouring relation, or in EITHER."""
+    """Return the losses of one configuration in one direction of a neighbouring relation, or in EITHER."""
     square = arb(0)
     counts: dict[Any, Part] = {}
     for part, count in losses(Asked(relation, direction), mechanism):
@@ -164,25 +163,25 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
 
 
 def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
-    """Pairs (mechanism, direction) whose largest delta is the relation's (README.md, "What is verified")."""
+    """Return pairs (mechanism, direction) whose largest delta is the relation's (README.md, "What is verified")."""
     names = (relation.split("_")[0],) if relation in ("add_one", "remove_one") else ("remove", "add")
     fixed_size = type(mechanism) is known.SampledWithoutReplacement and mechanism.group == 1
     if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:
         names = ("remove",)
     orders = [mechanism]
-    # with more pairs of unlike laws all are exchanged or none
+    # with more than 4 pairs of unlike laws no single pair is exchanged
     if (fixed_size or relation == "replace_one") and _unlike(mechanism) <= 4:
         orders = _orders(mechanism)
     return [(order, name) for order in orders for name in names]
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Whether replace_one applies to several pairs of unlike laws, each with its own order."""
+    """Return whether replace_one applies to several pairs of unlike laws, each with its own order."""
     return relation == "replace_one" and _unlike(mechanism) > 1
 
 
 def _unlike(mechanism: Any) -> int:
-    """The number of FiniteOutput mechanisms that change when p and q are exchanged."""
+    """Count the FiniteOutput mechanisms that change when p and q are exchanged."""
     if type(mechanism) is known.FiniteOutput:
         pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
@@ -190,7 +189,7 @@ def _unlike(mechanism: Any) -> int:
 
 
 def _orders(mechanism: Any) -> list[Any]:
-    """All versions of the mechanism, with p and q of each unlike pair as given or exchanged."""
+    """Return all versions of the mechanism, with p and q of each unlike pair as given or exchanged."""
     if not _unlike(mechanism):
         return [mechanism]
     if type(mechanism) is known.FiniteOutput:
@@ -259,7 +258,10 @@ def _gaussian(asked: Asked, noise_multiplier: Any) -> list[Part]:
 
 @defines(known.Laplace)
 def _laplace(asked: Asked, scale: Any) -> list[Part]:
-    top = asked.moved / ball(scale)
+    return _laplace_loss(asked, asked.moved / ball(scale))
+
+
+def _laplace_loss(asked: Asked, top: Any) -> list[Part]:
     return [(LaplaceLoss(top) if asked.whole else SampledLaplace(top, asked.rate, asked.direction), 1)]
 
 
@@ -277,9 +279,7 @@ def _report_noisy_max(asked: Asked, epsilon: Any, noise: str) -> list[Part]:
     if noise not in ("laplace", "exponential"):
         raise NotCovered(f"ReportNoisyMax with {noise} noise")
     top = ball(epsilon)  # the loss of Laplace noise of scale 1/epsilon, under every relation
-    if top.is_zero():
-        return []
-    return [(LaplaceLoss(top) if asked.whole else SampledLaplace(top, asked.rate, asked.direction), 1)]
+    return [] if top.is_zero() else _laplace_loss(asked, top)
 
 
 @defines(known.PureDP)
@@ -343,14 +343,17 @@ def _responds(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
 
 
 def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = True) -> list[Part]:
-    """The losses of one step from the masses of its two laws; `alike`: both directions have the same loss law."""
+    """Return the losses of one step from two laws of masses; `alike`: both directions have the same loss law."""
     way = "both" if alike and asked.whole else asked.direction
     return [(from_masses((*key, asked.rate.str(40), way), masses, asked.rate, asked.direction), 1)]
 
 
 @defines(RandomAllocation)
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
-    """One of t slots; with a single slot, the Gaussian itself.  Other records keep their slots, also under zero_out."""
+    """Define one of t slots; with a single slot, the Gaussian itself.
+
+    Other records keep their slots, also under zero_out.
+    """
     _refuse(asked, "RandomAllocation")
     if participations != 1:
         raise NotCovered("random allocation of several slots to a record")
@@ -363,7 +366,10 @@ def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, gr
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
-    """Binomial(k, q) records of a group take part, and each adds 1; q is the product of all nested rates."""
+    """Define a sampled group: Binomial(k, q) records take part, and each adds 1.
+
+    q is the product of all nested rates.
+    """
     if asked.relation == "replace_one":
         raise NotCovered("a group of records under replace_one")
     rate = asked.rate
@@ -377,14 +383,14 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Binomial(B, k/n) draws of the record; each displaces another record."""
+    """Define Binomial(B, k/n) draws of the record, each of which displaces another record."""
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
     return _mixture(_noise(mechanism) / 2, *weights, asked.direction)
 
 
 def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
-    """A hypergeometric number of the group's records is drawn, and each displaces another record."""
+    """Define a hypergeometric number of the group's records, each of which displaces another record."""
     _refuse(asked, "a group of records sampled without replacement", "replace_one", "zero_out")
     size = int(dataset_size)
     weights = hypergeometric_weights(size, group, round(size * float(ratio)))
@@ -392,7 +398,7 @@ def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_si
 
 
 def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
-    """Sampling without replacement under zero_out: the record keeps its slot, where another could have been."""
+    """Define sampling without replacement under zero_out: the record keeps its slot, where another could have been."""
     if not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
     return [(_zero_out(_noise(mechanism), rate, asked.direction), 1)]
@@ -400,7 +406,10 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 
 @defines(known.TruncatedPoissonSampled)
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
-    """With probability tau the others fill the batch, and the record displaces one of them with probability q'."""
+    """Define capped Poisson sampling.
+
+    With probability tau the others fill the batch, and the record displaces one of them with probability q'.
+    """
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
@@ -425,14 +434,14 @@ def _refuse(asked: Asked, name: str, *relations: str) -> None:
 
 
 def _noise(mechanism: Any) -> Any:
-    """The noise multiplier of a Gaussian; raise NotCovered for any other mechanism."""
+    """Return the noise multiplier of a Gaussian; raise NotCovered for any other mechanism."""
     if type(mechanism) is not known.Gaussian:
         raise NotCovered(f"batches of {type(mechanism).__name__}")
     return ball(fields_of(mechanism)["noise_multiplier"])
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
-    """Pr[at least cap of the others are sampled], and the probability of that with the record kept."""
+    """Return Pr[at least cap of the others are sampled], and the probability of that with the record kept."""
     if cap >= size or q.is_zero():
         return arb(0), arb(0)
     if size > MOST_RECORDS:
@@ -449,7 +458,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """The worst pair for e^eps >= 1: another record opposite to x (remove), or like it (add)."""
+    """Return the worst pair for e^eps >= 1: another record opposite to x (remove), or like x (add)."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -457,7 +466,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Contribution j has weight_j, and noise is in units of one record; no losses if nobody contributes."""
+    """Return the losses where contribution j has weight_j; noise in units of one record; none if nobody contributes."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []

@@ -9,12 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from flint import acb_mat
 
-from jaxacct.verification.ball_arithmetic import acb, acb_mat, arb, between, gaussian_tail, precision, tick, within
-from jaxacct.verification.result import Unplanned
+from jaxacct.verification.ball_arithmetic import (
+    Unplanned,
+    acb,
+    arb,
+    between,
+    gaussian_tail,
+    precision,
+    tick,
+    within,
+)
 
 ANGLES = np.geomspace(1e-5, 1.0, 60)
-"""Angles by which the path of a quadrature is turned, as shares of an eighth of a turn, that are tried."""
+"""Angles tried for the turned path of a quadrature, as shares of an eighth of a turn."""
 MOST_NODES = 1_000_000
 """Most nodes in Im z of one sum."""
 MARGIN = 14.0
@@ -40,7 +49,7 @@ class AllocationLoss:
         return ("RandomAllocation", self.sigma.str(40), self.slots, self.direction)
 
     def one_round(self, epsilon: Any, log_tolerance: float) -> Any:
-        """delta(epsilon), enclosed to about e^log_tolerance."""
+        """Enclose delta(epsilon) to about e^log_tolerance."""
         remove = self.direction == "remove"
         size = float(epsilon.mid())
         if size > 700.0:
@@ -55,7 +64,7 @@ class AllocationLoss:
             return (grown * self._put(1 / grown, plan)).max(0)
 
     def _put(self, k: Any, plan: _Plan) -> Any:
-        """E(k - S)_+ = (1/2 pi i) int e^{zk} phi(z)^t/z^2 dz, the trapezoid rule on Re z = c."""
+        """Enclose E(k - S)_+ = (1/2 pi i) int e^{zk} phi(z)^t/z^2 dz by the trapezoid rule on Re z = c."""
         c, step, t = arb(plan.c), 2 * arb.pi() / arb(plan.period), self.slots
         period = arb(plan.period)
         if not period >= k:
@@ -76,7 +85,7 @@ class AllocationLoss:
         return total * step * scale + cut - between(0, images.abs_upper())
 
     def _beyond(self, c: Any, y: Any, plan: _Plan) -> Any:
-        """|phi(c + iy')| <= e^{a^2/2} phi(c cos(sa) + y sin(sa)) for all y' >= y: the path is moved down by a."""
+        """Bound |phi(c + iy')| by e^{a^2/2} phi(c cos(sa) + y sin(sa)) for all y' >= y, on a path moved down by a."""
         angle = arb(plan.turned)
         r = c * angle.cos() + y * angle.sin()
         weights, exponents, error = self._nodes(r, arb(0), arb(plan.real_strip), plan)
@@ -84,7 +93,10 @@ class AllocationLoss:
         return ((total + error) * ((angle * self.sigma) ** 2 / 2).exp()).abs_upper()
 
     def _values(self, c: Any, step: Any, plan: _Plan) -> Any:
-        """phi at c + i j step, a row at a time; e^{i(a + b)x} = e^{iax} e^{ibx} makes a block a product of matrices."""
+        """Enclose phi at c + i j step, a row at a time.
+
+        e^{i(a + b)x} = e^{iax} e^{ibx} makes a block of rows a product of matrices.
+        """
         weights, exponents, error = self._nodes(c, arb(plan.angle), arb(plan.strip), plan)
         size, spread = len(weights), acb(within(error), within(error))
         right = []
@@ -105,7 +117,7 @@ class AllocationLoss:
                 yield [product[i, b] + spread for b in range(plan.width)]
 
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
-        """Weights w, exponents x and error with phi(z) = sum w e^{zx}, Re z >= c, on a path turned by an angle."""
+        """Return weights w, exponents x and error of phi(z) = sum w e^{zx}, Re z >= c, on a path turned by an angle."""
         s, t, down = 1 / self.sigma, self.slots, angle * self.sigma
         width = strip * self.sigma
         h = 2 * arb.pi() * width / arb(plan.digits + float((2 * width * width).upper()))
@@ -119,7 +131,7 @@ class AllocationLoss:
         grown = (down * down / 2).exp()
         far = -(s * last * h - s * s / 2).exp() / t
         outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
-        if bool(angle > 0):  # lines that are `width` above and below; the one above may reach the real line
+        if bool(angle > 0):  # lines `width` above and below the path; the upper line may reach the real line
             if not (strip <= angle and angle + strip <= arb.pi() / 2):
                 raise Unplanned("its path is turned too far")
             sizes = ((width - down) ** 2 / 2).exp() + ((width + down) ** 2 / 2).exp()
@@ -132,7 +144,7 @@ class AllocationLoss:
 
 
 class _Plan:
-    """The line, the period, the cut-off and the quadrature, in floats: a bad plan costs width, and never truth."""
+    """Line, period, cut-off and quadrature in floats: a bad plan costs width, and never truth."""
 
     def __init__(self, sigma: float, t: int, k: float, wanted: float) -> None:
         self.sigma, self.t = sigma, t
@@ -152,7 +164,7 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # natural digits of phi: its error counts as a share of phi(c), times t and the size of the sum
+        # natural digits of phi: its error counts as a share of phi(c), times t and the number of terms
         small = float(self._log_phi(np.array([self.c]))[0])
         self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)
@@ -179,7 +191,7 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """(the y beyond which the bound is small enough, the angle that gives this bound)."""
+        """Return the y beyond which the bound is small enough, and the angle of that bound."""
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:
@@ -196,7 +208,7 @@ class _Plan:
         return high, float(angles[int(np.argmin(bounds(high)))])
 
     def _angle(self, s: float) -> tuple[float, float]:
-        """The angle of the path for which the quadrature has fewest nodes."""
+        """Return the angle of the path for which the quadrature has fewest nodes, and that number."""
         widths = ANGLES * (np.pi / 4 * 0.999) / s
         turns = (self.digits + 2 * widths**2) / widths
         nodes = 2 * np.sqrt(2 * (self.digits + 0.5 * widths**2)) * turns / (2 * np.pi)

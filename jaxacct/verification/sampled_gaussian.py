@@ -10,18 +10,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
+from flint import acb_mat
 from scipy.special import log_ndtr
 
-from jaxacct.verification.ball_arithmetic import acb, acb_mat, arb, between, ctx, gaussian_tail, tick, within
+from jaxacct.verification.ball_arithmetic import acb, arb, between, ctx, gaussian_tail, tick, within
 from jaxacct.verification.closed_form_losses import GaussianLoss, sampled_hockey_stick
 
 ANGLES = np.geomspace(1e-5, 1.45, 32)
-"""Angles of a moved line that are tried, in radians: the bounds hold below a right angle."""
+"""Angles tried for a moved line, in radians: the bounds hold below a right angle."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A share of every output: Phi(side (u - place)/width), entire in u; side 1 keeps those above, -1 those below."""
+    """A share of every output: Phi(side (u - place)/width), entire in u; side 1 keeps large outputs, -1 small ones."""
 
     place: float
     width: float
@@ -31,7 +32,7 @@ class Cut:
         return (self.side * (arb(self.place) - u) / (arb(self.width) * arb(2).sqrt())).erfc() / 2
 
     def log_share(self, u: np.ndarray) -> np.ndarray:
-        """The logarithm of the share, in floats."""
+        """Compute the logarithm of the share in floats."""
         return np.asarray(log_ndtr(self.side * (u - self.place) / self.width))
 
 
@@ -40,9 +41,9 @@ class SampledGaussian:
     """N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1).
 
     With u ~ N(0, 1) and y = u/sigma - 1/(2 sigma^2), mix = 1 - rate + rate e^y, remove has M(z) = E[mix^{z+1}] and add
-    M(z) = E[mix^{-z}]; both are entire.  With cuts, only their share of every output is in the mean.
+    M(z) = E[mix^{-z}]; both are entire.  With cuts, only a share of every output is in the mean.
 
-    sigma, rate, direction : its noise multiplier, its sampling probability, and "remove" or "add".
+    sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".
     cuts : shares of every output that are kept, none unless outputs are cut.
     _means, _terms : values that were computed before, by their arguments.
     """
@@ -69,13 +70,13 @@ class SampledGaussian:
 
     @property
     def masses(self) -> tuple[Any, Any]:
-        """P- and Q-mass of the outputs, of their share with cuts: M(0) and M(-1)."""
+        """P- and Q-mass of the outputs, or of the share of them that cuts keep: M(0) and M(-1)."""
         plain, hit = (self._mass(shift) for shift in (0, 1 / self.sigma))
         mixed = (1 - self.rate) * plain + self.rate * hit
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """E[share of N(shift, 1)]: a closed form for one cut; a second cut lowers it by at most the mass it cuts."""
+        """Enclose E[share of N(shift, 1)]: a closed form for one cut; a second cut lowers it by at most its mass."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -85,27 +86,27 @@ class SampledGaussian:
         return between(found[0] - sum((1 - x for x in found[1:]), arb(0)), found[0])
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """One step, from the unsampled profile at a shifted epsilon."""
+        """Compute delta of one step from the unsampled profile at a shifted epsilon."""
         base = GaussianLoss(1 / self.sigma**2)
         return sampled_hockey_stick(base, self.rate, self.direction, epsilon)
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Upper bound of |M(c + is)| for all s >= t: the line is moved by an angle, where mix^{it} decays."""
+        """Bound |M(c + is)| from above for all s >= t, on a line moved by an angle, where mix^{it} decays."""
         value, angle = self._best_angle(float(c.mid()), float(t.mid()))
         fallen = max(float(self.log_mgf(np.array([float(c.mid())]))[0]) - value, 0.0)
         return self._moved_bound(c, t, arb(angle), float(np.log(count) + 12.0) + fallen)
 
     def mgf(self, z: Any) -> Any:
-        """M at a real point above 0 or below -1."""
+        """Enclose M at a real point above 0 or below -1."""
         x = z.real
         return acb(self.mean(x) if x > 0 else self.mirrored.mean(-1 - x))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
-        """Enclosures of M(c + i j step), a row of `width` at a time; a block of rows is one product of two matrices."""
+        """Enclose M(c + i j step), a row of `width` at a time; a block of rows is one product of two matrices."""
         nodes = _Nodes(self, c, count, bits)
         error = acb(within(nodes.error), within(nodes.error))
         size = len(nodes.weights)
-        # each power by its own exponential: a product of many balls would be blown up by each turn
+        # an exponential for each power: the radius of a product would grow with every factor
         places = [acb(0, step * b) for b in range(width)]
         right = []
         for x in nodes.logs:
@@ -113,11 +114,9 @@ class SampledGaussian:
             right += [(place * x).exp() for place in places]
         matrix = acb_mat(size, width, right)
         block = max(1, min(len(rows), width))
-        start = list(rows)
-        for at in range(0, len(start), block):
+        for at in range(0, len(rows), block):
             tick()
-            some = start[at : at + block]
-            left = []
+            some, left = rows[at : at + block], []
             for row in some:
                 tick()
                 place = acb(0, step * (row * width))
@@ -127,7 +126,7 @@ class SampledGaussian:
                 yield [product[i, b] + error for b in range(width)]
 
     def _moved_bound(self, c: Any, t: Any, angle: Any, wanted: float) -> Any:
-        """e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at an angle, by the trapezoid rule."""
+        """Bound e^{(sigma angle)^2/2} E[|mix|^e e^{-t arg mix}] on the line at an angle, by the trapezoid rule."""
         exponent = self._exponent(c)
         strip, turn, wanted = self._strip(float(c.mid()), float(angle.mid()), wanted)
         h = 2 * arb.pi() / arb(max(turn, 1.0))
@@ -146,7 +145,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def mean(self, c: Any) -> Any:
-        """M(c) at a real c > 0, on the real line: its error is a share of M(c) itself."""
+        """Enclose M(c) at a real c > 0 on the real line, with an error that is a share of M(c)."""
         known = self._means.get((c.str(40), ctx.prec))
         if known is not None:
             return known
@@ -173,7 +172,7 @@ class SampledGaussian:
         return 1 - self.rate + self.rate * (u / self.sigma - 1 / (2 * self.sigma**2)).exp()
 
     def _share_of_slope(self, u: Any) -> Any:
-        """sigma times the slope of log mix, which rises with u."""
+        """Compute `sigma` times the slope of log mix, which rises with u."""
         y = u / self.sigma - 1 / (2 * self.sigma**2)
         return self.rate * y.exp() / (1 - self.rate + self.rate * y.exp())
 
@@ -188,23 +187,23 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Bound of |N(u) mix^e| on the line at an angle relative to the real line, without the phase of e."""
+        """Bound |N(u) mix^e| on the line at an angle over its value on the real line, without the phase of e."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
     def _apart(self, c: Any, angle: Any, strip: Any) -> Any:
-        """The bound of `_grown` with log mix replaced by its mean over angle + strip and angle - strip."""
+        """Bound `_grown` with log mix replaced by the mean of its values at angle + strip and angle - strip."""
         risen = self._risen(angle) * self._risen(strip)
         if self.direction == "remove":
             return risen
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound of the trapezoid rule's error as a share of M(c): lines `strip` away, none beyond `angle`."""
+        """Bound the trapezoid rule's error as a share of M(c), by lines `strip` away and none beyond `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
-        """Bound of h times the sum of N(u) mix^e beyond the range (README.md, "The sampled Gaussian")."""
+        """Bound h times the sum of N(u) mix^e beyond the range (README.md, "The sampled Gaussian")."""
         exponent, total = self._exponent(c), arb(0)
         if self.direction == "remove":
             last = arb(self._steep(float((exponent / self.sigma).upper()) + 1.0, 1))
@@ -231,7 +230,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """The least rate of decay beyond an end of N times those shares that fall there."""
+        """Return the least rate of decay, beyond an end, of N times the shares that fall there."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -239,33 +238,33 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """N(a) mix(b)^exponent, times the largest shares beyond a on that side."""
+        """Compute N(a) mix(b)^exponent, times the largest shares beyond a on a side."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:
                 value *= cut.share(a)
         return value
 
-    # Planning in floats: nothing below enters a bound without being bounded again in ball arithmetic.
+    # Planning in floats: no number below enters a bound without being bounded again in ball arithmetic.
 
     @property
     def mirrored(self) -> Self:
-        """The law whose M(z) is this one's M(-1 - z): the other direction."""
+        """The law of the other direction, whose M(z) is M(-1 - z) of this law."""
         return self.altered(direction="add" if self.direction == "remove" else "remove")
 
     def altered(self, **fields: Any) -> Self:
-        """A copy with some fields changed, and without the values computed before."""
+        """Return a copy with some fields changed, and without the values computed before."""
         return replace(self, **fields, _means={}, _terms={})
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
-        """log M(c) in floats, for planning only; all c are above -1, or all below."""
+        """Compute log M(c) in floats, for planning only; all c are above -1, or all below."""
         if c.max() < -1.0:
             return self.mirrored.log_mgf(-1.0 - c)
         exponent = self._exponent(c)[:, None]
         total = np.full(c.shape, -np.inf)
         windows = self._windows(c, 9.0)
         if self.cuts:
-            # one window for all c, since the shares of the cuts cost most and are then computed once
+            # one window for all c, so that the shares of the cuts, which cost most, are computed once
             windows = [(np.min(low, keepdims=True), np.max(high, keepdims=True)) for low, high in windows]
         for low, high in windows:
             count = self._points(float(np.max(high - low)))
@@ -276,7 +275,7 @@ class SampledGaussian:
             found = top + np.log(np.exp(logs - top[:, None]).sum(-1) * np.maximum(step, 1e-300) / np.sqrt(2 * np.pi))
             total = np.logaddexp(total, np.where(step > 0, found, -np.inf))
         if self._bounded and self.direction == "remove":
-            # far out, where a share falls slower than a high power grows
+            # far out a share may fall slower than a high power grows
             far = max(self._top(9.0), 1.0)
             u = far * np.geomspace(1.0, max(float(np.max(exponent)) / float(self.sigma.mid()) / far, 1.0), 200)
             logs = self._log_density(u) + exponent * self._log_mix(u) + np.log(u)
@@ -284,12 +283,12 @@ class SampledGaussian:
         return total
 
     def _points(self, length: float) -> int:
-        """Steps that resolve N and the cuts, in floats."""
+        """Return the number of steps that resolve N and the cuts, in floats."""
         finest = min([0.12, float(self.sigma.mid()) / 4, *(cut.width / 3 for cut in self.cuts)])
         return int(np.clip(np.ceil(length / finest), 60, 4000))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Where N(u) mix^e has its mass, in floats: around its peaks; all cuts lie in the first window."""
+        """Return windows about the peaks of N(u) mix^e, in floats; all cuts lie in the first window."""
         sigma, scale = float(self.sigma.mid()), self._exponent(c) / float(self.sigma.mid())
 
         def slope(u: np.ndarray) -> np.ndarray:
@@ -328,7 +327,7 @@ class SampledGaussian:
         return self._best_angle(c, t)[0]
 
     def cost(self, c: float, bits: float) -> int:
-        """How many nodes a sum takes, for planning."""
+        """Return the number of nodes of a sum, for planning."""
         return self.line(c, bits)[3]
 
     def _exponent(self, c: Any) -> Any:
@@ -346,13 +345,13 @@ class SampledGaussian:
         return top + np.log((1 - rate) * np.exp(-top) + rate * np.exp(y - top + 1j * angle))
 
     def _best_angle(self, c: float, t: float) -> tuple[float, float]:
-        """log of the bound of |M| at t and the angle that gives it, in floats."""
+        """Return log of the bound of |M| at t, and the angle of that bound, in floats."""
         values = self.log_moved(c, t)
         best = int(np.argmin(values))
         return float(values[best]), float(ANGLES[best])
 
     def log_moved(self, c: float, t: float) -> np.ndarray:
-        """log of the bound of |M| at t on the line at each of ANGLES, in floats; inf where it is not to be used."""
+        """Return log of the bound of |M| at t on the line at each of ANGLES, in floats; inf if it is not to be used."""
         values = np.full(ANGLES.shape, np.inf)
         allowed = self._steepest > ANGLES
         logs, turns = self._moved_terms(c)
@@ -362,7 +361,7 @@ class SampledGaussian:
         return np.where(np.isnan(values), np.inf, values)
 
     def _moved_terms(self, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """For each angle: logarithms of the integrand's size at points, and the rates of decay from its phase."""
+        """Return, for each angle, log of the integrand's size at points and the rates of decay from its phase."""
         if c not in self._terms:
             exponent, angles = float(self._exponent(c)), ANGLES[self._steepest > ANGLES]
             sizes, turns = [], []
@@ -377,7 +376,7 @@ class SampledGaussian:
         return self._terms[c]
 
     def _strip(self, c: float, angle: float, wanted: float) -> tuple[Any, float, float]:
-        """How far a strip goes on either side of the line at an angle, 2 pi over the step, natural digits wanted."""
+        """Return half the width of a strip about the line at an angle, 2 pi over the step, and the digits wanted."""
         farthest = 3.0 if self.direction == "remove" else 2.0
         widest = max(1.57 - angle, min(angle, farthest - angle))
         best = None
@@ -389,7 +388,7 @@ class SampledGaussian:
         return arb(best[0]), best[1], best[2]
 
     def _top(self, far: float) -> float:
-        """The place `far` widths above the lowest of the cuts of large outputs; inf where there is none."""
+        """Return the place `far` widths above the lowest cut of large outputs; inf where there is none."""
         return min((cut.place + far * cut.width for cut in self.cuts if cut.side < 0), default=float("inf"))
 
     @property
@@ -399,12 +398,12 @@ class SampledGaussian:
 
     @property
     def _steepest(self) -> float:
-        """The largest angle of a moved line; the error of the step is bounded on lines at up to twice that angle."""
+        """Largest angle of a moved line; the error of the step is bounded on lines at up to twice that angle."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property
     def _stretch(self) -> float:
-        """sigma^2 (1 + the sum of 1/width^2 over the cuts): N and the shares grow by e^{stretch angle^2/2}."""
+        """The sum sigma^2 (1 + sum of 1/width^2 over the cuts): N and the shares grow by e^{stretch angle^2/2}."""
         return float(self.sigma.mid()) ** 2 * (1.0 + sum(cut.width**-2 for cut in self.cuts))
 
     def _log_grown(self, c: float, angle: float) -> float:
@@ -418,7 +417,10 @@ class SampledGaussian:
         return risen - c / 2 * float(np.log(np.cos((angle + strip) / 2) * np.cos((angle - strip) / 2)))
 
     def _range(self, c: float, wanted: float) -> tuple[Any, Any]:
-        """Where N(u) mix^e has fallen to e^-wanted of M(c), in floats; whatever it is, `_outside` bounds the rest."""
+        """Return the u beyond which N(u) mix^e is below e^-wanted of M(c), in floats.
+
+        The range is heuristic: `_outside` bounds the rest.
+        """
         exponent, mean = float(self._exponent(c)), float(self.log_mgf(np.array([c]))[0])
         inside = []
         for low, high in self._windows(np.array([c]), float(np.sqrt(2 * wanted)) + 4.0):
@@ -429,7 +431,7 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Where N times the shares that fall on that side falls at a slope, see `_fall`, in floats."""
+        """Return the place where N times the shares that fall on a side falls at a slope (`_fall`), in floats."""
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:
@@ -438,7 +440,10 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """The line with fewest nodes: angle, 2 pi over the step, digits, nodes; bounded at `farthest` angles."""
+        """Return angle, 2 pi over the step, digits and nodes of the line with fewest nodes.
+
+        The integrand is bounded at `farthest` times the angle.
+        """
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
         for angle in ANGLES[self._steepest > ANGLES]:
@@ -475,5 +480,5 @@ class _Nodes:
 
 
 def _whole_between(low: Any, high: Any, h: Any) -> range:
-    """The whole numbers j with low <= j h <= high, and no fewer."""
+    """Return a range that holds all whole numbers j with low <= j h <= high."""
     return range(int(float((low / h).floor().lower())), int(float((high / h).ceil().upper())) + 1)

@@ -1,20 +1,20 @@
 """Sampled Gaussian steps with small loss are taken apart from the others, and the largest outputs are left out.
 
 A smooth cut divides each output u.  The share chi(u) = Phi((u - place)/width) counts as a large loss, and the share
-1 - chi(u) as a small one.  This splits the moment generating function of a step, M = A + B, with the small losses in
-A = E[mix^e (1 - chi)] and the large ones in B = E[mix^e chi].  Where all steps have a small loss, their sum is small
-too, and what it adds to delta(eps) is known almost exactly.  The sum over the line is left with
+1 - chi(u) as a small one.  The moment generating function of a step becomes M = A + B: the small losses are in
+A = E[mix^e (1 - chi)] and the large losses in B = E[mix^e chi].  Where all steps have a small loss, their sum is small
+too, and its share in delta(eps) is known almost exactly.  The sum over the line then has the terms
 
     (M^n - A^n) e^{-z eps}/(z (z + 1)),    |M^n - A^n| <= n M(c)^{n-1} |B|,
 
-and B falls fast, since the smallest losses are not in it.  Proofs: README.md of this folder, "Steps with small loss
+and B falls fast, since the smallest losses are not in B.  Proofs: README.md of this folder, "Steps with small loss
 taken apart".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -28,17 +28,17 @@ LARGEST_CUT_WIDTHS = (0.5, 0.2, 0.08)
 
 @dataclass(frozen=True)
 class SmallLossSteps:
-    """How the steps with small loss are taken apart.
+    """Cuts that take the steps with small loss apart.
 
     cuts : (place, width) of the cut of each part.
-    order : the exponent a of the bound in `delta` of what these steps add.
+    order : the exponent a of the bound in `delta`.
     """
 
     cuts: tuple[tuple[float, float], ...]
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Enclosures of B of each part along the line, with the same absolute error as the enclosures of M."""
+        """Enclose B of each part along the line, with the same absolute error as the enclosures of M."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
@@ -46,7 +46,7 @@ class SmallLossSteps:
         return found
 
     def tail(self, parts: Any, c: Any, t: Any) -> Any:
-        """Upper bound of |M - A| at c + is for all s >= t: the product of M(c), times the sum of n |B|/M(c)."""
+        """Bound |M - A| at c + is for all s >= t by the product of M(c) times the sum of n |B|/M(c)."""
         whole, share = arb(1), arb(0)
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             mean = part.mean(c)
@@ -55,7 +55,7 @@ class SmallLossSteps:
         return (whole * share).abs_upper()
 
     def masses(self, parts: Any) -> tuple[Any, Any]:
-        """P- and Q-mass of the runs whose steps all have a small loss."""
+        """Return the P- and Q-mass of the runs whose steps all have a small loss."""
         p, q = arb(1), arb(1)
         for law, (_, count) in zip(self._small(parts), parts, strict=True):
             one, two = law.masses
@@ -63,7 +63,10 @@ class SmallLossSteps:
         return p, q
 
     def delta(self, parts: Any, epsilon: Any) -> Any:
-        """What the runs whose steps all have a small loss add to delta(eps) (README.md, "Steps with small loss")."""
+        """Enclose the share in delta of the runs whose steps all have a small loss.
+
+        README.md, "Steps with small loss taken apart".
+        """
         remove = parts[0][0].direction == "remove"
         a = arb(self.order)
         most = (a * a.log() - (1 + a) * (1 + a).log()).exp() * (-a * epsilon if remove else (1 + a) * epsilon).exp()
@@ -82,9 +85,8 @@ class SmallLossSteps:
         return _cut(parts, self.cuts, -1)
 
 
-@dataclass(frozen=True)
-class SplitPlan:
-    """The cuts, how far along the line the sum then goes, and how many products it takes."""
+class SplitPlan(NamedTuple):
+    """The cuts, how far along the line the sum then goes, and the number of products that it takes."""
 
     small_loss: SmallLossSteps
     far: float
@@ -92,14 +94,14 @@ class SplitPlan:
 
 
 def only_sampled_gaussians(parts: Any) -> bool:
-    """Whether the composition has sampled Gaussians only."""
+    """Return whether the composition has sampled Gaussians only."""
     return bool(parts) and all(type(part) is SampledGaussian for part, _ in parts)
 
 
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """The cuts after which the sum costs least, in floats, all at one distance of the loss; None without any."""
+    """Choose the cuts after which the sum costs least, in floats, all at one distance of the loss; None without any."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
@@ -133,7 +135,7 @@ def plan_split(
 
 
 def where_it_falls_to(function: Any, low: float, high: float, wanted: float) -> float:
-    """The point, at least `low`, at which a falling function reaches `wanted`; inf if it is beyond `high`."""
+    """Return the point, at least `low`, at which a falling function reaches `wanted`; inf if it is beyond `high`."""
     if not function(high) <= wanted:
         return float("inf")
     while high > 1.02 * low:
@@ -143,7 +145,7 @@ def where_it_falls_to(function: Any, low: float, high: float, wanted: float) -> 
 
 
 def _order(parts: Any, cuts: Any, epsilon: float, gap: float, wanted: float) -> float:
-    """The order at which the bound in `SmallLossSteps.delta` is least, in floats; 0 where that is above e^wanted."""
+    """Return the order at which the bound in `SmallLossSteps.delta` is least, in floats; 0 if it is above e^wanted."""
     a = np.geomspace(1.0, 1e5, 24) / gap
     remove = parts[0][0].direction == "remove"
     total = a * np.log(a) - (1 + a) * np.log1p(a) + (-a * epsilon if remove else (1 + a) * epsilon)
@@ -154,7 +156,7 @@ def _order(parts: Any, cuts: Any, epsilon: float, gap: float, wanted: float) -> 
 
 
 def _cuts(parts: Any, x: float, width: float) -> tuple[tuple[float, float], ...]:
-    """The cuts at the outputs where each mix is e^x times its least value 1 - q."""
+    """Return the cuts at the outputs where each mix is e^x times its least value 1 - q."""
     cuts = []
     for part, _ in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
@@ -171,7 +173,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """The parts without their largest outputs, of P-mass below e^wanted, which make M(c) huge; in floats."""
+    """Leave out the largest outputs, of P-mass below e^wanted, which make M(c) huge; planned in floats."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
@@ -185,7 +187,7 @@ def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
 
 
 def mass_of_largest(parts: Any) -> Any:
-    """Upper bound of the P-mass of what `without_largest` left out."""
+    """Bound the P-mass of the outputs that `without_largest` left out from above."""
     total = arb(0)
     for part, count in parts:
         (cut,) = part.cuts
