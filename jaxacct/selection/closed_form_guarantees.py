@@ -99,7 +99,7 @@ def two_point_selection(
         odds = np.where(missed > 0.0, (1.0 - np.asarray(k.gamma)) / np.asarray(k.gamma), 0.0)
     grown = first + np.log1p(odds * missed * np.exp(-first))
     epsilon = (second + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP
-    return Guarantee(*np.broadcast_arrays(epsilon, np.minimum(k.mean * np.asarray(left) * ROUNDED_UP, 1.0)))
+    return _broadcast(epsilon, np.minimum(k.mean * np.asarray(left) * ROUNDED_UP, 1.0))
 
 
 def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: ArrayLike, cut: ArrayLike) -> Guarantee:
@@ -136,7 +136,7 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: Arr
     eps, missed = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     cut, root = np.asarray(check("cut", cut, DELTA)), np.sqrt(2.0 * missed)
     total = np.minimum((root * -np.log(cut) / np.asarray(k.gamma) + cut) * ROUNDED_UP, 1.0)
-    return Guarantee(*np.broadcast_arrays(3.0 * (eps + root) * ROUNDED_UP, total))
+    return _broadcast(3.0 * (eps + root) * ROUNDED_UP, total)
 
 
 def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, target_delta: float) -> Thresholds:
@@ -209,7 +209,7 @@ def gaussian_selection(k: TruncatedNegativeBinomial, mu: ArrayLike, delta: Array
     far = 0.5 * mu**2 + mu * np.sqrt(2.0 * np.maximum(np.log(k.mean) - np.log(delta), 0.0))
     one = 0.5 * mu**2 + mu * np.sqrt(2.0 * -np.log(k.gamma))
     grown = one + np.log1p((1.0 - np.asarray(k.gamma)) * np.exp(-one))
-    return Guarantee(*np.broadcast_arrays((far + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP, delta))
+    return _broadcast((far + (np.asarray(k.eta) + 1.0) * grown) * ROUNDED_UP, delta)
 
 
 def propose_test_release_guarantee(
@@ -242,7 +242,7 @@ def propose_test_release_guarantee(
     each = check("epsilon", epsilon, NON_NEGATIVE), check("test_epsilon", test_epsilon, NON_NEGATIVE)
     names = {"delta": delta, "test_delta": test_delta, "failure": failure}
     losses = [np.asarray(check(name, value, DELTA_OR_ZERO)) for name, value in names.items()]
-    return Guarantee(*np.broadcast_arrays(np.add(*each), np.minimum(losses[0] + losses[1] + losses[2], 1.0)))
+    return _broadcast(np.add(*each), np.minimum(losses[0] + losses[1] + losses[2], 1.0))
 
 
 def noisy_max_epsilon(
@@ -280,7 +280,7 @@ def noisy_max_epsilon(
     sigma, m, k, target = _noisy(noise_multiplier, candidates, steps, delta, monotone)
     left = np.exp(np.log(target) - k * np.log(m)) / ROUNDED_UP
     epsilon = upper_epsilon(repeat(Gaussian(sigma / (1.0 if monotone else 2.0)), k), left, "add_or_remove_one")
-    return Guarantee(*np.broadcast_arrays(epsilon, target))
+    return _broadcast(epsilon, target)
 
 
 def noisy_max_renyi(
@@ -317,6 +317,12 @@ def _noisy(sigma: Any, candidates: Any, steps: Any, delta: Any, monotone: bool) 
     rules = (("noise_multiplier", POSITIVE), ("candidates", COUNT), ("steps", COUNT), ("delta", DELTA))
     given = (sigma, candidates, steps, delta)
     return tuple(np.asarray(check(name, x, rule)) for (name, rule), x in zip(rules, given, strict=True))
+
+
+def _broadcast(epsilon: Any, delta: Any) -> Guarantee:
+    """Return the guarantee of two arrays that broadcast."""
+    epsilon, delta = np.broadcast_arrays(epsilon, delta)
+    return Guarantee(epsilon, delta)
 
 
 def _require(k: object) -> None:

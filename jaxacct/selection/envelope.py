@@ -1,13 +1,13 @@
-"""The envelope: a cheap upper bound of the worst score's leak, for every law of K and eps >= 0.
+"""Envelope: a cheap upper bound of the worst score's leak, for every law of K and eps >= 0.
 
-With T the concave trade-off curve of the base, L its slope, p = T(0) and E = e^eps,
+With T the concave trade-off curve of the base, L the slope of T, p = T(0) and E = e^eps,
 
     delta_A(eps) <= E int_0^1 M_+(L(u)/E) du + phi(1) - phi(1 - p),   M(r) = max_v (r phi'(T(v)) - phi'(v)).
 
-M_+ lies below a sum `sum_j c_j (r - r_j)_+`, whose integral is one of points of the base's profile,
+M_+ lies below a sum `sum_j c_j (r - r_j)_+`.  The integral of this sum consists of points of the base's profile,
 `sum_j c_j (delta_base(eps + log r_j) - p)`, for all eps (README.md of this folder, "The envelope").  The profile of a
-base is a table of upper ends, and the r_j are where the best line changes.  Gaussian bases have it in closed form, with
-few nodes, many rows at a time; rows that this leaves too loose, by its own guess, are answered from a table.
+base is a table of upper ends, and M's best line changes at the r_j.  The profile of a Gaussian base has a closed form:
+few nodes r_j serve many rows at a time.  Rows whose Gaussian bound is guessed to be too loose use a table.
 """
 
 from __future__ import annotations
@@ -39,22 +39,21 @@ from jaxacct.selection.profile_ends import mass_on_top
 INFLATED = 4e-12
 """Upper bound of the relative errors of generating functions and of sums."""
 LARGEST_EPS = 700.0
-"""Largest eps that is tried: its exp is finite."""
+"""Largest tried eps: its exp is finite."""
 POINTS = 800
-"""Values of eps > 0, and as many of eps < 0, at which a profile is taken for a table."""
+"""Number of eps > 0, and of eps < 0, at which the profile of a table is taken."""
 TAIL_SHARE = 1e-6
-"""Share of delta that the tail of the base beyond the table may add to the answer."""
+"""Share of delta that the base's tail beyond the table may add to the answer."""
 EVENLY = 0.25
 """Share of cells, and of nodes, that is spread evenly."""
 LOOSE, LOOSE_DELTA = (8e-5, 9e-5), 2e-3
-"""Relative and absolute error of eps, and relative error of delta: a bound that is guessed to miss one is too loose."""
+"""Errors above which a guess calls a bound too loose: relative and absolute for eps, relative for delta."""
 IGNORED, FAR = 1e-6, 1e-9
-"""Shares of delta: IGNORED is added for all r below the first node; FAR lies beyond the last node at first."""
+"""Shares of delta: IGNORED is added for all r below the first node; FAR lies beyond the last node of the sketch."""
 NEWTON_STEPS = (6, 2, 2)
 """Newton steps for eps in the two sketches and in the answer."""
 LINE_ERROR = 1e-12
-"""Upper bound of the relative error of the normal distribution function up to 38 deviations, and of a likelihood ratio
-up to `exp(700)`."""
+"""Upper bound of the relative errors of the normal distribution function up to 38 deviations, and of exp up to 700."""
 
 
 class Table(NamedTuple):
@@ -64,7 +63,7 @@ class Table(NamedTuple):
     delta: np.ndarray
 
     def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(about delta at any real eps, by how much it falls per unit of eps)."""
+        """Return (estimate of delta at any real eps, its fall per unit of eps)."""
         with np.errstate(over="ignore", invalid="ignore"):
             r = np.exp(eps)
             cell = np.clip(np.searchsorted(self.ratio, r), 1, self.ratio.size - 1)
@@ -73,12 +72,12 @@ class Table(NamedTuple):
             return self.delta[cell] + fall * ahead, np.where(ahead > 0.0, fall * r, 0.0)
 
     def upper(self, eps: np.ndarray) -> np.ndarray:
-        """Upper ends of delta at any real eps."""
+        """Return upper ends of delta at any real eps."""
         return self.about(eps)[0]
 
 
 class Gaussians(NamedTuple):
-    """The profiles of Gaussian bases, mu (R, 1); delta(-x) = 1 - e^-x (1 - delta(x)), as they are symmetric."""
+    """Profiles of Gaussian bases, mu (R, 1).  They are symmetric: delta(-x) = 1 - e^-x (1 - delta(x))."""
 
     mu: np.ndarray
 
@@ -94,7 +93,7 @@ class Gaussians(NamedTuple):
 
 
 class Points(NamedTuple):
-    """`sum_j weight_j profile(eps + at_j)`, (J,), or (R, J) with a profile for each row."""
+    """Sum `sum_j weight_j profile(eps + at_j)`, (J,), or (R, J) with a profile for each row."""
 
     at: np.ndarray
     weight: np.ndarray
@@ -102,13 +101,13 @@ class Points(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """An upper bound of delta: `leak(eps) <= start` and sums of points."""
+    """Upper bound of delta: `leak(eps) <= start` and sums of points."""
 
     start: Any
     sums: tuple[Points, ...]
 
     def leak(self, eps: np.ndarray) -> np.ndarray:
-        """Upper bounds of delta at eps >= 0: any shape, (R,) where there are rows; 1 where a number left float64."""
+        """Return upper bounds of delta at eps >= 0, (R,) if there are rows; 1 where a number left float64."""
         total, eps = self.start, eps[..., None]
         for at, weight, profile in self.sums:
             moved = eps + at
@@ -118,7 +117,7 @@ class Envelope(NamedTuple):
         return np.where(total <= 1.0, total, 1.0)
 
     def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(about the leak, by how much it falls per unit of eps)."""
+        """Return (estimate of the leak, its fall per unit of eps)."""
         value, fall = self.start, np.zeros(eps.shape)
         for at, weight, profile in self.sums:
             each = profile.about(eps[..., None] + at)
@@ -126,10 +125,10 @@ class Envelope(NamedTuple):
         return value, fall
 
     def newton(self, level: np.ndarray, eps: np.ndarray, high: np.ndarray, steps: int) -> np.ndarray:
-        """Estimate of the eps at which the leak is `level`.
+        """Estimate the eps at which the leak is `level`.
 
-        Newton's steps are on the logarithm of the leak, or on the leak itself if the former lead out of the bracket.
-        The leak is convex in e^eps, so steps on the leak itself, from the left, never pass the solution.
+        Newton's method is applied to the logarithm of the leak, and to the leak itself where the former leaves the
+        bracket. The leak is convex in e^eps, so steps on the leak from the left never pass the solution.
         """
         low, high, done = np.zeros(level.shape), np.maximum(high, eps), np.zeros(level.shape, bool)
         for _ in range(steps):
@@ -147,7 +146,10 @@ class Envelope(NamedTuple):
     def crossing(
         self, level: np.ndarray, near: np.ndarray, steps: tuple[float, float], unit: Any, asked: Any = True
     ) -> np.ndarray:
-        """eps a little beyond `near` where the leak was at most a level, else NaN; `steps`: first and largest share."""
+        """Find eps a little beyond `near` at which the leak is at most a level, else NaN.
+
+        steps : first and largest distance from `near`, as shares of it.
+        """
         found = np.where(self.leak(np.zeros(level.shape)) <= level, 0.0, np.nan)
         step, largest = steps
         while step < largest and np.any(np.isnan(found) & asked):
@@ -158,7 +160,7 @@ class Envelope(NamedTuple):
 
 
 def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0; all broadcast."""
+    """Return upper ends of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     wanted = np.broadcast_to(given, shape).reshape(-1)
     value, left = np.zeros(wanted.size), np.ones(wanted.size, bool)
@@ -169,7 +171,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         value = np.where(left, 0.0, found)
     pairs, asked = np.broadcast_shapes(batch_shape(run), law.shape), left.reshape(shape)
     for side in sides(run, relation) if left.any() else ():
-        # one question for the last eps of all tables, each of which serves all values of its pair
+        # one question finds the last eps of all tables; a table serves all values of its pair of base and law
         least = (
             wanted.reshape(shape) if quantity == "epsilon" else upper_delta(run, wanted.reshape(shape), side.forward)
         )
@@ -185,7 +187,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 
 
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
-    """eps at which the leak was at most delta; inf where none is found."""
+    """Return eps at which the leak is at most delta; inf where none is found."""
     with np.errstate(all="ignore"):
         near = made.newton(delta, np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), 60)
         found = made.crossing(delta, near, (INFLATED, 300.0), unit)
@@ -193,7 +195,7 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
 
 
 def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
-    """The envelope of one base and law, from a table up to an eps."""
+    """Return the envelope of one base and law, from a table up to an eps."""
     table, (u, t) = table_of(*profile_points(run, last, relation))
     lost = float(table.delta[-1])
     points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))
@@ -201,32 +203,32 @@ def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
 
 
 def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """The eps at which delta exceeds its mass at infinity by a level, or by TAIL_SHARE of that mass."""
+    """Return the eps at which delta exceeds its mass at infinity by a level, or by TAIL_SHARE of that mass."""
     infinite = infinite_mass(run, relation)
     least = np.minimum(np.clip(np.maximum(level, TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
     return np.clip(upper_epsilon(run, least, relation), 1e-6, LARGEST_EPS)
 
 
 def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(eps of both signs, upper ends of delta) of one base."""
+    """Return (eps of both signs, upper ends of delta) of one base."""
     eps = np.linspace(-last, last, 2 * POINTS + 1)
     return eps, upper_delta(run, eps, relation)
 
 
 def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """The profile through upper ends at eps, and (u, T) of a polygon above its curve; ratios are rounded up."""
+    """Return the profile through upper ends at eps, and (u, T) of a polygon above its curve; ratios are rounded up."""
     ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gain and cost of lines: `r phi'(T(v)) - phi'(v)` is at most the largest `r gain - cost`, for every v and r."""
+    """Return gain and cost of lines whose largest `r gain - cost` is at least `r phi'(T(v)) - phi'(v)`."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, 12 * (POINTS + 2))
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
     v = np.sort(v)
-    with np.errstate(all="ignore"):  # `points_of` finds NaN
+    with np.errstate(all="ignore"):  # `points_of` handles NaN
         _, first, second = evaluated(law, 1.0 - np.stack([0.5 * (v[1:] + v[:-1]), v[:-1]]))
         _, gain, steeper = evaluated(law, 1.0 - np.interp(v, u, t))
         least, tilt = first * (1.0 - INFLATED) - 4.0 * ROUNDOFF * second, second * np.diff(v)
@@ -234,20 +236,21 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
         left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
         right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
         cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
-        gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, 1e-300)  # less may have left float64
-    return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder gains that hardly differ
+        # a gain below 1e-300 may have left float64
+        gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, 1e-300)
+    return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder nearly equal gains
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, weight: float = 1.0) -> Points:
-    """The integral of the best of lines, gains ascending: a point for each r at which the best line changes.
+    """Return the integral of the best of lines, gains ascending: a point for each r at which the best line changes.
 
-    Any order of lines and any subset of changes would do: `(r - r_j)_+` is at least r - r_j, and at least 0.
+    Any order of lines, and any subset of changes, gives a bound: `(r - r_j)_+` is at least r - r_j, and at least 0.
     """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
-        return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a line that is NaN bounds nothing
-    cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line that costs more for less is never the best
+        return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
+    cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line with more cost and less gain is never the best
     with np.errstate(divide="ignore", over="ignore"):
-        first = int(np.argmin(cost / gain))  # lines before this are below it, or below 0, which counts as a line
+        first = int(np.argmin(cost / gain))  # lines before this one are below it or below 0
         gain, cost = np.append(0.0, gain[first:]), np.append(0.0, cost[first:])
         kept = upper_hull(gain, -cost)
         rise, further = np.diff(gain[kept]), np.diff(cost[kept])
@@ -256,53 +259,52 @@ def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, we
 
 
 class Size(NamedTuple):
-    """How fine the bound of Gaussian bases is; it holds for any sizes."""
+    """Fineness of the bound of Gaussian bases, which holds for any sizes."""
 
     sketch_nodes: tuple[int, int]
     sketch_cells: int
     nodes: int  # r_j
     cells: int  # of v
-    rows: int  # worked on at once: their arrays stay in the processor's cache
+    rows: int  # computed at once: their arrays stay in the processor's cache
 
 
 SIZES = (Size((24, 32), 96, 80, 224, 64), Size((32, 48), 160, 160, 448, 32), Size((48, 64), 256, 256, 1024, 16))
-"""A row that one of them leaves too loose takes the next."""
+"""A row that one size leaves too loose takes the next size."""
 SKETCH = Size((24, 24), 80, 32, 112, 64)
 """Size of the sketch from which delta is guessed."""
 
 
 def _of_gaussians(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray) -> np.ndarray:
-    """The answers of `upper` for Gaussian bases, row by row, NaN where they are too loose; all flattened to (R,)."""
+    """Return the answers of `upper` for Gaussian bases, flattened to (R,); NaN where they are too loose."""
     answer = _epsilon if quantity == "epsilon" else _delta
-    found, workers = np.full(mu.shape, np.nan), os.cpu_count() or 1
+    found = np.full(mu.shape, np.nan)
     for size in SIZES:
         left = np.flatnonzero(np.isnan(found))
         chunks = [left[begin : begin + size.rows] for begin in range(0, left.size, size.rows)]
 
         def one(rows: np.ndarray, size: Size = size) -> np.ndarray:
-            with np.errstate(all="ignore"):  # NaN bounds nothing
+            with np.errstate(all="ignore"):  # a NaN row takes the next size
                 return answer(mu[rows], law.taken((rows, None)), given[rows], size)
 
-        if len(chunks) > 1 and workers > 1:
-            with ThreadPoolExecutor(workers) as pool:
-                pieces = list(pool.map(one, chunks))
-        else:
-            pieces = [one(rows) for rows in chunks]
-        for rows, piece in zip(chunks, pieces, strict=True):
-            found[rows] = piece
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for rows, piece in zip(chunks, pool.map(one, chunks), strict=True):
+                found[rows] = piece
     return found
 
 
 def _epsilon(mu: np.ndarray, law: Law, target: np.ndarray, size: Size) -> np.ndarray:
+    """Return upper ends of epsilon of Gaussian bases at delta; NaN where they are too loose."""
     made, eps, close = _of_nodes(mu, law, target, None, size)
     found = made.crossing(target, eps, (1e-9, 0.005), mu, close)
     return np.where(close | (found == 0.0), found, np.nan)
 
 
 def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
-    # the base's delta may be far below the answer, which a first bound guesses
+    # the base's delta may be far below the answer, so a first bound guesses the level
+    """Return upper ends of delta of Gaussian bases at eps; NaN where they are too loose."""
     base, _ = Gaussians(mu).about(eps)
-    level = np.clip(_of_nodes(mu, law, base, eps, SKETCH)[0].leak(eps), base, 0.5)  # for more it holds as well
+    # an envelope made for level 0.5 also holds for larger deltas
+    level = np.clip(_of_nodes(mu, law, base, eps, SKETCH)[0].leak(eps), base, 0.5)
     made, _, close = _of_nodes(mu, law, level, eps, size)
     return np.where(close, made.leak(eps), np.nan)
 
@@ -310,7 +312,7 @@ def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
 def _of_nodes(
     mu: np.ndarray, law: Law, level: np.ndarray, eps: np.ndarray | None, size: Size
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """(the envelope, the eps for which it was made or which it finds, whether it seems close there) from a level."""
+    """Return (envelope, eps, whether the envelope seems close at eps) from a level of delta; eps may be given."""
     start = IGNORED * level
     x, grown = sketch(mu[:, None], law, start[:, None])
     ends = spread(x, grown, np.diff(x), size.sketch_cells)
@@ -335,7 +337,7 @@ def _of_nodes(
     dense = crowded_ends(x, grown, best, between * slopes[:, :-1], size.cells)
     lines = cells(mu[:, None], law, dense).lines(first)
     nodes = _placed(made, between, size.nodes)
-    # they begin where the new lines have the first one
+    # move the nodes to begin where the new lines have the first one
     first, begin, end = np.maximum(first, _first(lines, start)), nodes[:, :1], nodes[:, -1:]
     nodes = end - (end - nodes) * ((end - first[:, None]) / (end - begin))
     nodes[:, 0] = first
@@ -350,7 +352,7 @@ def _of_nodes(
 
 
 def _missed(made: Envelope, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """A guess of how far the bound lies above the true leak."""
+    """Guess how far the bound lies above the true leak."""
     nodes = made.sums[0].at
     r, turn = np.exp(nodes), _turns(made)
     over = 0.5 * (excess[:, 1:] / r[:, 1:] + excess[:, :-1] / r[:, :-1]) + 0.125 * turn * np.diff(nodes)
@@ -359,41 +361,41 @@ def _missed(made: Envelope, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
 
 
 def _turns(made: Envelope) -> np.ndarray:
-    """The rise of the slope around each cell between two nodes; the kink at the first node does not count."""
+    """Return the rise of the slope around each cell between two nodes, without the kink at the first node."""
     turn = made.sums[0].weight.copy()
     turn[:, 0], turn[:, -1] = turn[:, 1], turn[:, -2]
     return 0.5 * (turn[:, 1:] + turn[:, :-1])
 
 
 def _between(made: Envelope, eps: np.ndarray) -> np.ndarray:
-    """Estimate, for losses between two nodes, of the Q-mass times the likelihood ratio."""
+    """Estimate the Q-mass times the likelihood ratio, of losses between two nodes."""
     nodes, _, profile = made.sums[0]
     _, fall = profile.about(eps[:, None] + nodes)
     return np.maximum(fall[:, :-1] - fall[:, 1:] * np.exp(-np.diff(nodes)), 0.0)
 
 
 def _placed(made: Envelope, between: np.ndarray, count: int) -> np.ndarray:
-    """Nodes such that the chords between them overstate the leak by about the same, (R, count)."""
+    """Return nodes (R, count) such that the chords between them overstate the leak by about equal amounts."""
     nodes, width = made.sums[0].at, np.diff(made.sums[0].at)
     return spread(nodes, np.cbrt(_turns(made) * width * between), width, count)
 
 
 def _first(lines: Lines, start: np.ndarray) -> np.ndarray:
-    """The logarithm of the r up to which M is at most `start r`."""
+    """Return the logarithm of the r up to which M is at most `start r`."""
     left = lines.gain > start[:, None]
     room = np.where(left, lines.gain - start[:, None], 1.0)
     return np.log(np.min(np.where(left, lines.cost / room, np.inf), axis=-1) * (1.0 - INFLATED))
 
 
 def _loss(mu: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """A loss beyond which there is about this P-mass."""
+    """Return a loss beyond which there is about this P-mass."""
     return mu * (0.5 * mu - special.ndtri(np.clip(mass, 1e-300, 1.0 - 1e-9)))
 
 
 def _through(
     mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """(the envelope through bounds of M at the logarithms of r, the best line of each, by how much it is too high)."""
+    """Return (envelope through bounds of M at the logarithms of r, best line of each, excess of each bound)."""
     r = np.exp(nodes)
     best, chosen = np.zeros(r.shape), np.zeros(r.shape, np.int64)
     row = np.arange(r.shape[0])
@@ -412,15 +414,15 @@ def _through(
 
 
 class Lines(NamedTuple):
-    """`M(r) <= max_k (r gain_k - cost_k)` for all r from the one for which the lines were made, (R, K) each."""
+    """Lines with `M(r) <= max_k (r gain_k - cost_k)` for all r above one r, (R, K) each."""
 
     gain: np.ndarray
     cost: np.ndarray
-    exact: tuple[np.ndarray, np.ndarray]  # estimates of gain and cost without the discretisation
+    exact: tuple[np.ndarray, np.ndarray]  # estimates of gain and cost without the error of cells
 
 
 class Cells(NamedTuple):
-    """Cells of v, K ends and K - 1 cells: between two ends f_r is at most the larger one plus `bent - r straight`."""
+    """Cells of v with K ends: between two ends f_r is at most the larger of its ends plus `bent - r straight`."""
 
     gain: np.ndarray
     cost: np.ndarray
@@ -429,10 +431,10 @@ class Cells(NamedTuple):
     exact: tuple[np.ndarray, np.ndarray]
 
     def lines(self, first: np.ndarray) -> Lines:
-        """Lines for r whose logarithm is at least `first`, (R,)."""
+        """Return lines for r whose logarithm is at least `first`, (R,)."""
         more = self.bent - np.exp(first - INFLATED * (1.0 + np.abs(first)))[:, None] * self.straight
-        more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN stays
-        # if that leaves little of a cost, the least cost of the cell is used at both of its ends
+        more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN passes through
+        # if the correction takes most of a cost, both ends of the cell use the least cost of the cell
         step = ~(more <= 0.5 * self.cost[:, 1:])
         left = np.where(step, self.cost[:, 1:], self.cost[:, :-1] - more)
         right = np.where(step, self.cost[:, 1:], self.cost[:, 1:] - more)
@@ -442,9 +444,9 @@ class Cells(NamedTuple):
 
 
 def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
-    """Cells from scores x at their ends, (R, K) ascending; mu (R, 1)."""
+    """Return cells from scores x at their ends, (R, K) ascending; mu (R, 1)."""
     middle = 0.5 * (x[:, 1:] + x[:, :-1])
-    # y = 1 - v at the ends, whatever number it is; in the middle the mass of Q to a relative error, and of P
+    # the floats y are exactly 1 - v at the ends; masses in the middle of a cell err relatively
     y = special.ndtr(x)
     v = 1.0 - y
     my, mv = special.ndtr(middle), special.ndtr(-middle)
@@ -454,7 +456,7 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
     near = middle <= 0.0
     left = np.where(near, y[:, :-1] - my, mv - v[:, :-1])
     right = np.where(near, y[:, 1:] - my, mv - v[:, 1:])
-    # the tangent of 1 - T at the middle, rounded down, or a constant where that one would fall below 0
+    # the tangent of 1 - T at the middle, rounded down, or a constant where the tangent would fall below 0
     height = np.where(middle <= mu, mean * (1.0 - LINE_ERROR), 1.0 - missed * (1.0 + LINE_ERROR))
     low = height + ratio * (left - LINE_ERROR * np.where(near, y[:, :-1] + my, mv + v[:, :-1]))
     high = height + ratio * (right - LINE_ERROR * np.where(near, y[:, 1:] + my, mv + v[:, 1:]))
@@ -466,7 +468,7 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
     gain = law.slopes(risen)[0] * (1.0 + INFLATED)
     plain, steep = law.slopes(np.concatenate([y, zero + 1.0], -1))
     cost = plain * (1.0 - INFLATED)
-    # phi'' is convex: its chord before a cell is above its slope there, and its chord behind is below
+    # phi'' is convex: its chord before a cell is above its slope in the cell, and its chord behind is below
     width = np.diff(y)
     before = np.concatenate([y[:, :1], width[:, :-1]], -1)
     steeper = np.concatenate([law.slopes(zero)[1], steep[:, :-3]], -1)
@@ -485,9 +487,10 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
 
 
 def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(about B, no more than B, the same at the last one), at the floats y that are nearly the Q-masses below x.
+    """Return (estimate of B = 1 - T, lower ends of B, the last of these) at floats y near the Q-masses below x.
 
-    y misses the Q-mass by less than `missed`, and B, convex, falls by at most its slope times that.  B(1) = 1.
+    y misses the Q-mass by less than `missed`.  B is convex, so over this distance it falls by at most its slope times
+    `missed`.  B(1) = 1.
     """
     missed = LINE_ERROR * np.minimum(y, special.ndtr(-x)) + np.where(x > 0.0, 2.0 * ROUNDOFF, 0.0)
     loss = np.where(y < 1.0, np.exp(mu * (x - 0.5 * mu)) * (1.0 + LINE_ERROR) * missed, 0.0)
@@ -498,7 +501,7 @@ def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np
 
 
 def sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(scores x, by how much log phi'(v) and log phi'(T(v)) grow from one to the next)."""
+    """Return scores x, and the growth of log phi'(v) plus that of log phi'(T(v)) from one score to the next."""
     first, second = law.slopes(np.zeros_like(mu))
     begin = special.ndtri(1e-9 / np.maximum(second / first, 1.0))
     end = np.maximum(mu + 8.3, begin + 1.0)
@@ -509,7 +512,7 @@ def sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int) -> np.ndarray:
-    """`count` places, from the first to the last; every cell gets its share of them."""
+    """Return `count` places from the first to the last, of which every cell gets its share."""
     share = (1.0 - EVENLY) * dense / np.sum(dense, axis=-1, keepdims=True)
     share = np.where(np.isfinite(share), share, 0.0) + EVENLY * width / np.sum(width, axis=-1, keepdims=True)
     risen = np.concatenate([np.zeros((places.shape[0], 1)), np.cumsum(share, axis=-1)], axis=-1)
@@ -520,7 +523,7 @@ def spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int)
 
 
 def crowded_ends(x: np.ndarray, grown: np.ndarray, best: np.ndarray, weight: np.ndarray, count: int) -> np.ndarray:
-    """Ends of cells that are narrow around the best places; each place has a weight."""
+    """Return ends of cells that are narrow around the best places, each of which has a weight."""
     risen = np.concatenate([np.zeros((x.shape[0], 1)), np.cumsum(weight, axis=-1)], axis=-1)
     hit = np.abs(np.diff(interp(np, -x, np.maximum.accumulate(-best, axis=-1), risen), axis=-1))
     beside = np.concatenate([hit[:, :1] * 0.0, hit, hit[:, :1] * 0.0], axis=-1)

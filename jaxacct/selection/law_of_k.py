@@ -33,25 +33,25 @@ from jaxacct.samplers.exact_draws import generator
 ETA_RANGE = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
 """Allowed values of eta."""
 LARGEST_K = 2**53
-"""Largest number of candidates: the whole numbers up to it are float64 exactly.  Quantiles beyond are refused."""
+"""Largest number of candidates: float64 has the whole numbers up to it exactly.  Larger quantiles are refused."""
 WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
 """Allowed values of a number k of candidates."""
 LEAST = 1e-290
-"""Below this float64 may have lost a derivative of phi."""
+"""Below this a derivative of phi may have left float64."""
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(10)
 
 
 class Law(ABC):
-    """A law of K, the number of candidates of a selection, or a batch of laws: one per element of its fields' shape.
+    """Law of K, the number of candidates of a selection, or a batch of laws: one per element of its fields' shape.
 
-    K must be drawn independently of the data and be kept secret, the running time included (README.md of this folder,
-    "What every guarantee here assumes").  Subclasses are frozen dataclasses that ``register`` makes pytrees.  They are
-    checked as mechanisms are, and tracers pass.
+    K must be drawn independently of the data and kept secret, as must the running time (README.md of this folder, "What
+    every guarantee here assumes").  Subclasses are frozen dataclasses that ``register`` makes pytrees.  Their fields
+    are checked as those of mechanisms are, and tracers pass.
 
     Parameters
     ----------
     fields
-        Those of the subclass, named in ``constraints``; scalars or arrays that broadcast.
+        Fields of the subclass, named in ``constraints``: scalars or arrays that broadcast.
 
     >>> from jaxacct import selection
     >>> law = selection.Geometric([0.5, 0.1])
@@ -61,7 +61,7 @@ class Law(ABC):
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
     vectors: ClassVar[tuple[str, ...]] = ()
-    """Fields whose last axis belongs to one law; the axes before it are the batch."""
+    """Names of the fields whose last axis belongs to one law; the axes before it are the batch."""
 
     if TYPE_CHECKING:
 
@@ -77,7 +77,7 @@ class Law(ABC):
         _ = self.shape
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Drop inherited formulas that do not belong to a new generating function."""
+        """Replace inherited formulas that do not belong to a new generating function."""
         super().__init_subclass__(**options)
         if "generating" in cls.__dict__:
             for name in ("slopes", "steepness", "rise"):
@@ -86,26 +86,26 @@ class Law(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The batch shape that the fields broadcast to."""
+        """Batch shape to which the fields broadcast."""
         each = {name: np.shape(getattr(self, name)) for name in self.constraints}
         return broadcast_shape({name: s[:-1] if name in self.vectors else s for name, s in each.items()})
 
     @abstractmethod
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
-        """(phi, phi', phi'') of `phi(x) = E[x^K]` at x = 1 - y, y in [0, 1]; broadcasts with the batch.
+        """Return (phi, phi', phi'') of `phi(x) = E[x^K]` at x = 1 - y, for y in [0, 1] that broadcasts with the batch.
 
-        NumPy for NumPy's arrays.  Traceable, then to be called inside ``jax.enable_x64()``.  Relatively accurate to
-        about 1e-13 near both ends.
+        The answer is NumPy's for NumPy's arrays.  The method is traceable, inside ``jax.enable_x64()``.  Its relative
+        error is about 1e-13, near both ends of [0, 1] too.
         """
 
     def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
-        """(phi', phi''), as `generating` has them; overridden where phi itself would take much of the time."""
+        """Return (phi', phi'') as `generating` does; laws override it where phi itself takes much of the time."""
         return self.generating(y)[1:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-        """(log phi', phi''/phi') at x, NumPy; y = 1 - x, both relatively accurate.
+        """Return (log phi', phi''/phi') at x, in NumPy; -inf and 0 where phi' has left float64.
 
-        -inf and 0 where phi' has left float64.
+        y is 1 - x, and both must be relatively accurate.
         """
         _, first, second = evaluated(self, y)
         seen = first > LEAST
@@ -113,9 +113,9 @@ class Law(ABC):
         return np.where(seen, np.log(safe), -np.inf), np.where(seen, second, 0.0) / safe
 
     def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
-        """`phi(x) - phi(x - d)`, relatively accurate, NumPy; y = 1 - x, all three relatively accurate.
+        """Return `phi(x) - phi(x - d)`, relatively accurate, in NumPy, given relatively accurate x, y = 1 - x and d.
 
-        By ten points of Gauss and Legendre where a law has no closed form.
+        A law without a closed form uses ten points of Gauss and Legendre.
         """
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))
         slopes = evaluated(self, np.minimum(y + at, 1.0))[1]
@@ -123,60 +123,61 @@ class Law(ABC):
 
     @abstractmethod
     def probability(self, k: ArrayLike) -> np.ndarray:
-        """Pr[K = k] for whole numbers k >= 0 that broadcast with the batch."""
+        """Return Pr[K = k] for whole numbers k >= 0 that broadcast with the batch."""
 
     @abstractmethod
     def survival(self, k: ArrayLike) -> np.ndarray:
-        """Pr[K > k] for whole numbers k >= 0 that broadcast with the batch."""
+        """Return Pr[K > k] for whole numbers k >= 0 that broadcast with the batch."""
 
     def quantile(self, p: ArrayLike) -> np.ndarray:
-        """The least k with Pr[K <= k] >= p, for p in [0, 1) that broadcasts with the batch.
+        """Return the least k with Pr[K <= k] >= p, for p in [0, 1) that broadcasts with the batch.
 
-        InputError where it is above 2**53.
+        A k above 2**53 raises InputError.
         """
         below_one = Constraint("use a {name} in [0, 1)", 0, 1, upper_open=True)
         return self._first_at_most(1.0 - np.asarray(check("p", p, below_one)))
 
     def sample(self, rng: random.Random | None = None) -> int:
-        """One draw of K, which must stay secret; InputError for a batch of laws.
+        """Draw one K, which must stay secret; a batch of laws raises InputError.
 
-        Whoever learns K, or how long the selection ran, has more than the privacy guarantees account for.  The draw
+        The privacy guarantees do not hold against an observer who learns K, or how long the selection ran.  The draw
         inverts float64 tails, which are relatively accurate to r = 1e-11, at a uniform multiple of 2^-53.  For every n
-        it is within `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` of the law in total variation (README.md of this folder,
-        "What is drawn").
+        the total variation between the draw and the law is at most `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` (README.md
+        of this folder, "What is drawn").
 
         Parameters
         ----------
         rng : random.Random, optional
-            Only to repeat an experiment without private data; by default the operating system's randomness.
+            Only to repeat an experiment without private data; the default is the operating system's randomness.
         """
         if self.shape:
             raise InputError(f"a batch of laws of shape {self.shape} has no single K; sample one law at a time")
         return int(self._first_at_most(np.asarray(1.0 - generator(rng).random()), strict=True))
 
     def element(self, index: tuple[int, ...]) -> Self:
-        """One law of the batch."""
+        """Return one law of the batch."""
         return type(self)(**{name: value[index] for name, value in self._broadcast(self.shape)})
 
     def flattened(self, shape: tuple[int, ...]) -> Self:
-        """The fields broadcast to a batch and flattened, for kernels that are mapped over configurations."""
+        """Return the laws broadcast to a batch and flattened, for kernels that are mapped over configurations."""
         each = {name: value.astype(np.float64) for name, value in self._broadcast(shape)}
         return type(self)(**{name: value.reshape(-1, *value.shape[len(shape) :]) for name, value in each.items()})
 
     def _broadcast(self, shape: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield each field's name and its values, broadcast to a batch shape."""
         for name in self.constraints:
             value = np.asarray(getattr(self, name))
             yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
     def taken(self, index: Index) -> Self:
-        """Laws of a flattened batch by their places, or by the index of an array such as [:, None]; not checked."""
+        """Return laws of a flattened batch by their places, or by an array's index such as [:, None], unchecked."""
         found = object.__new__(type(self))
         for name in self.constraints:
             object.__setattr__(found, name, getattr(self, name)[index])
         return found
 
     def _first_at_most(self, level: np.ndarray, strict: bool = False) -> np.ndarray:
-        """The least k with Pr[K > k] <= level, or < level."""
+        """Return the least k with Pr[K > k] <= level; if strict, with Pr[K > k] < level."""
 
         def done(k: np.ndarray) -> np.ndarray:
             tail = self.survival(k)
@@ -196,7 +197,7 @@ class Law(ABC):
         return above
 
     def __eq__(self, other: object) -> bool:
-        """Same class and the same numbers in the same shapes."""
+        """Return whether the class, and the numbers and their shapes, are equal."""
         if type(other) is not type(self):
             return NotImplemented
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in self.constraints)
@@ -206,13 +207,13 @@ class Law(ABC):
 
 
 def require_law(name: str, value: Any) -> None:
-    """InputError, naming the argument, for anything but a law of K."""
+    """Raise InputError, naming the argument, for anything but a law of K."""
     if not isinstance(value, Law):
         raise InputError(f"{name} = {value!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
 
 
 def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`law.generating(y)` on the host: NumPy float64, also of a law of a user that calls JAX."""
+    """Return `law.generating(y)` as NumPy float64 on the host; a user's law may call JAX."""
     with double_precision(), np.errstate(all="ignore"):
         value, first, second = law.generating(np.asarray(y, np.float64))
     return np.asarray(value), np.asarray(first), np.asarray(second)
@@ -221,10 +222,10 @@ def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 @register
 @dataclass(frozen=True, eq=False)
 class TruncatedNegativeBinomial(Law):
-    """`Pr[K = k] = (1-gamma)^k/(gamma^-eta - 1) prod_{l<k} (l + eta)/(l + 1)`, k >= 1; at eta = 0 logarithmic.
+    """Truncated negative binomial law, k >= 1: `Pr[K = k] = (1-gamma)^k/(gamma^-eta - 1) prod_{l<k} (l + eta)/(l + 1)`.
 
-    The mean is `eta (1/gamma - 1)/(1 - gamma^eta)`.  eta = 1 is the geometric law.  The smaller eta, the less privacy K
-    candidates cost and the more K varies.
+    At eta = 0 it is logarithmic, at eta = 1 geometric.  The mean is `eta (1/gamma - 1)/(1 - gamma^eta)`.  The smaller
+    eta, the less privacy K candidates cost and the more K varies.
 
     Parameters
     ----------
@@ -263,37 +264,42 @@ class TruncatedNegativeBinomial(Law):
     def probability(self, k: ArrayLike) -> np.ndarray:
         k = np.asarray(check("k", k, WHOLE_K))
         at = np.maximum(k, 1.0)
-        # in logarithms: for large eta the factors leave float64 while their product does not
+        # logarithms, since for large eta the factors leave float64 while their product does not
         grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
     def survival(self, k: ArrayLike) -> np.ndarray:
-        """`c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`, by Taylor's remainder of phi."""
+        """Return Pr[K > k] by Taylor's remainder of phi, with c = `_scale`.
+
+        `c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`.
+        """
         k = np.asarray(check("k", k, WHOLE_K))
-        if np.any(np.asarray(self.eta) > 1e6):  # the integrand is too sharp for the number of terms
+        if np.any(np.asarray(self.eta) > 1e6):  # `_log_tail` has too few terms for so sharp an integrand
             raise InputError(f"eta = {np.max(self.eta)!r} must be at most 1e+06 for tails; use a smaller eta")
         log = (k + 1.0) * np.log1p(-self.gamma) + self._log_rising(k) + _log_tail(k, self.eta, self.gamma)
         return np.where(k >= 1.0, np.minimum(self._scale() * np.exp(np.minimum(log, 700.0)), 1.0), 1.0)
 
     def _scale(self) -> Any:
-        """`eta/(1 - gamma^eta)`, at eta = 0 `1/log(1/gamma)`."""
+        """Return `eta/(1 - gamma^eta)`, at eta = 0 `1/log(1/gamma)`."""
         whole = np.asarray(self.eta) * np.log(self.gamma)
         flat = np.abs(whole) < 1e-290
         return np.where(flat, -1.0 / np.log(self.gamma), -self.eta / np.where(flat, 1.0, np.expm1(whole)))[()]
 
     def _log_rising(self, k: np.ndarray) -> np.ndarray:
-        """`log (eta + 1)_k/k!`."""
-        from scipy.special import gammaln  # takes a while to import: only where it is needed
+        """Return `log (eta + 1)_k/k!`."""
+        from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        far = np.maximum(z, 30.0)  # from there by Stirling's series, whose leading terms would cancel as they stand
+        far = np.maximum(z, 30.0)  # from there by Stirling's series with its leading terms combined, which would cancel
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
         return np.where(z < 30.0, gammaln(z + eta) - gammaln(z), grown) - gammaln(eta + 1.0)
 
 
 def Geometric(gamma: ArrayLike) -> TruncatedNegativeBinomial:
-    """`Pr[K = k] = gamma (1-gamma)^{k-1}`: the truncated negative binomial law with eta = 1, of mean 1/gamma.
+    """Make the geometric law `Pr[K = k] = gamma (1-gamma)^{k-1}`, of mean 1/gamma.
+
+    It is the truncated negative binomial law with eta = 1.
 
     Parameters
     ----------
@@ -314,7 +320,9 @@ def Geometric(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 
 
 def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
-    """`Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`: the truncated negative binomial law with eta = 0.
+    """Make the logarithmic law `Pr[K = k] = (1-gamma)^k/(k log(1/gamma))`.
+
+    It is the truncated negative binomial law with eta = 0.
 
     Parameters
     ----------
@@ -335,7 +343,10 @@ def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 
 
 def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
-    """`log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1: the trapezoid rule in v, u = e^-t, t = e^v/(k+1)."""
+    """Compute `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1.
+
+    By the trapezoid rule in v, with u = e^-t and t = e^v/(k+1).
+    """
     shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
     k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
     most = float(np.max(eta, initial=1.0))
@@ -351,7 +362,7 @@ def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
 @register
 @dataclass(frozen=True, eq=False)
 class Poisson(Law):
-    """`Pr[K = k] = e^{-mean} mean^k/k!`.
+    """Poisson law, `Pr[K = k] = e^{-mean} mean^k/k!`.
 
     K = 0, of probability e^{-mean}, releases something that is independent of the data.
 
@@ -391,12 +402,12 @@ class Poisson(Law):
 
 
 class _Trials(Law):
-    """K successes in n trials of probability p."""
+    """Law of the number of successes in n trials of probability p."""
 
     @property
     @abstractmethod
     def _trials(self) -> tuple[Any, Any]:
-        """(n, p)."""
+        """Number n and probability p of the trials."""
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
         return generating.binomial(*self._trials, y)
@@ -414,7 +425,7 @@ class _Trials(Law):
 @register
 @dataclass(frozen=True, eq=False)
 class Binomial(_Trials):
-    """`Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`, n ``trials`` of ``probability_of_run`` p.
+    """Binomial law, `Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`, of n ``trials`` with ``probability_of_run`` p.
 
     K = 0, of probability (1-p)^n, releases something that is independent of the data.
 
@@ -461,7 +472,7 @@ class Binomial(_Trials):
 @register
 @dataclass(frozen=True, eq=False)
 class PointMass(_Trials):
-    """K = ``repetitions``, always: fixed, known, and for i.i.d. candidates the most costly in privacy.
+    """Law of a fixed, known K = ``repetitions``: for i.i.d. candidates the most costly law in privacy.
 
     Parameters
     ----------
@@ -497,7 +508,7 @@ class PointMass(_Trials):
 @register
 @dataclass(frozen=True, eq=False)
 class Categorical(Law):
-    """Any law on 0, 1, ..., n - 1: Pr[K = k] = ``probabilities``[..., k].
+    """Law on 0, 1, ..., n - 1 given by a list: Pr[K = k] = ``probabilities``[..., k].
 
     Parameters
     ----------
@@ -521,7 +532,7 @@ class Categorical(Law):
         if isinstance(self.probabilities, Tracer):
             return
         total = np.sum(self.probabilities, axis=-1) if np.ndim(self.probabilities) else np.zeros(())
-        bad = np.abs(total - 1.0) > 1e-13  # a few roundings of a sum of many
+        bad = np.abs(total - 1.0) > 1e-13  # allows for the rounding of a sum of many terms
         if np.any(bad):
             index = [int(i) for i in np.argwhere(bad)[0]]
             raise InputError(
@@ -554,7 +565,7 @@ class Categorical(Law):
 
     @staticmethod
     def _at(values: np.ndarray, k: Any) -> np.ndarray:
-        """values[..., k], 0 beyond the last."""
+        """Return values[..., k], 0 beyond the last."""
         values = np.concatenate([values, np.zeros((*values.shape[:-1], 1))], axis=-1)
         index = np.minimum(k, values.shape[-1] - 1).astype(int)
         shape = np.broadcast_shapes(values.shape[:-1], index.shape)
@@ -563,7 +574,7 @@ class Categorical(Law):
 
 
 def TwoPoint(few: int, many: int, probability_of_few: ArrayLike) -> Categorical:
-    """K = ``few`` with ``probability_of_few``, else ``many``: the Categorical law on 0, ..., many.
+    """Make the law of K = ``few`` with ``probability_of_few``, otherwise ``many``: a Categorical on 0, ..., many.
 
     Parameters
     ----------
@@ -591,7 +602,7 @@ def TwoPoint(few: int, many: int, probability_of_few: ArrayLike) -> Categorical:
 
 
 def largest_k(law: Law) -> float:
-    """The largest k of positive probability of one law; inf where there is none."""
+    """Return the largest k of positive probability of one law; inf if there is none."""
     if isinstance(law, PointMass):
         return float(law.repetitions)
     if isinstance(law, Binomial):
@@ -602,13 +613,14 @@ def largest_k(law: Law) -> float:
 
 
 def derivative(law: Law, order: int) -> tuple[float, Law]:
-    """(scale, law with generating function psi): phi^(order) = scale psi', order >= 1; scale 0 where K < order always.
+    """Return (scale, law with generating function psi) such that phi^(order) = scale psi', order >= 1.
 
-    InputError for a law that is not one of this library.
+    The scale is 0 if K < order always.  A law that is not of this library raises InputError.
 
-    Negative binomial: phi is an affine function of `b^-eta` with b linear in x, so that phi^(j) is a multiple of
-    `b^-(eta+j)`, as phi' is for eta + j - 1.  Poisson: phi' = mean phi.  Binomial: a trial less, each time.  Any other
-    finite law: `phi^(j-1)` is a polynomial with coefficients >= 0, which is a multiple of a generating function.
+    Negative binomial: phi is an affine function of `b^-eta` with b linear in x.  So phi^(j) is a multiple of
+    `b^-(eta+j)`, as is phi' of the law with eta + j - 1.  Poisson: phi' = mean phi.  Binomial: a trial less for each
+    derivative.  Other finite laws: `phi^(j-1)` is a polynomial with coefficients >= 0, which is a multiple of a
+    generating function.
 
     >>> from jaxacct import selection
     >>> derivative(selection.Binomial(4, 0.5), 3)
@@ -639,7 +651,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
         weight = mass[more:] * np.prod([k - i for i in range(more)], axis=0)
         if not weight[1:].any():
             return none
-        share = weight / np.max(weight)  # before the sum, which may underflow otherwise
+        share = weight / np.max(weight)  # scaled before the sum, which may underflow otherwise
         return max(math.fsum(weight), LEAST), Categorical(share / math.fsum(share))
     raise InputError(
         f"k of type {type(law).__name__} has no higher derivatives; use a law of jaxacct.selection, such as Categorical"
@@ -647,12 +659,12 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
 
 
 def _falling(count: float, factors: int) -> float:
-    """`count (count - 1) ...`, with `factors` factors."""
+    """Return `count (count - 1) ...`, with `factors` factors."""
     return math.prod(count - i for i in range(factors))
 
 
 def probability_of(law: Law, count: int) -> float:
-    """An upper end of Pr[K = count], count >= 1: `phi^(count)(0)/count!`."""
+    """Return an upper end of Pr[K = count], count >= 1: `phi^(count)(0)/count!`."""
     scale, other = derivative(law, count)
     slope = float(evaluated(other, np.ones(()))[1])
     found = (scale * slope * (1.0 + 4e-12) + LEAST) / math.factorial(count)

@@ -1,4 +1,4 @@
-"""`selection.select`: "run K times, release the best" as a mechanism, and rounds of selections after each other."""
+"""Selections as mechanisms, "run K times, release the best": `selection.select`, and rounds of selections."""
 
 from __future__ import annotations
 
@@ -29,31 +29,30 @@ from jaxacct.selection.worst_case import bracket
 CANDIDATES = ("iid", "adaptive")
 """Possible assumptions about the candidates."""
 WORST_CASE = "worst_case"
-"""The default bound: the exact worst case."""
+"""Default bound: the exact worst case."""
 WIDE = 0.01
 """Relative width above which the ends of the profile, the envelope and the bounds from the base are evaluated too."""
 ONE_DELTA = "the cheaper mechanism is chosen for one delta"
-"""The remedy where delta is no single number."""
+"""Remedy in errors about arguments that must be single numbers."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
 class Selection(AnySelection):
-    """Run ``mechanism`` K times, K from ``law``, and release the best by any score: the worst case over scores.
+    """Run of ``mechanism`` K times, K from ``law``, with release of the best by any score: the worst case over scores.
 
     The profile bounds H_E(A(X) || A(X')) of README.md of this folder, "The worst score".  It holds for every score that
     is a total preorder of a candidate's own output and does not depend on K.  Candidates must be i.i.d. given the data;
-    for others there is `AdaptiveSelection`.  `ja.epsilon` and `ja.delta` of a selection by itself are brackets: the
-    upper end is the theorem's bound, rounded up; the lower end is the leak of an actual score.  In a composition with
-    other mechanisms, the pair of the profile's upper ends on a grid stands for the selection, and the answer is a
-    bound.
+    `AdaptiveSelection` is for other candidates.  `ja.epsilon` and `ja.delta` return brackets.  The upper end is the
+    theorem's bound, rounded up; the lower end is the leak of an actual score.  In a composition with other mechanisms
+    the selection counts as the pair of its profile's upper ends on a grid, and the answer is a bound.
 
     Parameters
     ----------
     mechanism : Mechanism
         The base, one candidate.
     law : Law
-        The law of K.  They broadcast.
+        The law of K; it broadcasts with the mechanism.
     bound : str
         As for `select`, which makes these objects.
 
@@ -103,12 +102,12 @@ class Selection(AnySelection):
 
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         low, high = certified(quantity, run, self.law, values, relation, rtol if rtol >= OK_WIDTH else 0.0)
-        # a selection uses all of the curve, as a composition does
+        # a selection uses all of the base's curve, as a composition does
         return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 
 
 class OfSelections(MechanismEngine):
-    """The engine of all selections; adaptive ones with K fixed are compositions, whose parts are asked."""
+    """Engine of all selections, except adaptive ones with K fixed: these are compositions, whose parts are asked."""
 
     name = "selection"
     classes = (Selection, AdaptiveSelection, TopSelection)
@@ -127,29 +126,29 @@ register_engine(OfSelections())
 def select(
     run: Mechanism, k: Law, *, bound: str = WORST_CASE, candidates: str = "iid", top: int = 1
 ) -> Selection | AdaptiveSelection | TopSelection:
-    """The mechanism that runs `run` K times, K drawn from the law `k`, and releases the best candidate or candidates.
+    """Make the mechanism that runs `run` K times, K from the law `k`, and releases the best candidate or candidates.
 
-    With candidates="iid" its privacy profile is the worst case over all scores (`Selection`), for candidates that are
+    With candidates="iid" its privacy profile is the worst case over all scores (`Selection`).  Candidates must then be
     i.i.d. given the data: each is drawn afresh from one law of configurations and run with fresh randomness.  A list
     tried in order, a shuffled list, a sampler that keeps state, pruning and warm starts are not i.i.d., and leak more.
-    With candidates="adaptive" a candidate may depend on all outputs before it in any way, and all of them may be
-    released (`AdaptiveSelection`).  That costs more, and the more so the more K varies.
+    With candidates="adaptive" a candidate may depend on all outputs before it in any way, and all outputs may be
+    released (`AdaptiveSelection`).  That costs more, the more so the more K varies.
 
     Parameters
     ----------
     run : Mechanism
         The base, one candidate.
     k : Law
-        The law of K.  They broadcast, one selection per element.
+        The law of K; it broadcasts with the base, one selection per element.
     bound : str
-        "worst_case", or another bound by its name in `selection.bound_epsilon` ("envelope", "privacy_profile", "renyi",
-        "monotone_score", "auto").  The others are for i.i.d. candidates.  They answer `ja.epsilon` and `ja.delta` but
-        do not compose.
+        "worst_case", or the name of another bound of `selection.bound_epsilon` ("envelope", "privacy_profile", "renyi",
+        "monotone_score", "auto").  The other bounds are for i.i.d. candidates.  They answer `ja.epsilon` and `ja.delta`
+        but do not compose.
     candidates : {"iid", "adaptive"}
-        What is assumed of the candidates.
+        The assumption about the candidates.
     top : int
-        How many of the best are released, from 1 to 16; all of them where K is less.  Above 1 the answer is a theorem's
-        bound (`TopSelection`).  Adaptive candidates cost the same whatever is released of them.
+        Number of the best candidates that are released, from 1 to 16; all are released where K is less.  Above 1 the
+        answer is a theorem's bound (`TopSelection`).  Adaptive candidates cost the same for every `top`.
 
     Returns
     -------
@@ -179,15 +178,16 @@ def select(
 def certified(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, width: float = 0.0
 ) -> np.ndarray:
-    """(2, *shape) ends of "epsilon" or "delta": the worst score, and where its bracket is wide also what else holds."""
+    """Return ends (2, *shape) of "epsilon" or "delta" by the worst score, narrowed by other bounds where wide."""
     most = SAYS_NOTHING[quantity]
-    # for a smaller delta, the lower end of this one still holds; the only upper end is the largest loss
-    ends = meet(*(bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width),) * 2, most)
+    # below LEAST_DELTA the lower end at LEAST_DELTA holds, and the only upper end is the largest loss
+    found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
+    ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # the envelope reaches deltas far below those of the curve's polygon; Rényi accounting stands many candidates
+    # the envelope reaches deltas far below those of the curve's polygon; the Rényi bound serves many candidates
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta
@@ -200,6 +200,7 @@ def certified(
 
 
 def _loose(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return whether each bracket is wider than WIDE, relatively."""
     with np.errstate(invalid="ignore"):
         return (~np.isfinite(high) | ~(high - low <= WIDE * high)) & np.isfinite(low)
 
@@ -213,26 +214,27 @@ def rounds(
     relation: str = "add_or_remove_one",
     top: int = 1,
 ) -> Mechanism:
-    """Several selections after each other: in round r the best of K_r candidates, K_r from a law of its own, is public.
+    """Make the mechanism of several selections in sequence: in round r the best of K_r candidates is public.
 
-    In a round the candidates are i.i.d. from one law of configurations, which may follow the *public* winners of the
-    rounds before in any way.  Then each round is one selection for whatever came before, and the whole is their
-    composition, of kind "bound".  It also costs at most what adaptive candidates cost, `sum_r K_r` of them.  Of the two
-    mechanisms the one with the smaller epsilon at target_delta is returned; either holds at every delta.
+    Each round has its own law of K_r.  The candidates of a round are i.i.d. from one law of configurations, which may
+    follow the *public* winners of earlier rounds in any way.  So each round is one selection whatever came before, and
+    the whole is the composition of the rounds, of kind "bound".  The whole also costs at most as much as `sum_r K_r`
+    adaptive candidates.  Of these two mechanisms the one with the smaller epsilon at target_delta is returned; each
+    holds at every delta.
 
     Parameters
     ----------
     run : Mechanism
         One candidate.
     k : Law, or sequence of Law
-        The law of every round's K_r, or those of the rounds.  Fresh draws, all secret.
+        The law of every round's K_r, or the laws of the rounds.  Each K_r is a fresh, secret draw.
     count : int
-        The number of rounds, where k is one law.
+        The number of rounds, if k is one law.
     target_delta : float in (0, 1)
     relation : str
         As for `ja.epsilon`.
     top : int
-        How many of the best are public in each round, as for `select`.
+        Number of the best candidates that are public in each round, as for `select`.
 
     Returns
     -------
@@ -274,11 +276,11 @@ def rounds(
 
 
 def _sum_of(laws: Sequence[Law]) -> Law | None:
-    """The law of K_1 + K_2 + ... where it is one of theirs and costs no more (negative binomial sums do); else None."""
+    """Return the law of K_1 + K_2 + ... if it is a point mass or Poisson; otherwise None."""
     fixed = [law for law in laws if type(law) is PointMass]
     if len(fixed) == len(laws):
         return PointMass(math.fsum(float(law.repetitions) for law in fixed))
     if all(type(law) is Poisson for law in laws):
-        # the mean of the sum rounded up: D does not decrease in the mean
+        # the mean is rounded up: the adaptive profile D does not decrease in the mean
         return Poisson(math.nextafter(math.fsum(float(law.mean) for law in laws), math.inf))
     return None

@@ -1,14 +1,14 @@
-"""The leak of a selection at every eps, its largest loss if the base has one, and bounds from the base alone.
+"""Leak of a selection at every eps, its largest loss if the base's loss is bounded, and bounds from the base alone.
 
-At every eps a selection leaks at least `phi(1) - phi(1 - p)`, p the base's mass at infinity.  Where the finite losses
-of the base are at most L, those of the selection are at most `L + log R`, `R = sup_v phi'(T(v) - p)/phi'(v)`, T the
-trade-off curve.  For truncated negative binomial K and a symmetric base that is at most (eta + 2) L.  Where the worst
-score is out of reach, with m = E[K],
+At every eps a selection leaks at least `phi(1) - phi(1 - p)`, p the base's mass at infinity.  If the finite losses of
+the base are at most L, those of the selection are at most `L + log R`.  Here `R = sup_v phi'(T(v) - p)/phi'(v)`, with T
+the trade-off curve.  For truncated negative binomial K and a symmetric base that is at most (eta + 2) L.  Bounds from
+the base alone serve where the worst score is out of reach.  With m = E[K] they are
 
     (1 - phi(0)) delta_base(eps)  <=  delta(eps)  <=  min(m delta_base(eps - log R), 1 - phi(1 - delta_base(0))),
 
-and `delta(eps) <= delta_{n copies of the base}(eps)` where K <= n.  README.md of this folder, "The ends of the
-profile" and "Bounds from the base alone", has the proofs and the rounding.
+and `delta(eps) <= delta_{n copies of the base}(eps)` where K <= n.  The proofs and the rounding are in README.md of
+this folder, "The ends of the profile" and "Bounds from the base alone".
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ MASS_ERROR = 16.0 * ROUNDOFF
 RELATIVE_ERROR = 4e-12
 """Upper bound of the relative errors of phi, of phi' (exponents up to 700) and of masses."""
 ROUNDED_UP = 1.0 + 1e-11
-"""A factor larger than the rounding of any formula of a bound from the base alone."""
+"""Factor larger than the rounding of any formula of a bound from the base alone."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""Ends of s, where v = 1/(1 + e^-s): below v = 4e-18 one bound serves all v, and 1 - v is 1e-26 at the last s."""
+"""Ends of the log-odds s of v = 1/(1 + e^-s).  One bound serves all v below 4e-18; at the last s 1 - v is 1e-26."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
-"""Cells of s at first, at most, and into how many one is cut whose bound counts; with more the bound is tighter."""
+"""Number of cells of s at first, most cells, and pieces of a cell that is cut; more make a tighter bound."""
 RATIO_TOLERANCE = 1e-8
-"""Relative error of the largest ratio that is aimed at: it moves the largest loss by as much, absolutely."""
+"""Relative error aimed at for the largest ratio, which moves the largest loss by as much absolutely."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
-"""Families of laws for which the largest ratio is at a knot (README.md of this folder, "The ends of the profile")."""
+"""Families of laws whose largest ratio is at a knot (README.md of this folder, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
 """Largest loss of a base that is used: its exp is far from overflow."""
 LEAST_SLOPE = 1e-290
-"""phi' rounded up is at least this, and no order counts whose cost is less: below it float64 may have lost it."""
+"""Least value of phi' rounded up, and least cost of an order that counts: float64 may have lost smaller ones."""
 
 
 class Limits(NamedTuple):
-    """One direction of one selection; every end is certified."""
+    """Certified limits of one direction of one selection."""
 
     leak: tuple[float, float]  # (lower, upper) of delta at infinity
-    largest: float  # no finite loss is larger; inf where nothing is known
-    gain: np.ndarray  # for genuine orders: by how much they leak more than their cost times E
+    largest: float  # no finite loss is larger; inf if unknown
+    gain: np.ndarray  # actual orders of scores leak at least gain - E cost
     cost: np.ndarray
-    reached: float  # orders have losses up to this
+    reached: float  # actual orders have losses up to this
 
     def epsilon(self, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(lower, upper) of epsilon at delta >= 0."""
+        """Return (lower, upper) of epsilon at delta >= 0."""
         left = np.maximum(delta - self.leak[0], 0.0) * (1.0 + RELATIVE_ERROR)
         ratio = np.max((self.gain - left[..., None]) / self.cost, axis=-1, initial=1.0)
         low = np.where(left > 0.0, np.log(ratio), np.maximum(np.log(ratio), self.reached))
@@ -87,14 +87,14 @@ class Limits(NamedTuple):
         return low, np.where(delta >= self.leak[1], self.largest, np.inf)
 
     def delta(self, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(lower, upper) of delta at eps >= 0."""
+        """Return (lower, upper) of delta at eps >= 0."""
         return np.full(epsilon.shape, self.leak[0]), np.where(epsilon >= self.largest, self.leak[1], 1.0)
 
 
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """(2, *shape) ends, narrowed by the limits in some rows; open if the limits contradict the given ends."""
+    """Narrow ends (2, *shape) by the limits in some rows; ends that contradict the limits become open."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, row, base, one in each_pair(run, law, shape, rows):
@@ -107,7 +107,7 @@ def narrowed(
 
 
 def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """(largest finite loss, mass at infinity), upper ends, of the shape of base and law; inf where unbounded."""
+    """Return upper ends of (largest finite loss, mass at infinity), of the shape of base and law; inf if unbounded."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     found = np.zeros((2, int(np.prod(shape))))
     for here, row, base, one in each_pair(run, law, shape):
@@ -118,35 +118,37 @@ def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarra
 
 
 class Direction(NamedTuple):
-    """One direction of a base."""
+    """Properties of one direction of a base."""
 
     ahead: Components
     back: Components  # components of the reverse direction
-    loss: float  # largest finite loss; inf where it is unbounded
+    loss: float  # largest finite loss; inf if unbounded
     reverse_loss: float  # largest finite loss of the reverse direction
-    distance: float  # delta_base(0), at least the largest T(v) - p - v
+    distance: float  # delta_base(0), which is at least every T(v) - p - v
 
 
 def _direction(run: Mechanism, side: Sides) -> Direction:
+    """Return the properties of one direction of a base."""
     ahead, back = (components(run, "add_or_remove_one", name) for name in (side.direction, side.opposite))
     loss, reverse = (float(largest_loss(x).above[0]) if bounded_loss(x)[0] else np.inf for x in (ahead, back))
     return Direction(ahead, back, loss, reverse, float(upper_delta(run, np.zeros(()), side.forward)))
 
 
 def _limits(curves: dict[str, Curve], run: Mechanism, law: Law, relation: str) -> Iterator[Limits]:
-    """The limits of each direction for one configuration."""
+    """Yield the limits of each direction for one configuration."""
     for side in sides(run, relation):
         yield _of_one(_direction(run, side), curves[side.direction], law)
 
 
 def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
+    """Return the limits of one direction of one selection."""
     apart, unseen = (abs(float(each.delta_infinity[0])) for each in (base.ahead, base.back))
     lost = mass_on_top(law, apart)
     if base.loss == np.inf:
         return Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
 
     def most(s: np.ndarray) -> np.ndarray:
-        """1 - (T(v) - p), rounded down: 1 less the smallest of three bounds of T."""
+        """Return 1 - (T(v) - p), rounded down, by the least of three bounds of T at log-odds s."""
         v = expit(s)
         by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE_ERROR)) - MASS_ERROR
         by_loss = 1.0 - np.exp(base.loss) * v * (1.0 + RELATIVE_ERROR) - MASS_ERROR
@@ -164,9 +166,9 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
 
 
 def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
-    """(lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`.
+    """Return (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`.
 
-    phi' is convex: p times phi' in the middle is a lower bound, p times the mean of phi' at both ends an upper one.
+    phi' is convex: p times phi' in the middle is a lower bound, p times the mean of phi' at both ends an upper bound.
     """
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
     ends = np.clip(apart * factors, 0.0, 1.0)
@@ -180,7 +182,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """(gain, cost) of orders that serve part of the most revealing outcome above a share v of Q."""
+    """Return (gain, cost) of orders that serve part of the most revealing outcome above a share v of Q."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -195,7 +197,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Orders have losses up to this: a small share of the most revealing outcome above the ranks of each knot."""
+    """Return a loss that orders reach: a small share of the most revealing outcome scores above the ranks of a knot."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -207,7 +209,7 @@ def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
 
 
 def _most_revealing(parts: Components) -> tuple[float, float]:
-    """(loss, P-mass) of the outcomes with the largest finite loss."""
+    """Return (loss, P-mass) of the outcomes with the largest finite loss."""
     loss = np.where(parts.finite_mass[0] > 0.0, parts.finite_loss[0], -np.inf)
     top, n = np.max(loss, axis=1, initial=-np.inf), parts.finite_n[0]
     mass = np.max(np.where(loss == top[:, None], parts.finite_mass[0], 0.0), axis=1, initial=0.0)
@@ -222,7 +224,7 @@ def _most_revealing(parts: Components) -> tuple[float, float]:
 
 
 def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.ndarray]:
-    """Some v, with the knot where phi'(T - p)/phi'(v) is largest, and T(v) - p rounded down."""
+    """Return some v and T(v) - p, rounded down; the knot where phi'(T - p)/phi'(v) is largest is among the v."""
     q, p = curve.below.q[1:], np.maximum(curve.below.p[1:] - apart, 0.0)
     steep = slopes(law, 1.0 - np.stack([p, q]))
     best = int(np.argmax(steep[0] / np.maximum(steep[1], 1e-300)))
@@ -231,22 +233,20 @@ def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.n
 
 
 def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
-    """An upper bound of `log phi'(T(v) - p) - log phi'(v)` over v, of families whose ratio is monotone; else inf."""
+    """Bound `log phi'(T(v) - p) - log phi'(v)` over v from above, if the ratio is monotone between knots; else inf."""
     if type(law) not in KNOTS_DECIDE:
         return np.inf
-    gain, cost = (
-        log_slopes(law, 1.0 - above.p + apart * (1.0 - RELATIVE_ERROR) - MASS_ERROR, 1.0),
-        log_slopes(law, 1.0 - above.q, -1.0),
-    )
+    gain = log_slopes(law, 1.0 - above.p + apart * (1.0 - RELATIVE_ERROR) - MASS_ERROR, 1.0)
+    cost = log_slopes(law, 1.0 - above.q, -1.0)
     with np.errstate(invalid="ignore"):
         found = float(np.max(gain - cost))
     return found if found >= 0.0 else np.inf
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """log phi' at 1 - y up to a constant, rounded up for side 1 and down for -1; NaN or -inf where it is not known."""
+    """Return log phi' at 1 - y up to a constant, rounded up for side 1 and down for -1; NaN or -inf where unknown."""
     y = np.clip(y, 0.0, 1.0)
-    known = type(law) in KNOTS_DECIDE  # a class that inherits may have another formula
+    known = type(law) in KNOTS_DECIDE  # a subclass may have another formula
     with np.errstate(divide="ignore", invalid="ignore"):
         if isinstance(law, TruncatedNegativeBinomial) and known:
             value = -(law.eta + 1.0) * np.log(law.gamma + (1.0 - law.gamma) * y)
@@ -259,23 +259,21 @@ def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
             error = 8.0 * ROUNDOFF * (n - 1.0) / np.maximum(1.0 - p * y, ROUNDOFF)
         else:
             steep = slopes(law, y)
-            value, error = (
-                np.where(steep > LEAST_SLOPE, np.log(np.maximum(steep, LEAST_SLOPE)), np.nan),
-                2.0 * RELATIVE_ERROR,
-            )
+            value = np.where(steep > LEAST_SLOPE, np.log(np.maximum(steep, LEAST_SLOPE)), np.nan)
+            error = 2.0 * RELATIVE_ERROR
         return value + side * (error + 8.0 * ROUNDOFF * np.abs(value))
 
 
 def slopes(law: Law, y: np.ndarray) -> np.ndarray:
-    """phi' at 1 - y for any number of y."""
+    """Return phi' at 1 - y."""
     return evaluated(law, np.clip(y, 0.0, 1.0))[1]
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
-    """An upper bound of `phi'(T(v) - p)/phi'(v)` over v in (0, 1], at least 1; inf where float64 has none."""
+    """Bound `phi'(T(v) - p)/phi'(v)` over v in (0, 1] from above, at least by 1; inf where float64 has no bound."""
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(2, C) ends to upper bounds on the cells, and lower bounds of the largest."""
+        """Return upper bounds on the cells with `ends` (2, C), and lower bounds of the largest ratio."""
         gain = np.maximum(slopes(law, most(ends)) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
         cost = slopes(law, expit(-ends) * (1.0 + 4.0 * ROUNDOFF)) * (1.0 - 2.0 * RELATIVE_ERROR)
         with np.errstate(divide="ignore", over="ignore"):
@@ -287,7 +285,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     start = np.maximum(slopes(law, 1.0 - slope * reach - MASS_ERROR) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
-    # from the last v before which the ratio is at most its later values, or where the two meet
+    # begin at the last v before which the ratio is at most its later values, or where the two bounds meet
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
@@ -302,10 +300,9 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
             break
         settled = max(settled, float(np.max(high[~open_], initial=1.0)))
         left, right = ends[:, open_]
-        cuts = (
-            left + (np.minimum(right, LOG_ODDS_LAST) - left) * np.arange(PIECES_PER_CUT + 1)[:, None] / PIECES_PER_CUT
-        )
-        cuts[-1] = right  # inf for the last cell
+        width = np.minimum(right, LOG_ODDS_LAST) - left
+        cuts = left + width * np.arange(PIECES_PER_CUT + 1)[:, None] / PIECES_PER_CUT
+        cuts[-1] = right  # the last cell ends at inf
         if np.any(np.diff(cuts, axis=0) <= 0.0):
             break
         ends = np.stack([cuts[:-1], cuts[1:]]).reshape(2, -1)
@@ -315,8 +312,8 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
 
 
 def growth(law: Law, base: Direction) -> float:
-    """An upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, for one law; inf if none is known."""
-    # outcomes that the reverse direction alone has are not counted by its largest loss
+    """Bound `log phi'(T(v) - p) - log phi'(v)` over all v from above, for one law; inf if no bound is known."""
+    # outcomes with dP = 0 are not counted by the largest loss of the reverse direction
     back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
     with np.errstate(divide="ignore", over="ignore"):
         if isinstance(law, TruncatedNegativeBinomial):
@@ -330,7 +327,7 @@ def growth(law: Law, base: Direction) -> float:
             value = (law.trials - 1.0) * min(by_loss, by_distance)
         elif (most := largest_k(law)) <= 1.0:
             value = 0.0
-        else:  # a polynomial of degree n - 1 with coefficients >= 0
+        else:  # phi' is a polynomial of degree n - 1 with coefficients >= 0
             value = (most - 1.0) * base.loss
             _, first, _ = evaluated(law, np.array([0.0, 1.0]))
             value = min(value, float(np.log(first[0] / first[1]))) if first[1] > 0.0 else value
@@ -339,7 +336,7 @@ def growth(law: Law, base: Direction) -> float:
 
 
 def by_base(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str) -> np.ndarray:
-    """(2, *shape) ends of "epsilon" at delta in [0, 1) or "delta" at eps >= 0 from the base alone; all broadcast."""
+    """Return ends (2, *shape) of "epsilon" at delta in [0, 1), or "delta" at eps >= 0, from the base alone."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, np.shape(values))
     flat = np.broadcast_to(values, shape).reshape(-1)
     found = np.empty((2, flat.size))
@@ -350,7 +347,7 @@ def by_base(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relatio
 
 
 def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: Sides) -> np.ndarray:
-    """The ends of one configuration in one direction."""
+    """Return the ends of one configuration in one direction from the base alone."""
     most = SAYS_NOTHING[quantity]
     if not law.mean > 0.0:  # nothing is ever released
         return np.zeros((2, *values.shape))
@@ -363,7 +360,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward)[0]
         shifted = values - grown
-        below = np.maximum(-shifted, 0.0)  # delta(-x) = 1 - e^-x + e^-x reverse(x), which is at most reverse(0)
+        below = np.maximum(-shifted, 0.0)  # delta(-x) = 1 - e^-x + e^-x reverse(x) is at most 1 - e^-x + reverse(0)
         known = np.where(
             shifted >= 0.0, upper_delta(run, np.maximum(shifted, 0.0), side.forward), -np.expm1(-below) + base.distance
         )
@@ -374,7 +371,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
         high = np.where(moved <= values, 0.0, high)
     copies = largest_k(law)
     if 1.0 < copies < np.inf and (
-        # the engines go so far; copies of Gaussians have a closed form
+        # the engines serve so many copies; copies of Gaussians have a closed form
         gaussian_mu(run) is not None or (copies <= 16 and not 600.0 < base.loss < np.inf)
     ):
         many = repeat(run, copies)

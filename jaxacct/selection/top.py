@@ -1,12 +1,12 @@
-"""The best j of K candidates, released together: `selection.select(run, k, top=j)`.
+"""Selections that release the best j of K candidates together: `selection.select(run, k, top=j)`.
 
 With phi^(j) the j-th derivative of the generating function of K, T the trade-off curve of the base, R the product of
 the likelihood ratios of j candidates and E = e^eps,
 
     delta(eps) <= 1/j! E_{Q^j}[max_v (R phi^(j)(T(v)) - E phi^(j)(v))_+] + sum_{k<j} Pr[K=k] delta_k(eps),
 
-delta_k the profile of k runs (README.md of this folder, "The best j", with the mass at infinity).  The function of R is
-a maximum of lines, and R is distributed as in j runs, so that the profile of j runs is all that the first term needs.
+where delta_k is the profile of k runs (README.md of this folder, "The best j", has the mass at infinity).  The maximum
+is an envelope of lines in R, and R has the law of j runs.  So the first term needs only the profile of j runs.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ MOST_ATOMS = 1500
 @register
 @dataclass(frozen=True, eq=False)
 class TopSelection(AnySelection):
-    """Run ``mechanism`` K times, K from ``law``, and release the best ``top`` by any score, or all where K is less.
+    """Run of ``mechanism`` K times, K from ``law``, with release of the best ``top`` by any score, or all where K is less.
 
-    The profile is at most min(B_j, D, 1), in each direction by itself, with B_j the envelope for the best j
-    and D the average over K of the profiles of k runs, which covers the release of all candidates.
-    `ja.epsilon` and `ja.delta` of it have kind "bound": it is above the truth, and how far is not known.  It composes.
+    In each direction the profile is at most min(B_j, D, 1).  B_j is the envelope for the best j, and D is the average
+    over K of the profiles of k runs, which covers the release of all candidates.  `ja.epsilon` and `ja.delta` have kind
+    "bound": they lie above the truth by an unknown amount.  The selection composes.
 
     Parameters
     ----------
     mechanism : Mechanism
         The base, one candidate.  Candidates are i.i.d. given the data.
     law : Law
-        The law of K.  They broadcast.
+        The law of K; it broadcasts with the mechanism.
     top : int
         j, from 2 to 16.  `select(..., top=j)` makes these objects.
 
@@ -111,11 +111,11 @@ class TopSelection(AnySelection):
         return Bounds(np.zeros(upper.shape), upper, upper, "bound", status, "top_envelope")
 
     def _upper(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-        """Upper ends of "epsilon" or "delta"; the base, the law and the values broadcast."""
+        """Return upper ends of "epsilon" or "delta"; the base, the law and the values broadcast."""
         shape = np.broadcast_shapes(batch_shape(run), self.law.shape, np.shape(values))
         wanted, found = np.broadcast_to(values, shape).reshape(-1), np.empty(int(np.prod(shape)))
         for here, _, base, one in each_pair(run, self.law, shape):
-            # of one selection; what is no number says nothing
+            # one selection, whatever the caller's batch; NaN bounds nothing
             with backend.job(1, apart=True), np.errstate(all="ignore"):
                 found[here] = _of_one(quantity, base, one, self.top, wanted[here], relation, rtol)
         return found.reshape(shape)
@@ -124,7 +124,7 @@ class TopSelection(AnySelection):
 def _of_one(
     quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str, rtol: float
 ) -> np.ndarray:
-    """The least of three bounds: the envelope, the ends of the profile, and the average over K."""
+    """Return the least of three bounds: the envelope, the ends of the profile, and the average over K."""
     most = SAYS_NOTHING[quantity]
     largest, mass = ends(run, law, top, relation)
     if quantity == "epsilon":
@@ -143,14 +143,14 @@ def _of_one(
 
 
 def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str) -> np.ndarray:
-    """Whether the average over K is shown to exceed the bound found so far, so that it need not be computed."""
+    """Return whether the average over K is shown to exceed the bound `found`, so that it need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
     for share in (0.7, 2.0, 4.0, 8.0):
         k = float(np.floor(np.clip(share * law.mean, 1.0, 2.0**52)))
         try:
             beyond = float(law.survival(k - 1.0))
-        except InputError:  # a law whose tails are not known
+        except InputError:  # the tails of this law are unknown
             break
         open_ = np.flatnonzero(~above & np.isfinite(at))
         if open_.size:
@@ -160,7 +160,7 @@ def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: n
 
 
 def by_envelope(quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
+    """Return upper ends of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
     found = np.zeros(values.shape)
     for side in sides(run, relation):
         level = np.min(values if quantity == "epsilon" else upper_delta(run, values, side.forward), initial=1.0)
@@ -170,7 +170,7 @@ def by_envelope(quantity: str, run: Mechanism, law: Law, top: int, values: np.nd
 
 
 def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, float]:
-    """(largest finite loss, mass at infinity) of the best `top`, upper ends; (inf, 1) where losses are unbounded."""
+    """Return upper ends of (largest finite loss, mass at infinity) of the best `top`; (inf, 1) if losses are unbounded."""
     largest, mass = 0.0, 0.0
     for side in sides(run, relation):
         part = components(run, "add_or_remove_one", side.direction)
@@ -180,19 +180,19 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
         scale, other = derivative(law, top)
         grown, _ = profile_ends.last(run, other, side.forward) if scale > 0.0 else (np.zeros(()), 0.0)
         total = (float(grown) + (top - 1) * one) * (1.0 + 8.0 * ROUNDOFF)
-        # if the ratio is unknown, or a number overflows, the losses are unknown
+        # if the ratio is unknown, or a number overflows, the largest loss is unknown
         largest = max(largest, total) if total >= 0.0 and np.isfinite(scale) else np.inf
         mass = max(mass, float(profile_ends.last(run, law, side.forward)[1]))
     return largest, mass
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """The envelope of one direction, whose profiles go down to a small share of `level`, and the last of their eps."""
+    """Return the envelope of one direction, with profiles down to a share of `level`, and the last of their eps."""
     parts = components(run, "add_or_remove_one", side.direction)
-    # mass at infinity that is certain counts by itself; of a pair that only dominates none is certain
+    # certain mass at infinity counts by itself; the mass of a pair that only dominates the base is not certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
-    apart = apart if apart >= LEAST_DELTA else 0.0  # smaller masses may come from a table that is cut off
+    apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may come from the cut of a table
     scale, other = derivative(law, top)
     most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
     share = envelope.TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
@@ -215,13 +215,13 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
 
 
 def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """(eps, upper ends of delta) of several runs."""
+    """Return (eps, upper ends of delta) of several runs."""
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
         runs = repeat(run, count)
         last = float(envelope.last_eps(runs, np.asarray(level), side.forward))
         return envelope.profile_points(runs, last, side.forward)
-    # a finite law, multiplied out, at its losses, where its profile bends
+    # a finite law is multiplied out; its profile is taken at its losses, where it bends
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
     for _ in range(count):
