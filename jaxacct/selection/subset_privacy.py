@@ -1,14 +1,15 @@
-"""Tuning on a random subset of the data: X_1 a Poisson sample of rate q, tuned on; then one training run.
+"""Privacy of tuning on a random subset of the data, a Poisson sample X_1 of rate q, followed by one training run.
 
-Variant "rest" trains on what is left, X without X_1; variant "all" trains on X [Koskela and Kulkarni 2023].  By Rényi
-divergences as published, or by privacy profiles, which are rigorous for both variants (README.md of this
+In variant "rest" the run trains on X without X_1; in variant "all" it trains on X [Koskela and Kulkarni 2023].  The
+published form uses Rényi divergences.  The form by privacy profiles is rigorous for both variants (README.md of this
 folder, "Tuning on a random subset").
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -25,13 +26,17 @@ from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.named_bounds import bound_delta, bound_epsilon, curve
 
 VARIANTS = ("rest", "all")
-"""The data on which the final run is trained: those outside the sample, or all."""
+"""Data of the final run: all outside the sample, or all."""
 WHOLE_ORDERS = np.arange(2.0, 129.0)
 """Whole orders of the Rényi form, for which the published sums are finite."""
 ROUNDED_UP = 1.0 + 1e-12
-"""A factor larger than the rounding of any of these sums, by which they are rounded up."""
-BOTH_SIDES = (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
-"""Removing and adding a record, each with its reverse."""
+"""Factor larger than the rounding of the Rényi sums, by which they are rounded up."""
+RELATIONS = ("remove_one", "add_one")
+"""Relations of removing and of adding a record, in the order of profiles."""
+SUM_ERROR = 1e-10
+"""Relative allowance for sums of up to 10^6 products of two masses."""
+WHOLE_POINTS = 160
+"""Number of eps at which the profile of the whole is taken."""
 
 
 def subset_epsilon(
@@ -44,7 +49,7 @@ def subset_epsilon(
     variant: str = "rest",
     form: str = "profile",
 ) -> Bounds:
-    """eps of "tune on a Poisson sample, then train once" for the release of the tuning's winner and the final run.
+    """Compute eps of "tune on a Poisson sample, then train once": the tuning's winner and the final run are released.
 
     Neighbours differ by adding or removing one record.
 
@@ -57,14 +62,15 @@ def subset_epsilon(
     trained : Mechanism
         The final run, one configuration.
     sampling_probability : float in [0, 1]
-        Of the sample.
+        Probability with which a record is in the sample.
     delta : float in (0, 1)
     variant : {"rest", "all"}
         The final run is on the data outside the sample, or on all data.
     form : {"profile", "renyi"}
-        "profile": for "rest" the pair `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, (P_1, Q_1) dominating the
-        tuning by the envelope and (P_2, Q_2) the run; for "all" the sampled tuning and the run composed.  "renyi": for
-        "rest" the published theorem, for "all" subsampled tuning composed with the run; whole orders from 2 to 128.
+        Let (P_1, Q_1) dominate the tuning by the envelope, and (P_2, Q_2) the run.  "profile" takes for "rest" the pair
+        `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, and for "all" the sampled tuning and the run composed.
+        "renyi" takes for "rest" the published theorem, and for "all" the subsampled tuning composed with the run, at
+        whole orders from 2 to 128.
 
     Returns
     -------
@@ -92,32 +98,32 @@ def subset_epsilon(
     target = _scalar("delta", check("delta", delta, DELTA))
     choice("variant", variant, VARIANTS)
     if choice("form", form, ("profile", "renyi")) == "renyi":
-        tuning = np.stack([curve(tuned, k, WHOLE_ORDERS, side) for side in BOTH_SIDES])
-        run = np.stack([np.asarray(renyi_divergence(trained, WHOLE_ORDERS, side.forward).upper) for side in BOTH_SIDES])
+        both = Sides("remove_one", "add_one"), Sides("add_one", "remove_one")
+        tuning = np.stack([curve(tuned, k, WHOLE_ORDERS, side) for side in both])
+        run = np.stack([np.asarray(renyi_divergence(trained, WHOLE_ORDERS, name).upper) for name in RELATIONS])
         value = float(epsilon_from_renyi(WHOLE_ORDERS, subset_renyi(tuning, run, q, variant=variant), target).upper)
         return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "renyi")
     upper = lambda at: bound_epsilon(tuned, k, at, bound="envelope").upper
     at = lambda grid, name: bound_delta(tuned, k, grid, bound="envelope", relation=name).upper
     pair = _through_points(upper, at, target)
     if variant == "all":
-        both = compose(PoissonSampled(pair, q), trained)
-        value = float(account.epsilon(both, target).upper)
+        value = float(account.epsilon(compose(PoissonSampled(pair, q), trained), target).upper)
     else:
         upper, at = lambda at: account.epsilon(trained, at).upper, lambda grid, name: upper_delta(trained, grid, name)
-        value = _rest(pair, _through_points(upper, at, target), q, target)
+        value = product(pair, _through_points(upper, at, target), q, variant).epsilon(target)
     return Bounds(0.0, value, value, "bound", "ok" if np.isfinite(value) else "width", "profile")
 
 
 def subset_renyi(
     tuning: ArrayLike, training: ArrayLike, sampling_probability: float, *, variant: str = "rest"
 ) -> np.ndarray:
-    """Rényi divergences at whole orders 2, ..., A of tuning on a sample and training, the larger direction.
+    """Bound the Rényi divergences at whole orders 2, ..., A of tuning on a sample and training, the larger direction.
 
     Parameters
     ----------
     tuning, training : array_like, shape (2, A - 1)
-        Upper bounds at orders 2, ..., A for removing and for adding a record, of the tuning on its data and of the
-        final run.
+        Upper bounds at orders 2, ..., A of the tuning on its data and of the final run; first for removing, then for
+        adding a record.
     sampling_probability : float in [0, 1]
     variant : {"rest", "all"}
 
@@ -142,7 +148,8 @@ def subset_renyi(
     for a in range(2, tuning.shape[1] + 2):
         j = np.arange(a + 1)
         if variant == "all":
-            # Poisson sampling [Zhu, Wang 2019]: terms 0 and 1 add up to (1-q)^{a-1} (a q - q + 1), from 3 on times 3
+            # Poisson sampling [Zhu, Wang 2019]: terms 0 and 1 add up to (1-q)^{a-1} (a q - q + 1), terms from 3 on count
+            # three times
             found = _sum(q, _moment(worst, j) + np.log(np.where(j > 2, 3.0, 1.0)))
         else:
             removed = _moment(tuning[0], j) + _moment(training[0], a - j)
@@ -156,9 +163,10 @@ def subset_renyi(
 def expected_cost(
     k: Law, sampling_probability: ArrayLike, dataset_size: ArrayLike, epochs: ArrayLike, *, variant: str = "rest"
 ) -> Numbers:
-    """Expected gradient evaluations: `E (m q n + (1-q) n)` for "rest", `E (m q n + n)` for "all"; m = E[K].
+    """Compute the expected number of gradient evaluations of tuning on a sample and training.
 
-    Tuning on everything costs `E m n`.
+    It is `E (m q n + (1-q) n)` for "rest" and `E (m q n + n)` for "all", with m = E[K].  Tuning on all data costs `E m
+    n`.
 
     Parameters
     ----------
@@ -191,13 +199,13 @@ def expected_cost(
 
 
 def _moment(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """`(a - 1) R(a)` at whole orders, 0 at orders 0 and 1."""
+    """Return `(a - 1) R(a)` at whole orders a, 0 at orders 0 and 1."""
     known: np.ndarray = np.concatenate([[0.0, 0.0], values * np.arange(1, values.size + 1)])
     return known[order]
 
 
 def _sum(q: float, terms: np.ndarray) -> float:
-    """`log sum_j C(n, j) q^j (1-q)^{n-j} e^{term j}`, j from 0 to n."""
+    """Return `log sum_j C(n, j) q^j (1-q)^{n-j} e^{term j}`, j from 0 to n."""
     n, j = terms.size - 1, np.arange(terms.size)
     with np.errstate(divide="ignore", invalid="ignore"):
         powers = [np.where(x > 0, x * np.log(base), 0.0) for x, base in ((j, q), (n - j, 1.0 - q))]
@@ -208,45 +216,90 @@ def _sum(q: float, terms: np.ndarray) -> float:
 def _through_points(
     epsilon: Callable[[float], Any], delta: Callable[[np.ndarray, str], np.ndarray], target: float
 ) -> PrivacyProfile:
-    """A mechanism through upper ends of delta in both directions, up to an eps of a small share of the target."""
+    """Make a mechanism through upper ends of delta in both directions, up to an eps of a small share of the target."""
     top = float(epsilon(max(target * 1e-4, 1e-300)))
     # the product of two such pairs has 160,000 atoms
     grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, 400)
-    return PrivacyProfile(grid, *(delta(grid, side.forward) for side in BOTH_SIDES))
-
-
-def _rest(tuning: PrivacyProfile, training: PrivacyProfile, q: float, target: float) -> float:
-    """The larger eps of the two directions of the product pair, by bisection, safe end."""
-    (p1, q1, inf1), (p2, q2, inf2) = (atoms(x.pair()) for x in (tuning, training))
-    base = np.outer(q1, q2).ravel()
-    mixed = (q * np.outer(p1, q2) + (1.0 - q) * np.outer(q1, p2)).ravel()
-    infinite = (q * inf1 + (1.0 - q) * inf2) * ROUNDED_UP
-    if infinite > target:
-        return float(np.inf)
-    low, high = 0.0, float(np.max(tuning.epsilon) + np.max(training.epsilon)) + 1.0
-
-    def leak(eps: float) -> float:
-        forward = np.sum(np.maximum(mixed * ROUNDED_UP - np.exp(eps) * base, 0.0)) + infinite
-        return float(max(forward, np.sum(np.maximum(base * ROUNDED_UP - np.exp(eps) * mixed, 0.0))))
-
-    if leak(0.0) <= target:
-        return 0.0
-    if leak(high) > target:
-        return float(np.inf)
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if leak(middle) <= target else (middle, high)
-    return high
+    return PrivacyProfile(grid, *(delta(grid, name) for name in RELATIONS))
 
 
 def atoms(pair: FinitePair) -> tuple[np.ndarray, np.ndarray, float]:
-    """(P-masses, Q-masses with the mass that only Q has, P-mass that only P has)."""
+    """Return (P-masses, Q-masses with the mass that only Q has, P-mass that only P has)."""
     p, q = np.append(pair.p, 0.0), np.append(pair.q, pair.q_infinity)
     kept = (p > 0.0) | (q > 0.0)
     return p[kept], q[kept], float(pair.p_infinity)
 
 
+class Product(NamedTuple):
+    """Pair of the whole: atoms in descending order of the likelihood ratio, with running sums from both ends."""
+
+    ratio: np.ndarray  # (A,) descending
+    p_above: np.ndarray  # (A + 1,) P-mass of the first k atoms
+    q_above: np.ndarray
+    p_below: np.ndarray  # (A + 1,) P-mass of all but the first k atoms
+    q_below: np.ndarray
+    infinite: float  # P-mass where Q has none
+
+    def delta(self, epsilon: Any, relation: str) -> np.ndarray:
+        """Return upper ends of delta at eps >= 0 for one direction."""
+        grown = np.exp(np.asarray(epsilon, np.float64))
+        if relation == "remove_one":
+            k = np.searchsorted(-self.ratio, -grown, side="left")
+            value = self.p_above[k] * (1.0 + SUM_ERROR) - grown * self.q_above[k] * (1.0 - SUM_ERROR) + self.infinite
+        else:
+            k = np.searchsorted(-self.ratio, -1.0 / grown, side="right")
+            value = self.q_below[k] * (1.0 + SUM_ERROR) - grown * self.p_below[k] * (1.0 - SUM_ERROR)
+        return np.clip(value, 0.0, 1.0)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the upper end of eps at delta, the larger of both directions; inf below the mass at infinity."""
+        worst = lambda eps: max(float(self.delta(eps, name)) for name in RELATIONS)
+        finite = self.ratio[np.isfinite(self.ratio) & (self.ratio > 0.0)]
+        low, high = 0.0, float(np.max(np.abs(np.log(finite)), initial=0.0)) + 1.0
+        if worst(low) <= delta:
+            return 0.0
+        if worst(high) > delta:
+            return math.inf
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if worst(middle) <= delta else (middle, high)
+        return high
+
+    def profile(self, *points: float, last: float = 1e-12) -> PrivacyProfile:
+        """Return the whole as a mechanism that composes, by points of its profile.
+
+        The points are at eps from 0 to where delta is `last`, and at `points`.
+        """
+        top = self.epsilon(max(last, 2.0 * self.infinite))
+        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, WHOLE_POINTS)
+        for point in points:
+            grid = np.append(grid[np.abs(grid - point) > 1e-6], point)
+        grid = np.sort(grid)
+        return PrivacyProfile(grid, *(self.delta(grid, name) for name in RELATIONS))
+
+
+def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
+    """Return the pair of the whole, from the profiles of the tuning on its sample and of the final run on its data."""
+    (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
+    base = np.outer(q1, q2).ravel()
+    if variant == "rest":
+        mixed = share * np.outer(p1, q2) + (1.0 - share) * np.outer(q1, p2)
+        infinite = share * more1 + (1.0 - share) * more2
+    else:
+        mixed = np.outer(share * p1 + (1.0 - share) * q1, p2)
+        infinite = share * more1 + more2
+    mixed = mixed.ravel()
+    with np.errstate(divide="ignore"):
+        ratio = np.where(base > 0.0, mixed / np.where(base > 0.0, base, 1.0), np.inf)
+    order = np.argsort(-ratio, kind="stable")
+    ratio, p, q = ratio[order], mixed[order], base[order]
+    above = [np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q)]
+    below = [np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q)]
+    return Product(ratio, above[0], above[1], below[0], below[1], float(infinite) * (1.0 + SUM_ERROR))
+
+
 def _scalar(name: str, value: float | np.ndarray) -> float:
+    """Return a single number; raise InputError for an array."""
     if np.ndim(value):
         raise InputError(f"{name} of shape {np.shape(value)} must be a single number here; call once for each")
     return float(value)

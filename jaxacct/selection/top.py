@@ -49,11 +49,12 @@ MOST_ATOMS = 1500
 @register
 @dataclass(frozen=True, eq=False)
 class TopSelection(AnySelection):
-    """Run of ``mechanism`` K times, K from ``law``, with release of the best ``top`` by any score, or all where K is less.
+    """Run of ``mechanism`` K times, K from ``law``, with release of the best ``top`` by any score.
 
-    In each direction the profile is at most min(B_j, D, 1).  B_j is the envelope for the best j, and D is the average
-    over K of the profiles of k runs, which covers the release of all candidates.  `ja.epsilon` and `ja.delta` have kind
-    "bound": they lie above the truth by an unknown amount.  The selection composes.
+    All candidates are released where K is less than ``top``.  In each direction the profile is at most min(B_j, D, 1).
+    B_j is the envelope for the best j, and D is the average over K of the profiles of k runs, which covers the release
+    of all candidates.  `ja.epsilon` and `ja.delta` have kind "bound": they lie above the truth by an unknown amount.
+    The selection composes.
 
     Parameters
     ----------
@@ -170,7 +171,7 @@ def by_envelope(quantity: str, run: Mechanism, law: Law, top: int, values: np.nd
 
 
 def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, float]:
-    """Return upper ends of (largest finite loss, mass at infinity) of the best `top`; (inf, 1) if losses are unbounded."""
+    """Return upper ends of (largest finite loss, mass at infinity) of the best `top`; (inf, 1) if unbounded."""
     largest, mass = 0.0, 0.0
     for side in sides(run, relation):
         part = components(run, "add_or_remove_one", side.direction)

@@ -36,13 +36,12 @@ from jaxacct.core.validation import (
 )
 from jaxacct.mechanisms import dp_sgd
 from jaxacct.selection import Categorical, Law, PointMass, Poisson, TruncatedNegativeBinomial, rounds, select
-from jaxacct.selection.subset_privacy import VARIANTS
+from jaxacct.selection.subset_privacy import VARIANTS, product
 from jaxacct.tuning.plans import (
     LEAST_NOISE,
     Cost,
     guessed_noise,
     least_noise,
-    product,
     profile_of_run,
     profile_of_tuning,
 )

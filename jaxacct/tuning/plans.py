@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,26 +37,20 @@ from jaxacct.mechanisms import Mechanism, PrivacyProfile, dp_sgd
 from jaxacct.selection import Law, bound_delta, bound_epsilon, candidates_profile, select
 from jaxacct.selection.base_profile import upper_delta
 from jaxacct.selection.mechanism import CANDIDATES
-from jaxacct.selection.subset_privacy import VARIANTS, atoms
+from jaxacct.selection.subset_privacy import RELATIONS, VARIANTS, product
 from jaxacct.selection.top import TOP
 from jaxacct.selection.worst_case import bracket
 from jaxacct.training.plan import Plan, Segment
 from jaxacct.tuning.private_score import Whole, whole
 
-RELATIONS = ("remove_one", "add_one")
-"""The two directions, in the order of the profiles."""
 TUNING_POINTS = 112
 """Values of eps of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
-WHOLE_POINTS = 160
-"""Values of eps of the profile of the whole."""
 MIXTURE_POINTS = 200
 """Values of eps through which the mixture of the candidates' profiles is taken."""
 LAST_DELTA_SHARE = 1e-4
 """Profiles end where delta is this share of the target delta; that delta counts as mass at infinity."""
 FEW_CANDIDATES = 10.0
 """E[K] from which on mixtures end further down: the mass at infinity of a selection is up to E[K] times theirs."""
-SUM_ERROR = 1e-10
-"""Relative allowance for sums of up to 10^6 products of two masses."""
 NOISE_RTOL = 1e-3
 """The search ends at an epsilon within this share below the target."""
 TARGET_MARGIN = 1e-5
@@ -484,54 +478,6 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
     return markup.fields(type(plan).__name__, [("epsilon", f"{plan.epsilon:.6g}"), *goal, *known, *rows], rest)
 
 
-# "Tune on a Poisson sample, then train once" as one profile
-
-
-class Product(NamedTuple):
-    """The pair of the whole: atoms in descending order of the likelihood ratio, with running sums from both ends."""
-
-    ratio: np.ndarray  # (A,) descending
-    p_above: np.ndarray  # (A + 1,) P-mass of the first k atoms
-    q_above: np.ndarray
-    p_below: np.ndarray  # (A + 1,) P-mass of all but the first k atoms
-    q_below: np.ndarray
-    infinite: float  # P-mass where Q has none
-
-    def delta(self, epsilon: Any, relation: str) -> np.ndarray:
-        """Upper ends of delta at eps >= 0 for one direction."""
-        grown = np.exp(np.asarray(epsilon, np.float64))
-        if relation == "remove_one":
-            k = np.searchsorted(-self.ratio, -grown, side="left")
-            value = self.p_above[k] * (1.0 + SUM_ERROR) - grown * self.q_above[k] * (1.0 - SUM_ERROR) + self.infinite
-        else:
-            k = np.searchsorted(-self.ratio, -1.0 / grown, side="right")
-            value = self.q_below[k] * (1.0 + SUM_ERROR) - grown * self.p_below[k] * (1.0 - SUM_ERROR)
-        return np.clip(value, 0.0, 1.0)
-
-    def epsilon(self, delta: float) -> float:
-        """The upper end of eps at delta, the larger of both directions; inf below the mass at infinity."""
-        worst = lambda eps: max(float(self.delta(eps, name)) for name in RELATIONS)
-        finite = self.ratio[np.isfinite(self.ratio) & (self.ratio > 0.0)]
-        low, high = 0.0, float(np.max(np.abs(np.log(finite)), initial=0.0)) + 1.0
-        if worst(low) <= delta:
-            return 0.0
-        if worst(high) > delta:
-            return math.inf
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if worst(middle) <= delta else (middle, high)
-        return high
-
-    def profile(self, *points: float, last: float = 1e-12) -> PrivacyProfile:
-        """The whole as a mechanism that composes: its profile at eps from 0 to where delta is `last`, and at points."""
-        top = self.epsilon(max(last, 2.0 * self.infinite))
-        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, WHOLE_POINTS)
-        for point in points:
-            grid = np.append(grid[np.abs(grid - point) > 1e-6], point)
-        grid = np.sort(grid)
-        return PrivacyProfile(grid, *(self.delta(grid, name) for name in RELATIONS))
-
-
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
     """The profile of "run K times, release the best", through upper ends of its exact worst case in both directions.
 
@@ -553,23 +499,3 @@ def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
     last = float(account.epsilon(run, max(LAST_DELTA_SHARE * delta, 1e-15), rtol=0.01).upper)
     grid = np.linspace(0.0, max(last if math.isfinite(last) else 50.0, 1e-3), 2 * TUNING_POINTS)
     return PrivacyProfile(grid, *(upper_delta(run, grid, name) for name in RELATIONS))
-
-
-def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
-    """The pair of the whole from the profiles of the tuning on its sample and of the final run on its data."""
-    (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
-    base = np.outer(q1, q2).ravel()
-    if variant == "rest":
-        mixed = share * np.outer(p1, q2) + (1.0 - share) * np.outer(q1, p2)
-        infinite = share * more1 + (1.0 - share) * more2
-    else:
-        mixed = np.outer(share * p1 + (1.0 - share) * q1, p2)
-        infinite = share * more1 + more2
-    mixed = mixed.ravel()
-    with np.errstate(divide="ignore"):
-        ratio = np.where(base > 0.0, mixed / np.where(base > 0.0, base, 1.0), np.inf)
-    order = np.argsort(-ratio, kind="stable")
-    ratio, p, q = ratio[order], mixed[order], base[order]
-    above = [np.concatenate([[0.0], np.cumsum(x)]) for x in (p, q)]
-    below = [np.concatenate([np.cumsum(x[::-1])[::-1], [0.0]]) for x in (p, q)]
-    return Product(ratio, above[0], above[1], below[0], below[1], float(infinite) * (1.0 + SUM_ERROR))
