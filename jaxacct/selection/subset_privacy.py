@@ -148,8 +148,8 @@ def subset_renyi(
     for a in range(2, tuning.shape[1] + 2):
         j = np.arange(a + 1)
         if variant == "all":
-            # Poisson sampling [Zhu, Wang 2019]: terms 0 and 1 add up to (1-q)^{a-1} (a q - q + 1), terms from 3 on count
-            # three times
+            # Poisson sampling [Zhu, Wang 2019]: terms 0 and 1 add up to (1-q)^{a-1} (a q - q + 1), and terms from 3 on
+            # count three times
             found = _sum(q, _moment(worst, j) + np.log(np.where(j > 2, 3.0, 1.0)))
         else:
             removed = _moment(tuning[0], j) + _moment(training[0], a - j)

@@ -1,4 +1,4 @@
-"""Budget advisor: for one target, what each split of the data, each law of K and each way to search buys."""
+"""Budget advisor: the options that one target allows, over splits of the data, laws of K and ways to search."""
 
 from __future__ import annotations
 
@@ -47,45 +47,47 @@ from jaxacct.tuning.plans import (
 )
 
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
-"""Families of laws of K that the advisor compares; each has one free number, which its mean decides."""
+"""Families of laws of K that the advisor compares; the mean decides each family's one free number."""
 FIXED = "fixed"
-"""A fixed number of candidates, for adaptive ones."""
+"""Family of a fixed number of candidates, for adaptive candidates."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched: more candidates than anybody trains."""
 LARGEST_ROUND = 2**20
 """Largest number of candidates in a round that the law of several rounds' total takes into account."""
 EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
 """An E[K] is near enough in two cases.  Its epsilon is below the target by at most half of EPSILON_RTOL, relatively.
-Or an E[K] that is larger by at most MEAN_RTOL, relatively, misses the target."""
+Or an E[K] that is larger by at most MEAN_RTOL, relatively, misses the target.
+"""
 UNSPENT = 2e-3
 """An option with the status "ok" leaves at most this share of the target unspent."""
 ONE_TARGET = "ask for one target at a time"
-"""The remedy in errors about arguments that must be single numbers."""
+"""Remedy in errors about arguments that must be single numbers."""
 MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
 """Allowed values of E[K]."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to spend the budget.
+    """Way to spend the budget.
 
     Parameters
     ----------
-    split : "everything", candidates on all data, the winner released; or candidates on a sample, then a final run on
-        the "rest" of the data, or on "all".
+    split : "everything": candidates on all data, the winner released.  "rest" or "all": candidates on a sample, then a
+        final run on the rest of the data, or on all.
     share : of the sample; 1 for "everything".
-    family, parameter : the law of K: gamma, of Poisson laws the mean.
+    family, parameter : the law of K, and its gamma or, for a Poisson law, its mean.
     candidates : E[K], of all rounds together.
     noise_multiplier : of candidates and final run.
     released_noise, candidate_noise : noise multiplier over expected batch size, of the released model and of the
         candidates: the standard deviation of the noise on a mean gradient, per clip norm.
-    epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it.
-    gradients, gradients_95 : gradient evaluations: their expectation and their 95 % quantile by the law of K.
-    status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more, because less noise or an E[K] above a
-        million is not searched.  "loose": more, for another reason, such as a whole number of candidates.
-        "infeasible": nothing meets the target.
-    search : "iid"; "4 rounds", each round's winner public, with `candidates` those of all rounds and `parameter` that
-        of one round; "adaptive", each candidate after all before it.
+    epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it. gradients, gradients_95
+    : gradient evaluations: their expectation and their 95 % quantile by the law of K. status : "ok": at most 0.2 % of
+    the target is unspent.  "not_binding": more is unspent, because less noise or an E[K]
+        above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of
+        candidates. "infeasible": nothing meets the target.
+    search : "iid"; "4 rounds", each round's winner public, with `candidates` for all rounds and `parameter` for one
+    round;
+        "adaptive", each candidate after all before it.
     """
 
     split: str
@@ -105,15 +107,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """The options for one target, in the order of the grid; made by `advise`.
+    """Options for one target, in the order of the grid; made by `advise`.
 
-    `print(advice)` is a table; `to_csv`, `to_pandas` and `draw` write it.
+    `print(advice)` shows a table; `to_csv`, `to_pandas` and `draw` write it.
 
     Parameters
     ----------
     options : the records.
-    target_epsilon, target_delta : what each of them meets.
-    solved : what was solved for, "noise_multiplier" or "candidates".
+    target_epsilon, target_delta : the target that each option meets.
+    solved : the number that was solved for, "noise_multiplier" or "candidates".
     untuned_noise : noise multiplier of a single run that takes the whole budget.
 
     >>> from jaxacct import tuning
@@ -129,9 +131,10 @@ class Advice:
     untuned_noise: float
 
     def best(self, noise: float | None = None) -> Option:
-        """The option with the most candidates, and of equals the least noise; `noise` limits the released noise.
+        """Return the option with the most candidates, and among equals the least noise.
 
-        Without a limit it is for advice at a given noise multiplier; InputError where no option is left.
+        `noise` limits the released noise; leave it out for advice at a given noise multiplier.  If no option is left,
+        this raises InputError.
         """
         limit = math.inf if noise is None else float(check("noise", noise, POSITIVE))
         left = [one for one in self.options if one.status != "infeasible" and one.released_noise <= limit]
@@ -140,7 +143,7 @@ class Advice:
         return max(left, key=lambda one: (one.candidates, -one.released_noise))
 
     def rows(self) -> list[list[str]]:
-        """The cells as text, floats in full precision."""
+        """Return the cells as text, floats in full precision."""
         return [[x if isinstance(x, str) else repr(x) for x in dataclasses.astuple(one)] for one in self.options]
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
@@ -148,7 +151,7 @@ class Advice:
         write_csv(Path(path), tuple(f.name for f in dataclasses.fields(Option)), self.rows())
 
     def to_pandas(self) -> Foreign:
-        """The table as a pandas.DataFrame (needs pandas)."""
+        """Return the table as a pandas.DataFrame (needs pandas)."""
         return optional_package("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
@@ -186,11 +189,11 @@ class Advice:
 
 _NUMBERS = ("E[K]", "sigma", "noise/batch", "epsilon", "gradients", "95 %")
 _HEAD = ("search", "split", "share", "law of K", *_NUMBERS, "status")
-"""The header of the table that is printed."""
+"""Header of the table that is printed."""
 
 
 def _cells(one: Option) -> tuple[str, ...]:
-    """The printed line of an option; noise and epsilon are rounded up, so that the printed numbers hold."""
+    """Return the printed line of an option; noise and epsilon are rounded up, so that the printed numbers hold."""
     law = f"{one.family} {one.parameter:.4g}"
     noise = [outward(x, ".4g", up=True) for x in (one.noise_multiplier, one.released_noise)]
     cost = [outward(one.epsilon, ".5g", up=True), f"{one.gradients:.3g}", f"{one.gradients_95:.3g}"]
@@ -198,7 +201,7 @@ def _cells(one: Option) -> tuple[str, ...]:
 
 
 def _lines(advice: Advice, axes: Any, point: Callable[[Option], tuple[float, float]], x: str) -> None:
-    """A line for every split, search and law."""
+    """Draw a line for every split, search and law."""
     from jaxacct.plots import style
 
     named: dict[str, list[tuple[float, float]]] = {}
@@ -235,35 +238,33 @@ def advise(
     adaptive: bool = False,
     progress: bool | None = None,
 ) -> Advice:
-    """Which split of data and budget buys the most candidates at one target (epsilon, delta).
+    """Find which split of data and budget buys the most candidates at one target (epsilon, delta).
 
-    Options are the product of `shares`, `variants` (for shares below 1), `families` and `candidates`.  Rate and steps
-    are the same in all runs, so a run on a share of the data has batches that are as much smaller.  Candidates on all
-    data may come in rounds, each round's winner public, or be adaptive.  It takes some seconds per option.
+    Options are the product of `shares`, `variants` (for shares below 1), `families` and `candidates`.  All runs have
+    one rate and number of steps, so the batches of a run on a share of the data are smaller by that share.  Candidates
+    on all data may come in rounds, each round's winner public, or be adaptive.  An option takes some seconds.
 
     Parameters
     ----------
-    target_epsilon, target_delta : > 0, in (0, 1).
-    dataset_size : the number of records n.
-    sampling_probability : of DP-SGD, in (0, 1].
-    epochs, steps : one of the two.
-    candidates : the E[K] to look at: each is given the least noise that meets the target.
-    noise_multiplier : given in place of candidates: the largest E[K] that it allows is found.
-    shares : in (0, 1].  1 is candidates on all data and nothing else; below 1 they are on a Poisson sample, with a
-        final run.
-    variants : what the final run is on: "rest", the other data, or "all".
-    families : of the law of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
-    eta : > -1, of "truncated_negative_binomial", and only of it.
-    rounds : numbers of rounds to look at (`tune_in_rounds`): 1 is i.i.d. candidates without rounds.  `candidates` and
-        the answers count the candidates of all rounds together.
-    adaptive : look at a fixed number of candidates too, each of which may follow all before it (`Adaptive`).
-    progress : a line on standard error; None only on a terminal.
+    target_epsilon, target_delta : > 0, in (0, 1). dataset_size : the number of records n. sampling_probability : of
+    DP-SGD, in (0, 1]. epochs, steps : one of the two. candidates : numbers E[K], each of which gets the least noise
+    that meets the target. noise_multiplier : given in place of candidates: the largest E[K] that it allows is found.
+    shares : in (0, 1].  Share 1 has candidates on all data and no final run.  Below 1 they are on a Poisson sample, and
+    a
+        final run follows.
+    variants : data of the final run: "rest", the data outside the sample, or "all". families : of the law of K:
+    "geometric", "poisson", "logarithmic", "truncated_negative_binomial". eta : > -1, of "truncated_negative_binomial",
+    and only of it. rounds : numbers of rounds to compare (`tune_in_rounds`): 1 is i.i.d. candidates without rounds.
+    `candidates` and the
+        answers count the candidates of all rounds together.
+    adaptive : whether to include a fixed number of candidates, each of which may follow all before it (`Adaptive`).
+    progress : a line on standard error; None shows it only on a terminal.
 
     Returns
     -------
     Advice
         All epsilons are upper ends of the certified accounting (exact worst case over scores), for adding or removing
-        one record, and none exceeds the target.  What no noise or no E[K] meets has the status "infeasible".
+        one record, and none exceeds the target.  An option that no noise or no E[K] meets has the status "infeasible".
 
     References
     ----------
@@ -300,7 +301,7 @@ def advise(
         solve, known = task.noise, np.atleast_1d(check("candidates", candidates, MEAN)).tolist()
     else:
         solve, known = task.candidates, [check_one("noise_multiplier", noise_multiplier, POSITIVE, ONE_TARGET)]
-    # only candidates on all data come in rounds: on a sample there is a final run after them
+    # only candidates on all data come in rounds: candidates on a sample are followed by a final run
     ways = [
         Way(split, share, family, eta, number)
         for split, share in splits
@@ -320,7 +321,7 @@ def advise(
 
 
 def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
-    """The law of a family with a given E[K]: above 1, of Poisson laws above 0.
+    """Return the law of a family with a given E[K], which is above 1, for Poisson laws above 0.
 
     >>> round(float(law_of_mean("logarithmic", 21.49758).gamma), 6), law_of_mean("poisson", 3.0)
     (0.01, Poisson(mean=3.0))
@@ -344,7 +345,7 @@ def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
 
 @dataclass(frozen=True)
 class Way:
-    """A split of the data, a family of laws of K, and the number of rounds."""
+    """Split of the data, family of laws of K, and number of rounds."""
 
     split: str
     share: float
@@ -353,25 +354,25 @@ class Way:
     count: int
 
     def law(self, mean: float) -> Law:
-        """The law of K in one round, for this many expected candidates in all rounds together."""
+        """Return the law of K in one round, for a given expected number of candidates in all rounds together."""
         if self.family == FIXED:
             return PointMass(max(math.floor(mean), 1))
         return law_of_mean(self.family, mean / self.count, self.eta)
 
     @property
     def search(self) -> str:
-        """The kind of search, in words."""
+        """Kind of search, in words."""
         return "adaptive" if self.family == FIXED else "iid" if self.count == 1 else f"{self.count} rounds"
 
     @property
     def least(self) -> float:
-        """The least expected number of candidates that is searched."""
+        """Least expected number of candidates that is searched."""
         return self.count * {"poisson": 0.05, FIXED: 1.0}.get(self.family, 1.0 + 1e-6)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The settings that all options share."""
+    """Settings that all options share."""
 
     target: float
     delta: float
@@ -380,7 +381,7 @@ class Task:
     steps: int
 
     def epsilon(self, way: Way, mean: float, sigma: float) -> float:
-        """The certified upper end for the whole."""
+        """Return the certified upper end for the whole."""
         run, law = dp_sgd(sigma, self.rate, self.steps), way.law(mean)
         if way.split != "everything":
             tuning, final = profile_of_tuning(run, law, self.delta), profile_of_run(run, self.delta)
@@ -392,7 +393,7 @@ class Task:
         return float(account.epsilon(whole, self.delta).upper)
 
     def noise(self, way: Way, mean: float) -> Option:
-        """The least noise for an E[K]."""
+        """Return the option with the least noise for an E[K]."""
         mean = float(math.ceil(mean)) if way.family == FIXED else mean
         upper = functools.cache(lambda sigma: self.epsilon(way, mean, sigma))
         try:
@@ -402,7 +403,7 @@ class Task:
         return self._option(way, mean, sigma, upper(sigma), sigma == LEAST_NOISE)
 
     def candidates(self, way: Way, sigma: float) -> Option:
-        """The largest E[K] that a noise allows: tried, and met the target."""
+        """Return the option with the largest E[K] that a noise allows: it was tried and met the target."""
         upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
         several = lambda means: np.array([upper(mean) for mean in means.tolist()])
         limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)
@@ -412,7 +413,7 @@ class Task:
         return self._option(way, mean, sigma, upper(mean), mean == LARGEST_MEAN)
 
     def _option(self, way: Way, mean: float, sigma: float, epsilon: float | None, at_limit: bool) -> Option:
-        """The record; epsilon is None where nothing meets the target."""
+        """Return the record of an option; epsilon is None where nothing meets the target."""
         status = "infeasible" if epsilon is None else status_of_upper_end(epsilon, self.target, UNSPENT, at_limit)
         law = way.law(mean)
         cost = Cost(_sum(law, way.count), self.n, self.rate * self.steps, way.split, way.share)
@@ -426,7 +427,7 @@ class Task:
 
 
 def _sum(law: Law, count: int) -> Law:
-    """The law of a sum of `count` draws, from which the cost is estimated; negligible tails are left out."""
+    """Return the law of a sum of `count` draws, from which the cost is estimated; negligible tails are left out."""
     if count == 1:
         return law
     if isinstance(law, Poisson):

@@ -1,9 +1,7 @@
-"""The loop of every tuning: draw K, train K candidates, keep the best of them by one order that holds for every K.
+"""Training of K candidates, and the choice of the best by one order that holds for every K.
 
-Candidates of a space are trained in chunks whose shapes do not depend on K; those of a search that looks at what came
-before are trained one after the other.
-
-Many candidates of one plan trained side by side: the trainer's step under vmap, each with a key of its own.
+Candidates of a space are trained in chunks whose shapes do not depend on K, side by side: the trainer's step under
+vmap, each candidate with a key of its own.  Candidates of an adaptive search are trained one after the other.
 """
 
 from __future__ import annotations
@@ -37,27 +35,27 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
 from jaxacct.tuning.search_spaces import plain
 
 STEP_STREAM = 5
-"""Purpose of the stream of keys that has one key for every step; `jaxacct.training.noise` has the purposes 1 to 4."""
+"""Purpose of the stream of keys with a key for every step; `jaxacct.training.noise` has the purposes 1 to 4."""
 PASS_STREAM = 6
-"""Purpose of the stream that has one key for every pass over fixed batches, and for every round of allocation."""
+"""Purpose of the stream with a key for every pass over fixed batches, and for every round of allocation."""
 STEPS_PER_CALL = 128
-"""Steps in one call of the compiled program: between two calls training can be interrupted."""
+"""Steps in one call of the compiled program; training can be interrupted between two calls."""
 MOST_EXAMPLES_AT_ONCE = 96
-"""Default of the most examples in a micro-batch of each candidate: it bounds the memory."""
+"""Default of the most examples in a micro-batch of each candidate, which bounds the memory."""
 CANDIDATES_PER_CALL = 16
-"""Candidates in one call of the compiled program.  A fixed number, so that shapes do not depend on K."""
+"""Candidates in one call of the compiled program, a fixed number, so that shapes do not depend on K."""
 
 
 @dataclass(frozen=True)
 class Winner:
-    """One of the candidates that a tuning releases.
+    """Candidate that a tuning releases.
 
     Parameters
     ----------
     params : its parameters, a pytree.
     config : its hyper-parameters.
-    score : by which it won.
-    plan : by which it was trained; None of `tune_with`.
+    score : the score by which it won.
+    plan : the plan of its training; None in `tune_with`.
 
     >>> Winner(0.0, {"rate": 0.1}, 0.9).config
     {'rate': 0.1}
@@ -71,13 +69,13 @@ class Winner:
 
 @dataclass(frozen=True)
 class Tried:
-    """A candidate of an `Adaptive` search that was trained and scored.
+    """Candidate of an `Adaptive` search that was trained and scored.
 
     Parameters
     ----------
     config : its hyper-parameters.
-    score : NaN where training or scoring raised an exception.
-    result : its parameters, or what `train` of `tune_with` gave; None where an exception was raised.
+    score : NaN if training or scoring raised an exception.
+    result : its parameters, or the result of `train` in `tune_with`; None if an exception was raised.
 
     >>> Tried({"rate": 0.1}, 0.9, None).score
     0.9
@@ -90,16 +88,17 @@ class Tried:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """A search in place of a space: every candidate is proposed from all that were tried before.
+    """Search in place of a space: every candidate is proposed from all that were tried before.
 
     Bayesian optimisation, successive halving, hill climbing and warm starts are of this kind.  Candidates are trained
-    one after the other and always counted as adaptive, ``candidates="adaptive"``: the whole history is paid for, so
-    that a proposal may use all of it, and K need not be secret.  Take a fixed K, since a random one only costs.
+    one after the other and always count as adaptive, ``candidates="adaptive"``.  The guarantee covers the whole
+    history: a proposal may use all of it, and K need not be secret.  Take a fixed K, since a random K only costs.
 
     Parameters
     ----------
-    propose : (history, key) -> config: a tuple of `Tried`, in order, and a JAX key for whatever is random.  It must not
-        look at the data in any other way.  A config maps names to numbers and words.
+    propose : (history, key) -> config: a tuple of `Tried`, in order, and a JAX key for random choices.  It must not
+    look at
+        the data in any other way.  A config maps names to numbers and words.
 
     References
     ----------
@@ -118,7 +117,7 @@ class Adaptive:
             raise InputError(f"propose = {self.propose!r:.40} must be a function (history, key) -> config")
 
     def proposed(self, history: Sequence[Tried], key: jax.Array) -> dict[str, Any]:
-        """The next configuration."""
+        """Return the next configuration."""
         found = self.propose(tuple(history), key)
         if not isinstance(found, Mapping):
             raise InputError(f"propose gives {type(found).__name__}, must give a mapping of names to numbers and words")
@@ -134,28 +133,25 @@ class Secret:
         self._root = secrets.token_bytes(32) if root is None else root
 
     def root(self, purpose: bytes, number: int = 0) -> bytes:
-        """32 bytes for one purpose and candidate."""
+        """Return 32 bytes for one purpose and candidate."""
         return hmac.digest(self._root, purpose + number.to_bytes(8, "little"), "sha256")
 
     def choice(self, purpose: bytes, number: int, size: int) -> int:
-        """A whole number below `size`, all equally likely."""
+        """Return a whole number below `size`, all equally likely."""
         return int.from_bytes(self.root(purpose, number)[:16], "little") * size >> 128
 
     def key(self, purpose: bytes, number: int = 0) -> Any:
-        """`root` as a key of ChaCha20."""
+        """Return `root` as a key of ChaCha20."""
         return key_from_bytes(self.root(purpose, number))
 
 
-# How many candidates are trained
-
-
 def truncated(law: Law, most: int) -> Categorical:
-    """The law of K given K <= most, with its exact probabilities: for `pad`.
+    """Return the law of K given K <= most, with its exact probabilities, for `pad`.
 
     Parameters
     ----------
     law : one law of K.
-    most : where K ends; refused if K is hardly ever as small.
+    most : the largest K; refused if K is hardly ever so small.
 
     Returns
     -------
@@ -176,7 +172,7 @@ def truncated(law: Law, most: int) -> Categorical:
 
 
 def require_pad(law: Law, space: Any, pad: int | None) -> None:
-    """InputError unless K <= pad for certain, and K is secret."""
+    """Raise InputError unless K <= pad for certain, and K is secret."""
     if pad is None:
         return
     if isinstance(space, Adaptive):
@@ -189,15 +185,12 @@ def require_pad(law: Law, space: Any, pad: int | None) -> None:
         raise InputError(f"pad = {most}: K can be larger; use tuning.truncated(law, {most}) as the law of K")
 
 
-# The best of K
-
-
 class Raised(NamedTuple):
-    """Stands for the result of a candidate whose training raised an exception, of which nothing else is kept."""
+    """Stand-in for the result of a candidate whose training raised an exception; it holds nothing else."""
 
 
 class Found(NamedTuple):
-    """A candidate that was trained and scored."""
+    """Candidate that was trained and scored."""
 
     number: int
     result: Any
@@ -205,11 +198,11 @@ class Found(NamedTuple):
 
 
 Group = Callable[[Sequence[int]], Sequence[Any]]
-"""The results of some candidates of one kind, by their numbers."""
+"""Function that trains some candidates of one kind, by their numbers, and returns their results."""
 
 
 def rank(score: float, number: int) -> tuple[bool, float, int]:
-    """One total order for every K: the larger score, NaN below -inf; of equals the candidate drawn first.
+    """Return the key of one total order for every K: larger scores first, NaN below -inf, ties to the first drawn.
 
     >>> max(rank(-math.inf, 3), rank(math.nan, 0), rank(-math.inf, 4))
     (True, -inf, -3)
@@ -230,15 +223,18 @@ def selected(
     value: Callable[[Any, int], float],
     together: int = CANDIDATES_PER_CALL,
 ) -> tuple[list[Found], list[dict[str, Any]]]:
-    """(the best `top` of K candidates, best first; all configurations).  The first configuration has seen no data.
+    """Draw K, train K candidates, and return (the best `top` of them, best first; all configurations).
 
-    kind_of : (config, number) -> a key; candidates with one key are trained together.  group : (kind, configs) -> a
-    function that trains some candidates of this kind.  value : (result, number) -> score.
+    The first configuration has seen no data.
+
+    kind_of : (config, number) -> a key; candidates with equal keys are trained together.
+    group : (kind, configs) -> a function that trains some candidates of this kind.
+    value : (result, number) -> score.
     """
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
-        # `propose` sees only outputs that are accounted for; K is public, and its exceptions are the user's own
+        # `propose` sees only outputs that are accounted for; K is public, so its exceptions may be raised
         configs = [space.proposed([], secret.key(b"config", 0))]
         history: list[Tried] = []
         best: list[Found] = []
@@ -269,11 +265,13 @@ def best_few(
     bar: Progress,
     together: int = CANDIDATES_PER_CALL,
 ) -> list[Found]:
-    """The best `top` of the first `count` candidates; all of them are trained and scored.
+    """Train and score all candidates, and return the best `top` of the first `count`.
 
-    kinds : of each candidate; those of one kind are trained in chunks by ``group(kind)``, a chunk being filled up with
-    copies, so that every program has the shapes of the last.  A candidate whose training or score raises an exception
-    has the score NaN and no result.  It takes its place and is then left out.
+    kinds : a key for each candidate.  Candidates with equal keys are trained in chunks by ``group(kind)``.  A chunk is
+        filled up with copies, so that all programs have equal shapes.
+
+    A candidate whose training or score raises an exception has the score NaN and no result.  It takes its place among
+    the best and is then left out.
     """
     members: dict[Hashable, list[int]] = {}
     for number, kind in enumerate(kinds):
@@ -287,7 +285,8 @@ def best_few(
                 some = numbers[start : start + together]
                 filled = some + [some[-1]] * (together - len(some))
                 for number, result in zip(some, _results(run, some, filled), strict=True):
-                    one = _scored(number, result, value)  # candidates beyond K: the same work, nothing is kept
+                    # candidates beyond K are scored too, which takes equal time, and then dropped
+                    one = _scored(number, result, value)
                     best = _best([*best, one] if number < count else best, top)
                 done += len(some)
                 bar.update(done)
@@ -300,7 +299,7 @@ def several(
     init: Callable[[Any], Any],
     configs: Sequence[Mapping[str, Any]],
 ) -> Group:
-    """Train candidates in one call of `train`; words and None in their configs, which all share, are left out."""
+    """Return a function that trains candidates in one call of `train`; words and None in their configs are left out."""
 
     def run(numbers: Sequence[int]) -> list[Any]:
         firsts = [init(secret.key(b"init", number)) for number in numbers]
@@ -314,9 +313,9 @@ def several(
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a user's function, or Raised.
+    """Return the result of a user's function, or Raised.
 
-    An exception that went on would reveal its message, and how many candidates came before.  KeyboardInterrupt,
+    An exception that propagated would reveal its message, and how many candidates came before.  KeyboardInterrupt,
     SystemExit and other non-Exceptions pass through.
     """
     try:
@@ -326,9 +325,9 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
-    """The result of each candidate; if training them together raises, each is trained alone, and one spoils no other.
+    """Return the result of each candidate; if training them together raises, each is trained again by itself.
 
-    A candidate's result depends on its own key alone; therefore training it again gives the same result.
+    A candidate's result depends on its own key alone, so training it again gives an equal result.
     """
     together = _attempt(run, filled)
     if not isinstance(together, Raised):
@@ -340,15 +339,18 @@ def _results(run: Group, some: list[int], filled: list[int]) -> list[Any]:
 
 
 def _scored(number: int, result: Any, value: Callable[[Any, int], float]) -> Found:
+    """Return a candidate with its score; NaN and Raised if its training or its score raised an exception."""
     score = result if isinstance(result, Raised) else _attempt(value, result, number)
     return Found(number, Raised(), math.nan) if isinstance(score, Raised) else Found(number, result, score)
 
 
 def _best(some: list[Found], top: int) -> list[Found]:
+    """Return the best `top` candidates, best first."""
     return sorted(some, key=lambda one: rank(one.score, one.number), reverse=True)[:top]
 
 
 def _without_raised(some: list[Found]) -> list[Found]:
+    """Return the candidates that raised no exception."""
     return [one for one in some if not isinstance(one.result, Raised)]
 
 
@@ -364,31 +366,31 @@ def side_by_side(
     trainable: PyTree = None,
     private_loss: PrivateLoss | None = None,
 ) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
-    """A function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
+    """Make a function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
-    Each candidate is the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key: by
-    itself it costs ``plan.mechanism``.  What may differ between candidates are numbers that change neither shapes nor
-    privacy: whatever ``make_optimizer`` reads, and the clip norm.
+    Each candidate is the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key.  By
+    itself it costs ``plan.mechanism``.  Candidates may differ in numbers that change neither shapes nor privacy: the
+    numbers that ``make_optimizer`` reads, and the clip norm.
 
-    Nothing here makes a selection private: the parameters of all candidates are n releases.  `tune` keeps one.
+    The function makes no selection private: the parameters of all candidates are n releases.  `tune` keeps one.
 
     Parameters
     ----------
     loss_fn : (params, example) -> scalar loss of one example; with rngs (params, example, key).
     make_optimizer : config -> Optax transformation.  Under vmap the values of a config are traced numbers.
-    plan : of each candidate.
+    plan : the plan of each candidate.
     clip_norm : > 0, a pytree of norms, or an AdaptiveClip; used where a config has no "clip_norm" of its own.
     method, rngs, private_loss : as for the Trainer.
     micro_batch : examples of each candidate at a time, by default at most 96.
-    trainable : what is trained, as for the Trainer; all else is frozen, and comes back as it was.
+    trainable : the parameters to train, as for the Trainer; all others are frozen and returned unchanged.
 
     Returns
     -------
     callable
-        Of params, a pytree whose leaves have the n candidates along the first axis; configs, {name: (n,) numbers};
-        keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again; and data, the plan's
+        Its arguments: params, a pytree whose leaves have the n candidates along the first axis; configs, {name: (n,)
+        numbers}; keys, uint32 (n, 8) from `key_words`, each for one candidate and never used again; data, the plan's
         dataset_size examples along the first axis.  It returns the trained parameters, shaped like params.  A candidate
-        that is ruined (NaN) leaves the others as they are.  The function is compiled once for each n.
+        that becomes NaN does not affect the others.  The function is compiled once for each n.
 
     References
     ----------
@@ -405,7 +407,7 @@ def side_by_side(
     choice("method", method, METHODS)
     adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
     first_clip = adaptive.initial if adaptive else clip_norm
-    sensitivity(first_clip)  # refuses anything that is not a clip norm
+    sensitivity(first_clip)  # refuses anything but a clip norm
     if plan.unit != "record":
         raise InputError(f"unit = {plan.unit!r} is not supported side by side; train each candidate by a Trainer")
     size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
@@ -421,7 +423,7 @@ def side_by_side(
         rest: Untrained | None,
         drawn: tuple[Any, Any],
     ) -> Carried:
-        """Steps start to stop - 1 of one candidate; ``drawn`` holds the noise on their counts and losses."""
+        """Return the state of one candidate after steps start to stop - 1; ``drawn`` is noise on counts and losses."""
         rule = StepRule(loss_fn, make_optimizer(config), plan.sampling, size, method, adaptive, plan.cap)
         step = private_step(replace(rule, rngs=bool(rngs), private_loss=private_loss))
         root = jax.random.wrap_key_data(words, impl=CHACHA20)
@@ -441,7 +443,7 @@ def side_by_side(
         def of_one(params: Any, config: Mapping[str, Any]) -> Carried:
             clip = config.get("clip_norm", first_clip)
             state = make_optimizer(config).init(params)
-            # a state that is made of numbers of the config must be one array like all others
+            # a state that consists of numbers of the config must become arrays
             state = jax.tree.map(jnp.asarray, state)
             return Carried(params, state, jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), clip), jnp.int32(0))
 
@@ -450,7 +452,7 @@ def side_by_side(
     steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0, 0)))
 
     def drawn(roots: np.ndarray, start: int, stop: int) -> tuple[Any, Any]:
-        """The noise on counts and on losses of some steps of all candidates; None for one that is not released."""
+        """Return the noise on counts and on losses of some steps of all candidates; None where it is not released."""
         found: list[Any] = []
         for root in roots:
             keys = host_fold_in(host_fold_in(root, STEP_STREAM), np.arange(start, stop)).T
@@ -483,7 +485,7 @@ def side_by_side(
 
 
 def key_words(roots: Sequence[bytes]) -> np.ndarray:
-    """The keys of several candidates, from 32 secret bytes each.
+    """Return the keys of several candidates, from 32 secret bytes each.
 
     Parameters
     ----------
@@ -500,7 +502,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Examples of a micro-batch: equal parts of about the most that any candidate draws, on which all others wait."""
+    """Return the examples of a micro-batch: equal parts of nearly the largest batch that any candidate draws."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))
@@ -511,7 +513,7 @@ def _room(plan: Plan) -> int:
 def _schedule(
     plan: Plan, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> tuple[Numbers, np.ndarray]:
-    """The numbers of every step along the first axis, and the first step of its pass or round, where there are any."""
+    """Return the numbers of every step along the first axis, and the first step of its pass or round, else 0."""
     begins, rows = np.zeros(plan.steps, np.int32), []
     if plan.sampling in BY_PASS:
         for first, last in plan.passes:
@@ -525,7 +527,7 @@ def _schedule(
 
 
 def _check(plan: Plan, params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> int:
-    """The number of candidates; InputError where something does not fit the others or the plan."""
+    """Return the number of candidates; raise InputError where arguments do not fit each other or the plan."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
     if sizes != {(plan.dataset_size,)}:
         raise InputError(

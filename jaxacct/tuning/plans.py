@@ -1,8 +1,7 @@
-"""Plans of whole tunings: the noise with which all that is done to find the winner meets one target.
+"""Plans of whole tunings: each solves for the noise with which the whole search for the winner meets one target.
 
-The plans differ in what they search for.  All check a request, look for one number (`least_noise`), and keep what was
-evaluated at the number that they return.  Tuning and final run of a `SubsetPlan` enter as finite pairs that dominate
-them: the profile of the product is a sum over its atoms, rounded up (README.md, "Tuning on a random subset").
+All plans check a request, look for one number (`least_noise`), and keep the claim at that number.  Tuning and final run
+of a `SubsetPlan` enter as finite pairs that dominate them (`selection.subset_privacy.product`).
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ from jaxacct.training.plan import Plan, Segment
 from jaxacct.tuning.private_score import Whole, whole
 
 TUNING_POINTS = 112
-"""Values of eps of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
+"""Number of eps of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
 MIXTURE_POINTS = 200
-"""Values of eps through which the mixture of the candidates' profiles is taken."""
+"""Number of eps through which the mixture of the candidates' profiles is taken."""
 LAST_DELTA_SHARE = 1e-4
 """Profiles end where delta is this share of the target delta; that delta counts as mass at infinity."""
 FEW_CANDIDATES = 10.0
-"""E[K] from which on mixtures end further down: the mass at infinity of a selection is up to E[K] times theirs."""
+"""E[K] above which mixtures end further down: the selection's mass at infinity is up to E[K] times the mixture's."""
 NOISE_RTOL = 1e-3
 """The search ends at an epsilon within this share below the target."""
 TARGET_MARGIN = 1e-5
-"""Relative distance that is kept from the target: the profile of the whole, evaluated again, is that exact."""
+"""Relative distance kept from the target: a second evaluation of the profile of the whole may differ by this much."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
-"""The noise multipliers that are searched."""
+"""Range of the noise multipliers that are searched."""
 _RATE = Constraint("use a sampling probability above 0 and at most 1", 0, 1, lower_open=True)
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
 _SHARE_DRAWN = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
@@ -67,20 +66,20 @@ _SHARE_DRAWN = Constraint("use a share of the records such as 0.1", 2.0**-11, 1,
 class Cost:
     """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
 
-    Given K they are, in expectation over the samples, ``K E' q n + E n_2``: q n records per candidate for E' epochs,
-    and n_2 records for E epochs, where n_2 is (1 - q) n for split "rest" and n for "all".  Split "everything" is ``K E'
-    n``. An epoch is `sampling_probability * steps` of DP-SGD: passes over the records that a run works on.
+    Given K, their expectation over the samples is ``K E' q n + E n_2``: q n records per candidate for E' epochs, and
+    n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n for "all".  Split "everything" is ``K E' n``.  An
+    epoch is `sampling_probability * steps` of DP-SGD: passes over the records of a run.
 
-    What a tuning has *really* cost is a function of K and thus secret, so it is not noted anywhere.  The expectation
-    and the quantiles depend on the law of K alone and may be published.
+    The *actual* cost of a tuning is a function of K and thus secret, so it is noted nowhere.  The expectation and the
+    quantiles depend on the law of K alone and may be published.
 
     Parameters
     ----------
     law : one law of K.
     dataset_size : the number of records n.
     epochs : E > 0, of the final run (of the candidates for "everything").
-    split : "everything", candidates on all data and no other run; or they are on a sample, and the final run is on the
-        "rest" of the data, or on "all".
+    split : "everything": candidates are on all data, and there is no other run.  "rest" or "all": candidates are on a
+        sample, and the final run is on the rest of the data, or on all.
     share : q in (0, 1], of the sample; 1 for "everything".
     tuning_epochs : E' > 0, by default E; where candidates differ in it, their mean.
 
@@ -126,16 +125,16 @@ class Cost:
         return self.epochs * records * self.dataset_size
 
     def of(self, candidates: ArrayLike) -> Numbers:
-        """Gradient evaluations with that many candidates."""
+        """Return the gradient evaluations with that many candidates."""
         return np.asarray(check("candidates", candidates, NON_NEGATIVE))[()] * self.candidate + self.final
 
     @property
     def expected(self) -> float:
-        """The expectation over K."""
+        """Expectation of the gradient evaluations over K."""
         return float(self.law.mean) * self.candidate + self.final
 
     def quantile(self, p: ArrayLike) -> Numbers:
-        """The least number of gradient evaluations that suffices with probability p, by the law of K; p in [0, 1)."""
+        """Return the least number of gradient evaluations that suffices with probability p in [0, 1), over K."""
         return self.of(self.law.quantile(check("p", p, PROBABILITY)))
 
 
@@ -144,12 +143,14 @@ class MatchedPlan:
     """Plans that differ in sampling probability and length, for a `tune` that searches over these as well.
 
     The candidates are the product of the sampling probabilities with the epochs or steps.  Each has the least noise for
-    one (epsilon, target_delta) that all share.  Which of them is trained is drawn with equal probabilities, apart from
-    the space and the data, and released with the winner.  The tuning is accounted for by the exact worst case over
-    scores of the mixture of their profiles.  The shared epsilon is solved for, so that all K runs meet the target.
+    one (epsilon, target_delta) that all share.  A draw with equal probabilities, independent of the space and the data,
+    decides which of them is trained; it is released with the winner.  The tuning is accounted for by the exact worst
+    case over scores of the mixture of their profiles.  The shared epsilon is solved for, so that all K runs meet the
+    target.
 
-    The solved plan has `plans`, a Plan for each candidate, rates first, its noise in ``plans[i].noise_multiplier``;
-    `epsilon`, Bounds of kind "bound" for adding or removing one record; and `mechanism`, one candidate, drawn.
+    The solved plan has `plans`, a Plan for each candidate, rates first, with its noise in
+    ``plans[i].noise_multiplier``; `epsilon`, Bounds of kind "bound" for adding or removing one record; and `mechanism`,
+    one candidate, drawn.
 
     Parameters
     ----------
@@ -198,7 +199,7 @@ class MatchedPlan:
         x = least_noise(lambda x: solved(x)[0], self.target_epsilon, 1.5 / self.target_epsilon)
         noise, one, found = solved(x)[1]
         plans = tuple(_plan_of(self, *row) for row in zip(rate, steps, noise, strict=True))
-        # the mixture is known through upper ends: nothing is certified from below
+        # the mixture is known by its upper ends alone: nothing is certified from below
         claimed = Bounds(0.0, found.upper, found.upper, "bound", found.status, found.engine)
         vars(self).update(plans=plans, mechanism=one, epsilon=claimed if len(plans) > 1 else found)
 
@@ -212,21 +213,21 @@ class MatchedPlan:
 
 @dataclass(frozen=True, eq=False)
 class SearchPlan:
-    """The least noise for a whole search: rounds whose winners are public, adaptive candidates, or several winners.
+    """Least noise for a whole search: rounds whose winners are public, adaptive candidates, or several winners.
 
-    The solved plan has `plans`, the one Plan of a candidate, its noise in ``plans[0].noise_multiplier``; `epsilon`,
-    Bounds of the whole; and `mechanism`, one candidate.
+    The solved plan has `plans`, the one Plan of a candidate, with its noise in ``plans[0].noise_multiplier``;
+    `epsilon`, Bounds of the whole; and `mechanism`, one candidate.
 
     Parameters
     ----------
     target_epsilon, target_delta : > 0, in (0, 1).
     dataset_size : the number of records n, which is public.
-    repetitions : one law of K; of every round a fresh draw.
+    repetitions : one law of K; each round has a fresh draw.
     sampling_probability : in (0, 1].
     epochs, steps : one of the two.
     rounds : for `tune_in_rounds`; 1 for `tune`.
-    top : how many of the best are released, in every round.
-    candidates : "iid" or "adaptive", what the candidates of a round are taken for.
+    top : number of the best candidates that are released, in every round.
+    candidates : "iid" or "adaptive", the assumption about the candidates of a round.
 
     References
     ----------
@@ -276,7 +277,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run DP-SGD: rate, steps, and its noise in tuning and in the final run."""
+    """Settings of one way to run DP-SGD: rate, steps, and its noise in tuning and in the final run."""
 
     sampling_probability: float
     steps: int
@@ -285,22 +286,22 @@ class Setting:
 
     @property
     def epochs(self) -> float:
-        """Passes over the records that the run works on."""
+        """Passes over the records of the run."""
         return self.sampling_probability * self.steps
 
 
 @dataclass(frozen=True, eq=False)
 class SubsetPlan:
-    """Tune on a Poisson sample X_1 of the data, train the winner's configuration once; the whole meets a target.
+    """Plan to tune on a Poisson sample X_1 of the data and to train the winner's configuration once.
 
     1. Every record is in X_1 with probability `share`, secretly.  2. K is drawn from `repetitions`, secretly, and K
     candidates are trained on X_1 by DP-SGD.  3. The winner's configuration is trained on X without X_1 (variant "rest")
-    or on X ("all").  Winner and final model are released.  Rate and steps are those of the candidate, so the final run
-    has a batch as many times larger as its data are (`growth`).
+    or on X ("all").  Winner and final model are released; the whole meets the target.  Rate and steps are those of the
+    candidate, so the batch of the final run is larger by the factor `growth`, as its data are.
 
-    Where several rates or epochs are given the candidates are their product, each drawn with the same probability, each
-    with the least noise for one (epsilon, target_delta) that all share.  The tuning is then accounted for by the
-    mixture of their profiles, and the final run by their maximum.
+    If several rates or epochs are given, the candidates are their product.  Each is drawn with equal probability, and
+    has the least noise for one (epsilon, target_delta) that all share.  The tuning is then accounted for by the mixture
+    of their profiles, and the final run by their maximum.
 
     The solved plan has `settings`, of every candidate; `epsilon`, Bounds of kind "bound" for adding or removing one
     record, with `epsilon.upper <= target_epsilon`; and `mechanism`, the whole as a PrivacyProfile for ledgers and
@@ -315,8 +316,8 @@ class SubsetPlan:
     sampling_probability : of DP-SGD, in (0, 1], one or several.
     epochs, steps : one of the two, one or several values.
     variant : "rest" or "all".
-    noise_ratio : noise multiplier of the final run over that of the candidates: how the budget is split.  By default 1,
-        as in the paper; below 1 favours the final model, above 1 the tuning.
+    noise_ratio : noise multiplier of the final run over that of the candidates, which splits the budget.  It is 1 by
+        default, as in the paper; a ratio below 1 favours the final model, above 1 the tuning.
 
     References
     ----------
@@ -382,7 +383,7 @@ class SubsetPlan:
         return Cost(self.repetitions, self.dataset_size, epochs, self.variant, self.share)
 
     def expected_batch_size(self, setting: Setting, final: bool) -> float:
-        """The rate times the expected number of records, of a candidate or of the final run."""
+        """Return the rate times the expected number of records, of a candidate or of the final run."""
         share = self.share * (self.growth if final else 1.0)
         return setting.sampling_probability * share * self.dataset_size
 
@@ -396,11 +397,8 @@ class SubsetPlan:
         return _shown(self, [*known, ("repetitions", repr(self.repetitions))], list(each))
 
 
-# What the plans share
-
-
 def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
-    """Check the numbers of a plan; rates and steps of all candidates, as flat arrays."""
+    """Check the numbers of a plan, and return the rates and steps of all candidates, as flat arrays."""
     rules = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT, **more}
     for name, rule in rules.items():
         vars(plan)[name] = check_one(name, getattr(plan, name), rule, "a plan is for one tuning")
@@ -418,9 +416,10 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = NOISE_RTOL) -> float:
-    """The smallest noise multiplier tried whose epsilon meets the target; epsilon is at most rtol below it.
+    """Return the smallest tried noise multiplier whose epsilon meets the target, by at most `rtol` of it.
 
-    epsilon : upper end for a noise multiplier, falling at least nearly.  near : where the search begins.
+    epsilon : upper end for a noise multiplier; it falls, or nearly so.
+    near : where the search begins.
     """
     if near <= 0.0 or not math.isfinite(near):
         raise InputError(f"near = {near!r} must be a positive noise multiplier")
@@ -439,28 +438,28 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """A noise multiplier to begin a search at: the central limit's for a run with 0.6 of epsilon, and no bound."""
+    """Guess a noise multiplier to begin a search at: that of the central limit for a run with 0.6 of epsilon."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 
 
 def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
-    """The Plan of one candidate."""
+    """Return the Plan of one candidate."""
     segment = Segment(0, int(steps), float(noise), float(rate), float(rate) * plan.dataset_size)
     return Plan.of([segment], target_delta=plan.target_delta, dataset_size=plan.dataset_size)
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Noise multipliers of the candidates: of a single one x; else the least with which each is (1/x, delta)-DP."""
+    """Return the noise of each candidate: x for a single one, else the least with which each is (1/x, delta)-DP."""
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)
 
 
 def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
-    """One guarantee for runs that differ: the mean of the profiles if drawn at random, else the maximum.
+    """Return one guarantee for runs that differ: the mean of the profiles if `drawn` at random, else the maximum.
 
-    candidates : E[K] of the selection that it is for, which multiplies the mass at infinity.
+    candidates : E[K] of the selection that uses the guarantee; it multiplies the mass at infinity.
     """
     if len(runs) == 1:
         return runs[0]
@@ -471,7 +470,7 @@ def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidat
 
 
 def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
-    """HTML of a plan: its claim and target, further facts, and a line for each candidate."""
+    """Return the HTML of a plan: its claim and target, further facts, and a line for each candidate."""
     goal = [("target epsilon", repr(plan.target_epsilon)), ("target delta", repr(plan.target_delta))]
     shown, rest = markup.cut(len(each))
     rows = [(f"candidate {row}", line) for row, line in enumerate(each[: len(shown)])]
@@ -479,7 +478,7 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """The profile of "run K times, release the best", through upper ends of its exact worst case in both directions.
+    """Return the profile of "run K times, release the best" in both directions, by upper ends of its worst case.
 
     delta : the target for the whole; the points go far below it.
     """
@@ -487,13 +486,13 @@ def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
     last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)
     grid = np.linspace(0.0, max(last, 1e-3) if math.isfinite(last) else 50.0, TUNING_POINTS)
-    # the envelope is a little looser, but goes down to deltas that the other bracket does not resolve
+    # the envelope is a little looser, but reaches deltas that the worst-case bracket does not resolve
     sides = [np.minimum(bracket("delta", run, law, grid, name, math.inf)[1], envelope(grid, name)) for name in both]
     return PrivacyProfile(grid, sides[0], sides[-1])
 
 
 def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
-    """The profile of one run in both directions, through points that are upper ends."""
+    """Return the profile of one run in both directions, by points that are upper ends."""
     if isinstance(run, PrivacyProfile):
         return run
     last = float(account.epsilon(run, max(LAST_DELTA_SHARE * delta, 1e-15), rtol=0.01).upper)

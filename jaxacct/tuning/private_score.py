@@ -23,36 +23,38 @@ from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 
 UNIT_BITS, LOWER_BITS = 20, 10
-"""A value has at most 2^20 units.  The upper and the lower 10 bits of it are summed in 32 bits by themselves."""
+"""A value has at most 2^20 units.  Its upper and its lower 10 bits are summed separately, in 32 bits."""
 MOST_EXAMPLES = 2**20
-"""Most examples: each part of a score is at most 2^10, so that its sum is at most 2^30."""
+"""Most examples: each part of a value is at most 2^10, so that its sum is at most 2^30."""
 BLOCK_SIZE = 256
 """Examples whose values are computed together: one program serves any number of examples."""
 _NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
-"""Far below the largest float, so that a noisy count is finite."""
+"""Allowed noise, far below the largest float, so that a noisy count is finite."""
 LEDGER_POINTS = 48
-"""Values of eps through which the profile that goes into a ledger is taken."""
+"""Number of eps at which the profile for a ledger is taken."""
 
 
 @dataclass(frozen=True)
 class PrivateScore:
-    """Scores candidates by a noisy count on private data: sum over the examples of a value in [0, 1], plus noise.
+    """Score by a noisy count on private data: the sum over the examples of a value in [0, 1], plus noise.
 
     Values are rounded to whole numbers of units from 0 to 1/unit, and their sum is exact.  So adding, removing or
     replacing one record moves the count by at most 1.  The noise is an exact draw of Gaussian noise, rounded to units,
-    so the noisy count is the rounded output of a Gaussian mechanism.  With "validation" a record is in one of the two
-    sets, and the whole costs the larger of selecting among trainings and selecting among noisy scores (parallel
-    composition).  With "training" every candidate is the composition of both.
+    so the noisy count is the rounded output of a Gaussian mechanism.  With "validation" a record is in the training
+    data or in these data, and the whole costs the larger of selecting among trainings and selecting among noisy scores
+    (parallel composition).  With "training" every candidate is the composition of its training and its score.
 
     Parameters
     ----------
     value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right;
-        a function of that example alone.
+    a
+        function of that example alone.
     data : pytree of arrays, the examples along the first axis, at most 2^20.
-    on : "validation", data none of whose records is in the training data; or "training", the training data, or any data
-        with records in common with them.
+    on : "validation": data without any record of the training data.  "training": the training data, or data that share
+        records with them.
     noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
-        left out: it is then the least with which the selection by the noisy score meets the target.
+    left
+        out: it is then the least with which the selection by the noisy score meets the target.
     unit : values are rounded to multiples of it: a power of two from 2^-20 to 1, chosen without looking at the data.
 
     References
@@ -84,12 +86,12 @@ class PrivateScore:
             raise InputError("noise_multiplier must be one number; use the same noise for every candidate")
 
     def mechanism(self) -> Mechanism:
-        """The noisy count of one candidate."""
+        """Return the noisy count of one candidate."""
         return Gaussian(self.noise_multiplier)
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """The exact count in units, upper 2^10 + lower, as (upper, lower), each summed in 32 bits; pure."""
+    """Compute the exact count in units as (upper, lower), which is upper 2^10 + lower, each a sum in 32 bits."""
 
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)
@@ -111,7 +113,7 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
 
 
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """A count from `units`, with noise that the host draws from the key.
+    """Return a count from `units` with noise that the host draws from the key.
 
     Count and noise are whole numbers of units; only their sum is rounded, to a float.
 
@@ -127,7 +129,7 @@ def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) 
 
 
 def _blocks(data: Any) -> tuple[Any, Any]:
-    """(examples, present) in blocks of one size, the last filled up with zeros that do not count."""
+    """Return (examples, present) in blocks of one size, the last filled up with zeros that do not count."""
     size = jax.tree_util.tree_leaves(data)[0].shape[0]
     count = -(-size // BLOCK_SIZE)
 
@@ -141,7 +143,7 @@ def _blocks(data: Any) -> tuple[Any, Any]:
 
 
 class Whole(NamedTuple):
-    """The cost of a tuning: its epsilon, the mechanism that the ledger notes, and one candidate."""
+    """Cost of a tuning: its epsilon, the mechanism that the ledger notes, and one candidate."""
 
     epsilon: Bounds
     mechanism: Mechanism
@@ -160,11 +162,14 @@ def whole(
     top: int = 1,
     count: int = 1,
 ) -> Whole:
-    """The cost of a selection among candidates by a score: public, or a PrivateScore with its noise.
+    """Return the cost of a selection among candidates by a score: public, or a PrivateScore with its noise.
 
-    candidate : the training of one.  known : epsilon of the selection by a public score, where it is at hand.
-    candidates : "iid" or "adaptive", as for `select`; planned : the same, of those that `known` is for.
-    top : how many of the best are released.  count : how many such selections follow each other.
+    candidate : the training of one candidate.
+    known : epsilon of the selection by a public score, where it is at hand.
+    candidates : "iid" or "adaptive", as for `select`.
+    planned : "iid" or "adaptive", the assumption behind `known`.
+    top : number of the best candidates that are released.
+    count : number of such selections in sequence.
     """
     private = isinstance(score, PrivateScore)
     bound = known is not None and known.kind == "bound"
@@ -195,7 +200,7 @@ def whole(
 
 
 def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
-    """The least noise on the count with which the selection among noisy scores alone meets the target."""
+    """Return the least noise on the count with which the selection among noisy scores alone meets the target."""
     c = noise_rate_steps.calibrate_noise_multiplier(
         target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
     )
@@ -205,7 +210,7 @@ def noise_for_score(law: Law, target: float, delta: float, relation: str, candid
 
 
 def _either(first: Mechanism, second: Mechanism, epsilon: float, relation: str) -> Mechanism:
-    """The pointwise larger of two profiles, as a mechanism through points, the released epsilon among them."""
+    """Return the pointwise larger of two profiles, as a mechanism through points, the released epsilon among them."""
     top = max(epsilon, 1e-3)
     grid = np.union1d(np.linspace(0.0, 2.0 * top, LEDGER_POINTS), [top])
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]

@@ -18,13 +18,13 @@ import numpy as np
 from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputError, check
 
 _WORDS_PER_DRAW = 4
-"""Words of 32 bits for one draw: 128 bits, so that probabilities are right to 2^-128."""
+"""Words of 32 bits for one draw: with 128 bits probabilities are right to 2^-128."""
 
 
 class Distribution(ABC):
-    """The law of one hyper-parameter; `Uniform`, `LogUniform` and `Choice` are such laws.
+    """Law of one hyper-parameter; `Uniform`, `LogUniform` and `Choice` are such laws.
 
-    A law of your own may keep state, so that candidates drawn from it count as adaptive unless they are declared i.i.d.
+    A law of your own may keep state, so candidates drawn from it count as adaptive unless they are declared i.i.d.
 
     >>> import jax
     >>> from jaxacct import tuning
@@ -37,12 +37,12 @@ class Distribution(ABC):
 
     @abstractmethod
     def at(self, bits: int) -> bool | float | str:
-        """The value for 128 random bits."""
+        """Return the value for 128 random bits."""
 
 
 @dataclass(frozen=True)
 class Uniform(Distribution):
-    """Uniform on [low, high): from 128 random bits, rounded once to float64.
+    """Uniform law on [low, high): from 128 random bits, rounded once to float64.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Uniform(Distribution):
 
 @dataclass(frozen=True)
 class LogUniform(Distribution):
-    """exp of a uniform law on [log low, log high).
+    """Law of exp of a uniform number on [log low, log high).
 
     Parameters
     ----------
@@ -89,12 +89,12 @@ class LogUniform(Distribution):
 
 @dataclass(frozen=True)
 class Choice(Distribution):
-    """One of a few values, with equal weights or with given ones.
+    """Law on a few values, with equal weights or with given ones.
 
     Parameters
     ----------
     values : numbers and words.
-    weights : they sum to 1 (to 1e-9) and are made to; a value's probability is that of its weight up to 2^-128.
+    weights : they sum to 1 (to 1e-9), and are divided by their sum.  A probability errs by at most 2^-128.
 
     >>> Choice(["adam", "sgd"], [0.25, 0.75]).at(2**126)
     'sgd'
@@ -113,12 +113,12 @@ class Choice(Distribution):
 
     @property
     def shares(self) -> list[Fraction]:
-        """The probabilities, as exact numbers that sum to 1."""
+        """Probabilities, as exact numbers that sum to 1."""
         return _shares_of(len(self.values), self.weights)
 
 
 def _place(bits: int, shares: list[Fraction]) -> int:
-    """The index drawn: the first whose cumulative probability exceeds bits/2^128."""
+    """Return the index drawn: the first whose cumulative probability exceeds bits/2^128."""
     point, total = Fraction(bits, 2**128), Fraction(0)
     for index, share in enumerate(shares):
         total += share
@@ -128,11 +128,13 @@ def _place(bits: int, shares: list[Fraction]) -> int:
 
 
 def _shares_of(count: int, weights: Sequence[float] | None) -> list[Fraction]:
+    """Return the weights as exact numbers that sum to 1; equal ones if None."""
     raw = [Fraction(1)] * count if weights is None else [Fraction(w) for w in weights]
     return [share / sum(raw) for share in raw]
 
 
 def _checked_weights(count: int, weights: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Return the weights as a tuple; raise InputError unless there is one for each value and they sum to 1."""
     if not count:
         raise InputError("a space without values has nothing to draw; give at least one")
     if weights is None:
@@ -144,7 +146,7 @@ def _checked_weights(count: int, weights: Sequence[float] | None) -> tuple[float
 
 
 def plain(value: Any) -> Any:
-    """A number, word, or None as a Python value, so that the released value does not depend on its source."""
+    """Return a number, word or None as a Python value: the released value must not depend on its source."""
     value = value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0) else value
     if not isinstance(value, int | float | str | bool | None):
         raise InputError(f"value {value!r:.40} must be a number or a word; name what it stands for, and look it up")
@@ -152,6 +154,7 @@ def plain(value: Any) -> Any:
 
 
 def _ends(law: Any, rule: Constraint) -> None:
+    """Check the ends of an interval, and store them as floats."""
     low, high = (float(check(name, getattr(law, name), rule)) for name in ("low", "high"))
     if not low < high:
         raise InputError(f"low = {low!r} must be < high = {high!r}; exchange them, or use a Choice of one value")
@@ -160,17 +163,17 @@ def _ends(law: Any, rule: Constraint) -> None:
 
 
 class Sampled(Protocol):
-    """Whatever draws configurations, such as a `Space`."""
+    """Object that draws configurations, such as a `Space`."""
 
     def sample(self, key: jax.Array) -> dict[str, Any]:
-        """One configuration {name: value}."""
+        """Return one configuration {name: value}."""
 
 
 class Space(ABC):
-    """A law of configurations {name: value}; `Grid` and `Random` are spaces.
+    """Law of configurations {name: value}; `Grid` and `Random` are spaces.
 
-    Draws with different keys are independent of a `Grid`, and of a `Random` with the distributions of this package.  Of
-    any other space that is what the user declares.
+    Draws with different keys are independent for a `Grid`, and for a `Random` with the distributions of this package.
+    For any other space the user declares it.
 
     >>> from jaxacct import tuning
     >>> isinstance(tuning.grid(rate=[0.1, 0.2]), tuning.Space)
@@ -180,22 +183,22 @@ class Space(ABC):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The names of the hyper-parameters."""
+        """Names of the hyper-parameters."""
 
     @abstractmethod
     def sample(self, key: jax.Array) -> dict[str, Any]:
-        """One draw, from a JAX key that is used for nothing else."""
+        """Return one draw, from a JAX key that is used for nothing else."""
 
 
 @dataclass(frozen=True)
 class Grid(Space):
-    """A finite list of configurations with the same names, drawn with equal weights or with given ones.
+    """Finite list of configurations with equal names, drawn with equal weights or with given ones.
 
     Draws are independent: unlike in grid search, one configuration may come twice and another not at all.
 
     Parameters
     ----------
-    points : mappings of the same names to numbers and words.
+    points : mappings of equal names to numbers and words.
     weights : they sum to 1 (to 1e-9).
 
     >>> space = Grid([{"rate": 0.1, "steps": 20}, {"rate": 0.2, "steps": 10}], [0.25, 0.75])
@@ -226,7 +229,7 @@ class Grid(Space):
 
 @dataclass(frozen=True)
 class Random(Space):
-    """Independent hyper-parameters, each with its own law; a number or a word is a fixed value.
+    """Law of independent hyper-parameters, each with its own law; a number or a word is a fixed value.
 
     Parameters
     ----------
@@ -255,7 +258,7 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Whether draws with independent keys are known to be i.i.d.: of this package's own classes, no subclass of theirs.
+    """Return whether draws with independent keys are i.i.d.; known only of this package's classes, not of subclasses.
 
     >>> draws_alike(grid(rate=[0.1, 0.2])), draws_alike(iter([{"rate": 0.1}]))
     (True, False)
@@ -265,7 +268,7 @@ def draws_alike(space: Any) -> bool:
 
 
 def grid(**axes: Sequence[Any]) -> Grid:
-    """The product of lists of values as a Grid, all points equally likely.
+    """Make a Grid of the product of lists of values, all points equally likely.
 
     Parameters
     ----------
@@ -282,6 +285,6 @@ def grid(**axes: Sequence[Any]) -> Grid:
 
 
 def _bits(key: Any, count: int) -> list[int]:
-    """Whole numbers below 2^128, one for each draw."""
+    """Return whole numbers below 2^128, one for each draw."""
     words = np.asarray(jax.random.bits(key, (count, _WORDS_PER_DRAW), jnp.uint32))
     return [int.from_bytes(row.astype("<u4").tobytes(), "little") for row in words]

@@ -1,4 +1,4 @@
-"""`tune_on_subset`: tune on a secret Poisson sample of the data, then train the winner's configuration once.
+"""Tuning on a secret Poisson sample of the data, then one training of the winner's configuration: `tune_on_subset`.
 
 The sample and the other data are in arrays whose shapes depend neither on the sample nor on K.
 """
@@ -28,22 +28,22 @@ from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.tuning_run import note_whole
 
 EXTRAPOLATIONS = ("sgd", "adam")
-"""How a learning rate goes from the sample to more data."""
+"""Rules by which a learning rate is carried from the sample to more data."""
 
 
 @dataclass(frozen=True, eq=False)
 class SubsetTuned:
-    """What `tune_on_subset` releases, all of it covered by `epsilon`.
+    """Release of `tune_on_subset`, all of it covered by `epsilon`.
 
     Parameters
     ----------
     params : of the final run, a pytree.
-    config, tuned_config : what the final run was trained with; the winner's configuration, before extrapolation.
+    config, tuned_config : the configuration of the final run, and the winner's before extrapolation.
     setting : rate, steps and noise.
     score : of the winner, not of the final model; NaN with status "none".
     status : "tuned", or "none" where no candidate was drawn and the configuration is one drawn at random.
     epsilon : of the whole at the plan's delta.
-    mechanism : the whole, as it is in the ledger.
+    mechanism : the whole, as in the ledger.
     cost : gradient evaluations, expectation and quantiles by the law of K.
 
     >>> import jaxacct as ja
@@ -84,7 +84,7 @@ def tune_on_subset(
     ledger: Ledger | str | os.PathLike[str] | None = None,
     key: bytes | None = None,
 ) -> SubsetTuned:
-    """Tune on a Poisson sample of the data, train the winner's configuration on the rest or on all, release that.
+    """Tune on a Poisson sample of the data, train the winner's configuration on the rest or on all, and release it.
 
     The whole has the guarantee of the plan, (plan.epsilon.upper, plan.target_delta) for adding or removing a record.
     The sample, K, the losers and their scores stay in this function.  The running time reveals K and the size of the
@@ -92,22 +92,22 @@ def tune_on_subset(
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar.
-    make_optimizer : config -> Optax transformation, as for `side_by_side`.
-    space : has ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
-    data : pytree of arrays, plan.dataset_size records along the first axis.
-    plan : a `SubsetPlan`.
-    init : JAX key -> first parameters, of the same shapes for all.
-    score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Equal scores go to
-        the candidate that was drawn first.
+    loss_fn : (params, example) -> scalar. make_optimizer : config -> Optax transformation, as for `side_by_side`. space
+    : has ``sample(key) -> config``, a dict of numbers; draws must not depend on the data. data : pytree of arrays,
+    plan.dataset_size records along the first axis. plan : a `SubsetPlan`. init : JAX key -> first parameters, of equal
+    shapes for all keys. score : params -> a number, larger is better, of public data only; NaN ranks below every
+    number.  Among equal scores the
+        candidate drawn first wins.
     candidates : "iid" declares that all draws of a space of your own are independent and from one law, as those of
-        `Grid` and `Random` are.  For others there is no guarantee here.
-    extrapolate : "sgd" multiplies config["learning_rate"] by how much more data the final run has (plan.growth); "adam"
+    `Grid`
+        and `Random` are.  For other spaces there is no guarantee here.
+    extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
+    "adam"
         changes nothing; a function maps (config, growth) to a config.
     warm_start : begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
-    clip_norm, method, micro_batch : as for `side_by_side`.
-    ledger : a path or a Ledger; what it holds already counts against the plan's target.
-    key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
+    clip_norm, method, micro_batch : as for `side_by_side`. ledger : a path or a Ledger; its entries count against the
+    plan's target. key : 32 secret bytes for all randomness but K, by default from the operating system; never use them
+    for two tunings.
 
     Returns
     -------
@@ -143,7 +143,7 @@ def tune_on_subset(
         raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
     secret = Secret(key)
     setting = plan.settings[0]
-    run = Plan(  # the final run, with which a new ledger begins
+    run = Plan(  # a new ledger begins with the final run
         target_delta=plan.target_delta,
         dataset_size=plan.dataset_size,
         sampling_probability=setting.sampling_probability,
@@ -158,9 +158,9 @@ def tune_on_subset(
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 
     def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
-        """(params, configs, keys) -> params of several runs, compiled once."""
+        """Return a function (params, configs, keys) -> params that trains several runs, compiled once."""
         held, noise = (outside, setting.final_noise) if final else (inside, setting.tuning_noise)
-        # sums are divided by the expected batch size of a sample of the data, whatever was drawn
+        # sums are divided by the expected batch size, which does not depend on the drawn sample
         batch = plan.expected_batch_size(setting, final)
         segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
         run = Plan.of([segment], target_delta=plan.target_delta, dataset_size=len(held[1]))
@@ -180,7 +180,7 @@ def tune_on_subset(
         lambda kind, configs: several(trainer(settings[kind], False), secret, init, configs),
         lambda params, _: float(score(params)),
     )
-    # if no candidate won, take a draw that does not depend on the data
+    # without a winner, take a configuration that does not depend on the data
     number, tuned, value = found[0] if found else (0, None, math.nan)
     drawn, setting = configs[number], settings[place(number)]
     config = extrapolated(drawn, plan.growth, extrapolate)
@@ -194,10 +194,10 @@ def tune_on_subset(
 def extrapolated(
     config: Mapping[str, Any], growth: float, rule: str | Callable[[dict[str, Any], float], Mapping[str, Any]] = "sgd"
 ) -> dict[str, Any]:
-    """The configuration for `growth` times as many records: "sgd" multiplies the rate by growth, "adam" keeps it.
+    """Return the configuration for `growth` times as many records: "sgd" multiplies the rate, "adam" keeps it.
 
-    DP-SGD at the same rate, noise and steps adds noise of standard deviation proportional to learning rate over batch
-    size: the rule keeps that.
+    At one rate, noise and number of steps, the noise that DP-SGD adds has a standard deviation proportional to learning
+    rate over batch size.  The rule "sgd" keeps that.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ def extrapolated(
 
 
 def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
-    """((examples, present) of the sample, (examples, present) for the final run)."""
+    """Return (examples, present) of the sample and of the final run."""
     drawn = sampler.poisson(key, plan.dataset_size, sampler.threshold(plan.share))
     inside = np.sort(np.asarray(drawn.indices)[: int(drawn.count)])
     rest = np.setdiff1d(np.arange(plan.dataset_size), inside)
@@ -240,7 +240,7 @@ def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
 
 
 def if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The loss of an example that is present; for one that is not, a constant without gradient."""
+    """Return a loss that is `loss_fn` for an example that is present, and otherwise a constant without gradient."""
 
     def loss(params: Any, held: Any) -> Any:
         example, present = held
@@ -250,13 +250,13 @@ def if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _room(size: int, share: float) -> int:
-    """How many records a sample exceeds with probability 1e-18; it then gets more, at the price of a compilation."""
+    """Return the size that a sample exceeds with probability 1e-18; a larger sample costs a compilation."""
     from scipy.stats import binom
 
     return max(min(int(binom.isf(1e-18, size, share)) + 1, size), 1)
 
 
 def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:
-    """The rows, filled up to the room with rows that are not present."""
+    """Return the rows, filled up to the room with rows that are not present."""
     filled = np.concatenate([rows, np.zeros(max(room - len(rows), 0), rows.dtype)])
     return jax.tree.map(lambda a: np.asarray(a)[filled], data), np.arange(len(filled)) < len(rows)

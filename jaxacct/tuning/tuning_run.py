@@ -1,4 +1,4 @@
-"""`tune`, `tune_in_rounds` and `tune_with`: train K candidates, release the best, all of it within one budget."""
+"""Tuning: `tune`, `tune_in_rounds` and `tune_with` train K candidates and release the best within one budget."""
 
 from __future__ import annotations
 
@@ -42,20 +42,21 @@ from jaxacct.tuning.search_spaces import Sampled, draws_alike
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """What a tuning releases, all of it covered by `epsilon`.
+    """Release of a tuning, all of it covered by `epsilon`.
 
     Parameters
     ----------
     params, config : of the winner; a pytree and its hyper-parameters.
-    score : by which it won; NaN with status "none".
-    status : "tuned", or "none" where K was 0 or a candidate wins that raised an exception (all did, or all others are
-        NaN): params are first parameters and config is a configuration that no data enter.
+    score : the score by which it won; NaN with status "none".
+    status : "tuned", or "none" where K was 0, or where the winner raised an exception because all candidates did or all
+        others are NaN.  Params are then first parameters, and no data enter the configuration.
     epsilon : of the whole at the plan's delta.
-    mechanism : the whole, as it is in the ledger.
-    plan : by which the winner was trained; None of `tune_with`.
-    candidates : what the claim takes the candidates for: "iid" of the library's spaces, "iid, declared" where that is
-        the user's word, or "adaptive".
-    winners : all that are released, as `Winner`: the best `top`, best first; of `tune_in_rounds` those of the first
+    mechanism : the whole, as in the ledger.
+    plan : the plan of the winner's training; None in `tune_with`.
+    candidates : what the claim takes the candidates for: "iid" for the library's spaces, "iid, declared" where the user
+        says so, or "adaptive".
+    winners : all that are released, as `Winner`: the best `top`, best first; in `tune_in_rounds` the winners of the
+    first
         round, then those of the second, and so on.  Empty with status "none".
 
     >>> import jaxacct as ja
@@ -99,38 +100,40 @@ def tune(
 ) -> Tuned:
     """Train K candidates by DP-SGD, K random and secret, and release the best; (epsilon, delta) covers the search.
 
-    The noise is that of the plan, ``Plan(target_epsilon=..., repetitions=law, ...)``, which meets its target by all K
-    runs together: the exact worst case over scores, for the plan's neighbouring relation.  K, the losers and their
-    scores stay in this function: no log, no checkpoint, no entry in a ledger of any one candidate.  One entry for the
-    whole is on the disk before the first candidate is trained.
+    The noise is that of the plan, ``Plan(target_epsilon=..., repetitions=law, ...)``.  With it all K runs together meet
+    the target: the exact worst case over scores, for the plan's neighbouring relation.  K, the losers and their scores
+    stay in this function: no log, checkpoint or ledger entry is about any one candidate.  One entry for the whole is on
+    the disk before the first candidate is trained.
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar; with rngs (params, example, key).
-    make_optimizer : config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train
-        side by side, 16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
-    space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; independent of the data.  Or an
-        `Adaptive` search, whose proposals depend on what was tried before; it counts as adaptive.
-    data : pytree of arrays, the plan's dataset_size examples along the first axis.
-    plan : a Plan with repetitions; a `MatchedPlan` where candidates are to differ in sampling probability and length
-        too, a `SearchPlan` for several winners.
-    init : JAX key -> first parameters, of the same shapes for all.
-    score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, and
-        equal scores go to the candidate drawn first: one rule for every K.  An exception in training or scoring a
+    loss_fn : (params, example) -> scalar; with rngs (params, example, key). make_optimizer : config -> Optax
+    transformation.  Candidates with equal words (such as the optimizer's name) train side
+        by side, 16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
+    space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`, and is independent of the data.
+    Or an
+        `Adaptive` search, whose proposals depend on earlier candidates; it counts as adaptive.
+    data : pytree of arrays, the plan's dataset_size examples along the first axis. plan : a Plan with repetitions; a
+    `MatchedPlan` for candidates that also differ in sampling probability and length; a
+        `SearchPlan` for several winners.
+    init : JAX key -> first parameters, of equal shapes for all keys. score : params -> a number, larger is better, of
+    public data only; or a PrivateScore.  NaN ranks below -inf, and among
+        equal scores the candidate drawn first wins: one rule for every K.  An exception in training or scoring a
         candidate is a NaN, and nothing of it is shown; try both on made-up data before.
-    candidates : "iid" or "adaptive", as for `selection.select`.  Left out, it is "iid" for a `Grid`, and for a `Random`
-        with the library's distributions, unless the plan is for adaptive ones; it is "adaptive" for any other space,
+    candidates : "iid" or "adaptive", as for `selection.select`.  The default is "iid" for a `Grid`, and for a `Random`
+    with
+        the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other space,
         which may keep state.  "iid" declares that every draw of the space is independent and from one law;
-        `Tuned.candidates` and the ledger say so.
-    top : how many of the best are released, in `Tuned.winners`; by default what the plan is for, else 1.
-    pad : how long this takes reveals K, which no guarantee covers where the time can be observed.  With pad = n always
-        n candidates are trained and scored, and those beyond K thrown away.  The law must be one with K <= n, such as
+        `Tuned.candidates` and the ledger note the declaration.
+    top : number of the best candidates that are released, in `Tuned.winners`; by default that of the plan, else 1. pad
+    : the running time reveals K, which no guarantee covers where the time can be observed.  With pad = n, n candidates
+        are always trained and scored, and those beyond K are dropped.  The law must have K <= n, such as
         ``truncated(law, n)``, for which the plan then accounts.
-    clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
-    ledger : a path or a Ledger; what it holds already counts against the plan's target.
-    key : 32 secret bytes for all randomness but K, by default from the operating system; never for two tunings.
-    progress : a line on standard error, only with pad or of an `Adaptive` search, which pays for a public K; None only
-        on a terminal.
+    clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`. ledger : a path or a Ledger;
+    its entries count against the plan's target. key : 32 secret bytes for all randomness but K, by default from the
+    operating system; never use them for two tunings. progress : a line on standard error, shown only with pad, or for
+    an `Adaptive` search, which pays for a public K; None
+        shows it only on a terminal.
 
     Returns
     -------
@@ -138,7 +141,7 @@ def tune(
 
     Raises
     ------
-    InputError : before anything is spent, where the whole, or what the ledger holds with it, exceeds the plan's target.
+    InputError : before anything is spent, if the whole, or the ledger's entries with it, exceed the plan's target.
 
     References
     ----------
@@ -187,19 +190,17 @@ def tune_in_rounds(
 ) -> Tuned:
     """Tune in rounds, as Bayesian optimisation in batches: each round's winner is public and shapes the next space.
 
-    In every round K_r candidates, K_r fresh and secret, are drawn from the round's space, trained, and the best is
+    In every round K_r candidates, K_r fresh and secret, are drawn from the round's space and trained, and the best is
     released.  `update` makes the next space from all winners so far.  The cost is the composition of the rounds, far
-    less than for candidates that may see everything before them.  One entry for all rounds is on the disk before the
-    first candidate is trained, so that stopping early claims no less.
+    less than the cost of candidates that may see everything before them.  One entry for all rounds is on the disk
+    before the first candidate is trained, so that stopping early claims no less.
 
     Parameters
     ----------
     loss_fn, make_optimizer, data, init, pad, clip_norm, method, micro_batch, rngs, trainable, private_loss : as for
-        `tune`.
-    key, progress, ledger : as for `tune`.
-    space : of the first round.
-    plan : a `SearchPlan` with `rounds`, which solves for the noise; or a Plan with repetitions and a noise multiplier.
-    update : (winners so far, in order) -> the space of the next round, or None to stop.  It must use nothing else that
+    `tune`. key, progress, ledger : as for `tune`. space : the space of the first round. plan : a `SearchPlan` with
+    `rounds`, which solves for the noise; or a Plan with repetitions and a noise multiplier. update : (winners so far,
+    in order) -> the space of the next round, or None to stop.  It must use nothing else that
         depends on the data.  A round that releases nothing adds no winner.
     score : as for `tune`; a PrivateScore needs its noise multiplier.
     rounds : number of rounds; by default that of the plan.
@@ -208,12 +209,13 @@ def tune_in_rounds(
     Returns
     -------
     Tuned
-        The winner with the best score; all of them in `Tuned.winners`.
+        The winner with the best score; all winners are in `Tuned.winners`.
 
     Raises
     ------
     InputError : before anything is spent, if the rounds exceed the plan's target; later, if a round's space is not
-        i.i.d. and i.i.d. candidates are accounted for.
+    i.i.d.
+        and i.i.d. candidates are accounted for.
 
     References
     ----------
@@ -260,17 +262,17 @@ def tune_with(
 
     Parameters
     ----------
-    train : (config, key) -> result.
-    space, top, pad, key, progress : as for `tune`; `Tried.result` is the result of `train`.
-    mechanism : what one call of `train` costs, whatever the configuration.  The guarantee is as good as this claim.  It
-        holds only if `train` shows nothing but its result.  That it raises an exception is part of that; what the
-        exception says is not shown.  Include the score if it looks at private data.
+    train : (config, key) -> result. space, top, pad, key, progress : as for `tune`; `Tried.result` is the result of
+    `train`. mechanism : the cost of one call of `train`, whatever the configuration.  The guarantee is as good as this
+    claim.  It
+        holds only if `train` reveals nothing but its result, and whether it raises an exception; the exception's
+        message is not shown.  Include the score if it looks at private data.
     repetitions : one law of K.
     target_delta : in (0, 1).
     score : result -> a number.
     relation : as for `ja.epsilon`.
-    candidates : "adaptive": `train` and `space` may remember what came before, warm starts and pruning included, and
-        `mechanism` is what a call costs whatever came before.  "iid" declares that they do not: every call of
+    candidates : "adaptive": `train` and `space` may remember earlier candidates, warm starts and pruning included, and
+        `mechanism` is the cost of a call whatever came before.  "iid" declares that they do not: every call of
         `space.sample` and of `train` is independent of all others and has one law, and the score is of the candidate's
         own result.  A list tried in order, shuffled lists and samplers with state are not i.i.d.
     ledger : an open Ledger.
@@ -293,7 +295,7 @@ def tune_with(
     ('tuned', True, 'certified', 'adaptive')
     """
     kind, word = _taken_for(candidates, space)
-    word = "iid, declared" if kind == "iid" else kind  # of `train` it is the user's word in any case
+    word = "iid, declared" if kind == "iid" else kind  # that `train` is i.i.d. is the user's word in any case
     several_best = int(check_one("top", top, TOP, "one number for all"))
     cost = whole(mechanism, repetitions, None, target_delta, relation, candidates=kind, top=several_best)
     require_pad(repetitions, space, pad)
@@ -338,7 +340,7 @@ def _tuned(
     count: int,
     update: Callable[[tuple[Winner, ...]], Any] | None,
 ) -> Tuned:
-    """`tune`, or `tune_in_rounds` where there is an `update`; shared : the options of `side_by_side`."""
+    """Run `tune`, or `tune_in_rounds` if there is an `update`; shared : the options of `side_by_side`."""
     law = plan.repetitions
     if not isinstance(law, Law):
         raise InputError("plan has no repetitions; make it with repetitions=law, so that its noise covers all K runs")
@@ -359,14 +361,15 @@ def _tuned(
     what, more = "a selection", f"; the best {top}" if top > 1 else ""
     if update is not None:
         what, more = f"{count} rounds of a selection", ""
-        word = "iid, declared" if candidates == "iid" else word  # it is declared of spaces that are not known yet
+        # the declaration is also about spaces that are not known yet
+        word = "iid, declared" if candidates == "iid" else word
     plans, secret = getattr(plan, "plans", (plan,)), Secret(key)
     note = f"tuning: {what} among runs of the plan; candidates {word}{more}"
     note_whole(ledger, plans[0], cost.mechanism, note, plan.target_epsilon)
-    programs: dict[Any, Any] = {}  # compiled once, whatever the number of rounds
+    programs: dict[Any, Any] = {}  # all rounds share the compiled programs
 
     def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
-        """The winners of one selection; if there is none, a release that does not depend on the data."""
+        """Return the winners of one selection, and the release of a selection without a winner, which no data enter."""
         place = lambda number: secret.choice(b"setting", number, len(plans))
 
         def kind_of(config: Mapping[str, Any], number: int) -> Hashable:
@@ -401,7 +404,7 @@ def _tuned(
 
 
 def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str) -> Tuned:
-    """The winners; the one with the best score comes first in the fields."""
+    """Return the release: all winners, the fields those of the winner with the best score."""
     best = max(enumerate(winners), key=lambda one: rank(one[1].score, one[0]))[1] if winners else nothing
     status = "tuned" if winners else "none"
     fields = (best.params, best.config, best.score, status, cost.epsilon, cost.mechanism, best.plan, word)
@@ -409,7 +412,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """("iid" or "adaptive", the same with "declared" where it is the user's word)."""
+    """Return "iid" or "adaptive", and that word with "declared" where it is the user's word."""
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
@@ -422,7 +425,7 @@ def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
 
 
 def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> str:
-    """The error line: the cost of the whole tuning, and the remedies."""
+    """Return the error line: the cost of the whole tuning, and the remedies."""
     if unplanned:
         return (
             f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "
@@ -441,7 +444,7 @@ def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> 
 
 
 def _with_noise(score: Any, plan: Any, kind: str, top: int, count: int) -> Any:
-    """The score; a private one with its noise found where it was left out."""
+    """Return the score; a private score without a noise multiplier gets one."""
     if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
         return score
     if top > 1 or count > 1:
@@ -453,7 +456,7 @@ def _with_noise(score: Any, plan: Any, kind: str, top: int, count: int) -> Any:
 
 
 def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
-    """(params, number) -> the score of a candidate."""
+    """Return the function (params, number) -> score of a candidate."""
     if not isinstance(score, PrivateScore):
         return lambda params, _: float(score(params))
     held = jax.tree.map(jax.numpy.asarray, score.data)
@@ -464,9 +467,10 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
-    """Note a whole tuning, in an open ledger or at a path; it is on the disk when this returns.
+    """Note a whole tuning, in an open ledger or at a path; the entry is on the disk when this returns.
 
-    Refused, and nothing written, where it would cost more than the target together with what the ledger holds already.
+    If the tuning and the ledger's entries together cost more than the target, this raises InputError and writes
+    nothing.
     """
     if ledger is None:
         return
