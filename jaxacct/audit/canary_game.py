@@ -27,14 +27,14 @@ RUNS_AT_ONCE = 256
 
 
 class Played(NamedTuple):
-    """The results of runs of a `Game`.
+    """Results of runs of a `Game`.
 
     Parameters
     ----------
     scores : numpy.ndarray, shape (runs, canaries)
         Larger if the canary took part.
     outcome : pytree
-        What was asked of the last parameters.
+        What `outcome` returned for the last parameters.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)
@@ -45,11 +45,11 @@ class Played(NamedTuple):
 
 
 class Game:
-    """A trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
+    """Trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
 
     The step is the trainer's, with its own sampling, clipping, noise and optimizer.  Two things are added.  Examples
-    carry a mark, by which one that is out has no gradient: its place stays, as in fixed batches, and with Poisson
-    sampling that is the same law as its absence.  And the optimizer notes the noisy mean that it is given.
+    carry a mark, by which an example that is out has no gradient.  Its place stays, as in fixed batches; with Poisson
+    sampling the law is that of its absence.  And the optimizer notes the noisy mean that it is given.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Game:
     observe : callable
         (params, noisy sum) -> one score for each canary.
     canaries : int
-        How many there are.
+        Number of canaries.
 
     References
     ----------
@@ -130,19 +130,19 @@ class Game:
         ----------
         params : pytree
         present : bool or array_like of bool, shape (canaries,)
-            Who takes part.
+            Whether each canary takes part.
         runs : int
         steps : int, optional
-            Of the plan, from the first; by default all.
+            Number of the plan's steps, from the first; by default all.
         seed : int
-            Of the keys, 64 bits: for audits only.
+            Seed of the keys, 64 bits: for audits only.
         hyperparameters : mapping, optional
-            name -> values of shape (runs,), one for each run, where the optimizer is made by
-            `optax.inject_hyperparams`: such as the learning rates of the candidates of a tuning.
+            name -> values of shape (runs,), one for each run, if the optimizer is made by `optax.inject_hyperparams`:
+            such as the learning rates of the candidates of a tuning.
         outcome : callable, optional
             last parameters -> arrays, such as a validation loss; traceable.
         progress : bool, optional
-            A line on standard error; None only on a terminal.
+            A line on standard error; None shows it only on a terminal.
         """
         runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
         plan = self.trainer.plan
@@ -171,7 +171,7 @@ class Game:
         return Played(*joined)
 
     def _counts(self, words: np.ndarray) -> Any:
-        """The noise on the counts of an adaptive clip norm, for keys of shape (runs, steps, 8); None without one."""
+        """Return the noise on an adaptive clip norm's counts, for keys of shape (runs, steps, 8); None without one."""
         adaptive, plan = self.trainer.adaptive, self.trainer.plan
         if adaptive is None:
             return None
@@ -179,6 +179,7 @@ class Game:
         return np.array([[draw(t, key) for t, key in enumerate(keys)] for keys in words])
 
     def _check_varied(self, params: Any, varied: Mapping[str, np.ndarray], runs: int) -> None:
+        """Raise InputError unless each hyper-parameter is one of the optimizer's and has a value for each run."""
         known = getattr(self.trainer.optimizer.init(params)[0], "hyperparams", {}) if varied else {}
         for name, values in varied.items():
             if name not in known:
@@ -189,7 +190,7 @@ class Game:
                 raise InputError(f"hyperparameters[{name!r}] has shape {values.shape}, must be ({runs},); one per run")
 
     def _program(self, steps: int, outcome: Callable[[Any], Any] | None) -> Any:
-        """Whole runs side by side, compiled once for every number of steps and outcome."""
+        """Return the program of whole runs side by side, compiled once for every number of steps and outcome."""
         key = steps, outcome
         if key not in self._programs:
             trainer, plan = self.trainer, self.trainer.plan
@@ -222,11 +223,12 @@ class Game:
 
 
 def flattened(tree: Any) -> Any:
+    """Return the leaves of a tree as one vector."""
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree_util.tree_leaves(tree)])
 
 
 def _recorded(optimizer: Any) -> Any:
-    """The optimizer; its state also holds the last noisy mean that it got."""
+    """Return the optimizer with a state that also holds the last noisy mean that it got."""
     optax = optional_package("optax", "an audit")
 
     def init(params: Any) -> Any:
@@ -240,21 +242,21 @@ def _recorded(optimizer: Any) -> Any:
 
 
 def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
-    """Canaries whose gradients are planted: number j pulls with norm C at coordinate j of the parameters, flattened.
+    """Make canaries whose gradients are planted: number j pulls with norm C at coordinate j of the flat parameters.
 
-    In every step in which it takes part the clipped sum moves by C (up to the allowance for rounding that clipping
-    takes off) in a direction of its own, whatever the parameters are: the strongest that an example can do.  The score
-    of a canary is what the noisy sums hold at its coordinate, over all steps, in units of C.  Planting makes clipping
-    take per-example gradients: to audit clipping by ghost norms, use `input_canary`.
+    In every step in which a canary takes part it moves the clipped sum by C, up to the allowance for rounding that
+    clipping takes off.  Its direction is its own, whatever the parameters are: no example can do more.  The score of a
+    canary is the sum over all steps of the noisy sums at its coordinate, in units of C.  Planting makes clipping take
+    per-example gradients: to audit clipping by ghost norms, use `input_canary`.
 
     Parameters
     ----------
     trainer : Trainer
-        Its plan's dataset_size is that of the data and ``count``; it has one clip norm for all parameters.
+        Its plan's dataset_size is that of the data plus ``count``; it has one clip norm for all parameters.
     data : pytree of arrays, or None
         Examples along the first axis; None for no other examples.
     count : int
-        How many canaries.
+        Number of canaries.
 
     Returns
     -------
@@ -283,8 +285,8 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
         flat = flattened(params)
         if flat.size < count:
             raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
-        # the optimizer descends: a loss that falls along the coordinate would flip the sign of the noisy sum
-        # so long that whatever is clipped comes out at norm C
+        # the score reads the noisy sum of gradients, so the loss rises along the coordinate; the gradient is so long
+        # that every clipping gives it norm C
         pull = jnp.where(mark > 0, 1e4 * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
         return pull if example is None else pull + jnp.where(mark == REAL_MARK, loss_fn(params, example), 0.0)
 
@@ -299,19 +301,19 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
 
 
 def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
-    """One more example, crafted: an image from elsewhere, a wrong label.  All of the step is the trainer's own.
+    """Make a game with one more, crafted example: an image from elsewhere, or a wrong label.
 
-    The score is the inner product of the noisy sums with the canary's own gradient, clipped, in units of C^2 and summed
-    over the steps: a rule that knows the parameters before every step.
+    The whole step is the trainer's own.  The score is the inner product of the noisy sums with the canary's own clipped
+    gradient, summed over the steps, in units of C^2.  This rule knows the parameters before every step.
 
     Parameters
     ----------
     trainer : Trainer
-        Its plan's dataset_size is one more than the data.
+        Its plan's dataset_size is one more than that of the data.
     data : pytree of arrays
         Examples along the first axis.
     example : pytree
-        Like one of the data.
+        Shaped like one example of the data.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from scores or error counts: Clopper and Pearson's limits, and a fit of Gaussian DP."""
+"""Lower bounds on epsilon from scores or error counts, by Clopper and Pearson's limits or a fit of Gaussian DP."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ COMPARED = {
     "remove_one": (True, False),
     "add_one": (False, True),
 }
-"""For each relation, whether the law with the canary is compared with the law without it, and the other way round."""
+"""For each relation, whether the law with the canary is compared with the law without it, and vice versa."""
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
-    """The upper limit of a probability from counts, rounded up; arrays broadcast.
+    """Return the upper limit of a probability p from counts, rounded up; arrays broadcast.
 
     For a larger p, `hits` of `trials` or fewer have probability less than `error`.  Source: Clopper and Pearson 1934,
     one-sided.
@@ -48,12 +48,12 @@ def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
     >>> float(upper_limit(0, 100, 0.05).round(6))  # 1 - 0.05^(1/100)
     0.029513
     """
-    from scipy.special import betainccinv  # takes a while to import: only where it is needed
+    from scipy.special import betainccinv  # slow to import, and rarely needed
 
     hits, trials = np.asarray(hits, np.float64), np.asarray(trials, np.float64)
     open_end = hits >= trials
     limit = betainccinv(hits + 1.0, np.where(open_end, 1.0, trials - hits), error)
-    # covers the error of the inverse incomplete beta function
+    # 1e-10 covers the error of the inverse incomplete beta function
     return np.where(open_end, 1.0, np.minimum(limit * (1.0 + 1e-10), 1.0))
 
 
@@ -67,22 +67,24 @@ def clopper_pearson(
     confidence: float = 0.95,
     relation: str = "add_or_remove_one",
 ) -> LowerBound:
-    """epsilon >= log((1 - delta - FNR)/FPR) and log((1 - delta - FPR)/FNR), at Clopper and Pearson's upper limits.
+    """Bound epsilon from below by error counts: epsilon >= log((1 - delta - FNR)/FPR) and log((1 - delta - FPR)/FNR).
+
+    FPR and FNR are Clopper and Pearson's upper limits of the false positive and the false negative rate.
 
     Parameters
     ----------
     false_positives : array_like of whole numbers
-        How many of ``absent`` runs without the canary were taken for runs with it.
+        Number of the ``absent`` runs without the canary that were taken for runs with it.
     absent, present : array_like of whole numbers
-        Runs without and with the canary.  The rule of guessing must not depend on these runs.
+        Numbers of runs without and with the canary.  The rule of guessing must not depend on these runs.
     false_negatives : array_like of whole numbers
-        How many of ``present`` runs with the canary were taken for runs without.
+        Number of the ``present`` runs with the canary that were taken for runs without it.
     delta : array_like in [0, 1)
         All broadcast, and each element is a statement by itself.
     confidence : float in (0, 1)
         Either limit fails with probability at most (1 - confidence)/2.
     relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
-        "remove_one" is the first inequality alone, "add_one" the second. Under "zero_out" a run without the canary
+        "remove_one" is the first inequality alone, "add_one" the second.  Under "zero_out" a run without the canary
         has a record in its place that contributes 0.
 
     Returns
@@ -116,16 +118,16 @@ def gaussian_fit(
     delta: ArrayLike,
     confidence: float = 0.95,
 ) -> LowerBound:
-    """mu >= max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR), and the epsilon of mu-Gaussian DP at delta.
+    """Bound mu from below by max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR); return mu and its epsilon at delta.
 
-    **Conditional**: true only if the mechanism's trade-off curve is that of a Gaussian, such as that of a step on all
-    data, not of subsampled or tuned training.
+    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is that of a Gaussian, such as that of a
+    step on all data, not of subsampled or tuned training.
 
     Parameters
     ----------
     false_positives, absent, false_negatives, present : array_like of whole numbers
-        As for `clopper_pearson`, with one element per threshold along the last axis.  The thresholds are of the same
-        runs and chosen without looking at them.
+        As for `clopper_pearson`, with one element per threshold along the last axis.  The thresholds are for the same
+        runs, and chosen without looking at the runs.
     delta : array_like in (0, 1)
         It broadcasts with the axes before the last.
     confidence : float in (0, 1)
@@ -159,7 +161,7 @@ def gaussian_fit(
 
 
 def epsilon_of_mu(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """The epsilon at delta of mu-Gaussian DP, rounded down; 0 where mu is too small to tell."""
+    """Return the epsilon at delta of mu-Gaussian DP, rounded down; 0 where mu is at most 1e-9."""
     known = mu > 1e-9
     return np.where(known, epsilon_of(Gaussian(1.0 / np.where(known, mu, 1.0)), delta).lower, 0.0)
 
@@ -167,7 +169,7 @@ def epsilon_of_mu(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
 def guess_counts(
     correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[int, ...] = ()
 ) -> tuple[list[np.ndarray], tuple[int, ...]]:
-    """The counts of an audit in one run and delta, checked, and their common shape with an epsilon of shape `more`."""
+    """Return the checked counts of an audit in one run and delta, and their common shape with the shape `more`."""
     fields = [
         np.asarray(check(name, value, rule))
         for name, value, rule in (
@@ -185,7 +187,7 @@ def guess_counts(
 
 
 def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Upper limits of both error rates, and how many runs there are."""
+    """Return upper limits of both error rates, and the number of runs."""
     false_positives, absent, false_negatives, present = counts
     runs = {"absent": absent, "present": present}
     hits = {"false_positives": false_positives, "false_negatives": false_negatives}
@@ -202,9 +204,9 @@ def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tupl
 
 @dataclass(frozen=True, eq=False)
 class LowerBound:
-    """With probability at least ``confidence`` the mechanism is not (e, delta)-DP for any e < ``epsilon``.
+    """Statement that with probability at least ``confidence`` a mechanism is not (e, delta)-DP for any e < ``epsilon``.
 
-    The probability is over the trials of the audit.  A batch holds each element at ``confidence`` by itself; for k
+    The probability is over the trials of the audit.  Each element of a batch holds at ``confidence`` by itself.  For k
     statements that hold together ask each for 1 - (1 - confidence)/k.
 
     Parameters
@@ -214,7 +216,7 @@ class LowerBound:
     delta : float or numpy.ndarray
     confidence : float
     trials : int or numpy.ndarray
-        Runs, both worlds together; of an audit in one run its canaries.
+        Number of runs, both worlds together; for an audit in one run the number of canaries.
     method : str
     kind : str
         "lower bound", or "conditional: Gaussian DP": true if the trade-off curve is that of a Gaussian.
@@ -248,7 +250,7 @@ class LowerBound:
 
 
 def error_of(confidence: Any) -> float:
-    """1 - confidence, the probability with which a lower bound may be wrong."""
+    """Return 1 - confidence, the probability with which a lower bound may be wrong."""
     number = check("confidence", confidence, OPEN_PROBABILITY)
     if np.ndim(number):
         raise InputError("confidence must be one number; ask for every statement by itself")
@@ -256,7 +258,7 @@ def error_of(confidence: Any) -> float:
 
 
 def plain(values: Any) -> Any:
-    """A Python number of an array without a shape; other arrays as they are."""
+    """Return a Python number for an array without a shape, and any other array unchanged."""
     values = np.asarray(values)
     return values.item() if not values.shape else values
 
@@ -271,22 +273,22 @@ def from_scores(
     thresholds: ArrayLike | None = None,
     held_out: float = 0.5,
 ) -> LowerBound:
-    """A lower bound on epsilon from the scores of independent runs without and with the canary.
+    """Bound epsilon from below by the scores of independent runs without and with the canary.
 
     A run is taken for one with the canary if its score exceeds a threshold.
 
     Parameters
     ----------
     absent, present : array_like, shape (runs,)
-        Scores, in an order that has nothing to do with them (as simulated).
+        Scores, in an order that does not depend on them (as simulated).
     delta : float
     confidence : float in (0, 1)
     method : {"clopper_pearson", "gaussian_fit"}
-        "gaussian_fit" is true only of mechanisms that are Gaussian DP.
+        "gaussian_fit" holds only for mechanisms that are Gaussian DP.
     thresholds : array_like, optional
         Numbers chosen without looking at these scores; the error is divided among them (Bonferroni).  By default the
-        threshold that is best on the first ``held_out`` of either sample is used on the rest, and only the rest counts
-        as trials.
+        best threshold on the first ``held_out`` of either sample is used on the rest, and only the rest counts as
+        trials.
     held_out : float in (0, 1)
 
     Returns
@@ -325,6 +327,7 @@ def from_scores(
 
 
 def _sample(name: str, values: Any) -> np.ndarray:
+    """Return scores as an array; raise InputError unless there are two or more, without NaN."""
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or values.size < 2 or np.isnan(values).any():
         raise InputError(f"{name} must be scores of shape (runs,), at least 2 and without NaN; give one per run")
@@ -332,18 +335,18 @@ def _sample(name: str, values: Any) -> np.ndarray:
 
 
 def _errors(absent: np.ndarray, present: np.ndarray, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many scores of either sample are on the wrong side of every threshold."""
+    """Return how many scores of either sample are on the wrong side of every threshold."""
     above = absent.size - np.searchsorted(np.sort(absent), cuts, side="right")
     return above, np.searchsorted(np.sort(present), cuts, side="right")
 
 
 def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: float, method: str) -> float:
-    """The threshold that would give most on these scores."""
+    """Return the threshold with the best bound on these scores."""
     from scipy.special import ndtri
 
     tails = []
     for values in map(np.sort, (absent, present)):
-        ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1  # close together in the tails
+        ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1  # dense in the tails
         tails += [values[ranks], values[::-1][ranks]]
     cuts = np.unique(np.concatenate(tails))
     wrong = _errors(absent, present, cuts)

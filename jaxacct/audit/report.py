@@ -1,4 +1,4 @@
-"""Lower bounds and claims side by side: a table, JSON, a picture, and a flag on every claim that a run has refuted."""
+"""Reports of lower bounds beside claims: a table, JSON, a picture, and a flag on every claim that a run has refuted."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from jaxacct.core.types import Leaf
 from jaxacct.core.validation import InputError
 
 REFUTED_MARK = "!!"
-"""Stands behind a claim that is below a lower bound, and behind the p-value of a refuted curve."""
+"""Flag behind a claim that is below a lower bound, and behind the p-value of a refuted curve."""
 CURVE = "trade-off curve"
 """Kind of a claim that is a whole curve, and the head of the column of its p-value."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of (epsilon, delta)-DP: who makes it, and what kind of statement it is.
+    """Claim of (epsilon, delta)-DP: its name, its numbers, and the kind of statement.
 
     Parameters
     ----------
     name : str
     epsilon : float or Bounds
-        Of the Bounds of `ja.epsilon` the upper end and the kind are taken.
+        The Bounds of `ja.epsilon` give their upper end and their kind.
     delta : float
     kind : str
 
@@ -57,7 +57,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """One audit: the mechanism attacked, the result, and the claims about it, at one delta.
+    """Audit of one mechanism: its name, the lower bound, and the claims about it, at one delta.
 
     Parameters
     ----------
@@ -87,10 +87,9 @@ class Row:
 
     @property
     def refuted(self) -> tuple[Claim, ...]:
-        """The claims below the lower bound.
+        """Claims below the lower bound, which are wrong with the bound's confidence.
 
-        They are wrong with the bound's confidence; if the bound, or the claim, is conditional, they are so only where
-        its condition holds.
+        If the bound or the claim is conditional, the claim is wrong only where the condition holds.
         """
         return tuple(claim for claim in self.claims if self.found.epsilon > claim.epsilon)
 
@@ -119,16 +118,16 @@ class Report:
 
     @property
     def refuted(self) -> list[tuple[Row, Claim]]:
-        """Every claim with a lower bound above it."""
+        """Claims with a lower bound above them, each with its row."""
         return [(row, claim) for row in self.rows for claim in row.refuted]
 
     @property
     def refuted_curves(self) -> list[Row]:
-        """Every row whose run has refuted the claimed trade-off curve."""
+        """Rows whose run has refuted the claimed trade-off curve."""
         return [row for row in self.rows if isinstance(row.found, CurveTest) and row.found.refuted]
 
     def records(self) -> list[dict[str, Any]]:
-        """One record per lower bound and claim, of plain numbers and words: for tables and data frames.
+        """Return one record per lower bound and claim, of plain numbers and words, for tables and data frames.
 
         A claimed curve is a claim too, without an epsilon and with a p-value.
         """
@@ -153,7 +152,7 @@ class Report:
         return found
 
     def __str__(self) -> str:
-        """A line for every audit, a column for every claim; the kinds of the claims below."""
+        """Return a line for every audit, with a column for every claim, and below the kinds of the claims."""
         names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
         curves = [CURVE] if any(isinstance(row.found, CurveTest) for row in self.rows) else []
         lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names, *curves)]
@@ -185,13 +184,13 @@ class Report:
         return "\n".join([*table, *(f"{name}: {kind}" for name, kind in kinds), *tested, *said, *also])
 
     def to_json(self) -> str:
-        """The records as JSON; an infinite claim is null."""
+        """Return the records as JSON; an infinite claim is null."""
         finite = lambda value: None if isinstance(value, float) and math.isinf(value) else value
         clean = [{name: finite(value) for name, value in record.items()} for record in self.records()]
         return json.dumps({"rows": clean, "refuted": sum(r["refuted"] for r in clean)}, indent=1, allow_nan=False)
 
     def plot(self, path: str | os.PathLike[str], *, title: str = "") -> None:
-        """Every audit a line: the lower bound as a bar from 0, claims as marks, a refuted one crossed out in red.
+        """Draw every audit as a line: a bar from 0 to the lower bound, claims as marks, a refuted claim crossed out.
 
         path : ends in .png, .svg or .pdf.  Needs matplotlib.
         """
@@ -226,12 +225,14 @@ class Report:
 
 
 def _shown(claim: Claim | None, row: Row) -> str:
+    """Return the cell of a claim in its row, with a flag if it is refuted."""
     if claim is None:
         return "-"
     return outward(claim.epsilon, ".4f", up=True) + (f" {REFUTED_MARK}" if claim in row.refuted else "")
 
 
 def _shown_curve(found: LowerBound) -> str:
+    """Return the cell of a row's test of a curve, with a flag if the curve is refuted."""
     if not isinstance(found, CurveTest):
         return "-"
     return f"p = {outward(found.p_value, '.2g', up=True)}" + (f" {REFUTED_MARK}" if found.refuted else "")

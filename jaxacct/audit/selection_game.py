@@ -1,7 +1,7 @@
-"""Simulated selections: draw K, draw K candidates, keep the best by a score; or draw the rank of the winner alone.
+"""Simulated selections: draw K and K candidates, and keep the best by a score; or draw the rank of the winner alone.
 
-How many selections of a batch have K = 1, 2, 3, ... is multinomial, so that a batch is drawn in ascending order of K,
-in blocks whose selections all need about as many candidates, and shuffled afterwards.
+The numbers of selections of a batch with K = 1, 2, 3, ... are multinomial.  So a batch is drawn in ascending order of
+K, in blocks whose selections all need about equally many candidates, and is shuffled afterwards.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from jaxacct.selection import Attack, Law, output_law
 SELECTIONS_PER_BLOCK = 2**13
 """Selections that draw their candidates side by side: few enough for a block to stay in the processor's cache."""
 SELECTIONS_PER_CALL = 2**18
-"""Selections in one call of the compiled program; calls run on all cores."""
+"""Selections in one call of the compiled program; the calls are shared among all cores."""
 LONGEST_TABLE = 2**16
 """Longest table of the probabilities of K.  A K beyond the table is drawn by the quantiles of its law."""
 _ERFINV_MIDDLE = np.sqrt(2.0) * np.array(
     [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164]
     + [0.246640727, 1.50140941]
 )
-"""erfinv(x)/x times sqrt(2) as a polynomial of `w - 5/2`, w = -log(1 - x^2) below 5 [Giles 2012]."""
+"""Polynomial of `w - 5/2` for erfinv(x)/x times sqrt(2), where w = -log(1 - x^2) is below 5 [Giles 2012]."""
 _ERFINV_TAIL = np.sqrt(2.0) * np.array(
     [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047]
     + [1.00167406, 2.83297682]
 )
-"""erfinv(x)/x times sqrt(2) as a polynomial of `sqrt(w) - 3`, for w above 5 [Giles 2012]."""
+"""Polynomial of `sqrt(w) - 3` for erfinv(x)/x times sqrt(2), for w above 5 [Giles 2012]."""
 SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
-"""What a seed must be: 63 bits, from which keys are made."""
+"""Allowed seeds: 63 bits, from which keys are made."""
 
 
 def gaussian(mean: float = 0.0) -> Partial:
-    """The candidates of a Gaussian base: outcomes N(mean, 1), float32, from 32 bits each.
+    """Return the candidates of a Gaussian base: outcomes N(mean, 1), float32, from 32 bits each.
 
-    Masses of tails are right to 1e-5 of themselves down to 1e-7, to 1e-4 down to 1e-8 and to 2 % at 1e-10, where
-    outcomes end, beyond 6.3 standard deviations.
+    Masses of tails have relative errors of 1e-5 down to 1e-7, of 1e-4 down to 1e-8, and of 2 % at 1e-10.  There, beyond
+    6.3 standard deviations, the outcomes end.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def gaussian(mean: float = 0.0) -> Partial:
 
 
 def finite(probabilities: ArrayLike) -> Partial:
-    """The candidates of a base with outcomes 0, 1, ..., n - 1, int32, or of a curve cut into cells.
+    """Return the candidates of a base with outcomes 0, 1, ..., n - 1, int32, or of a curve cut into cells.
 
     Parameters
     ----------
@@ -101,21 +101,21 @@ def winners(
     seed: int = 0,
     progress: bool | None = False,
 ) -> np.ndarray:
-    """The outcome that is released in each of `runs` selections.
+    """Simulate `runs` selections, and return the outcome that each releases.
 
     Parameters
     ----------
     draw : callable
         (key, shape) -> outcomes of candidates, traceable: `gaussian`, `finite`, or any other.
     score : callable
-        outcomes -> numbers of the same shape, traceable; the largest wins, of equal ones the first, NaN never.
+        outcomes -> numbers of equal shape, traceable.  The largest number wins, among equals the first, NaN never.
     law : Law
         One law of K.
     runs : int
     seed : int
-        The same seed gives the same winners, whatever the number of threads.
+        A seed determines the winners, whatever the number of threads.
     progress : bool, optional
-        A line on standard error; None only on a terminal.
+        A line on standard error; None shows it only on a terminal.
 
     Returns
     -------
@@ -150,7 +150,7 @@ def count_winners(
     seed: int = 0,
     progress: bool | None = False,
 ) -> np.ndarray:
-    """How many of `runs` winners are in an event: for more runs than are to be kept.
+    """Simulate `runs` selections and count the winners in an event, without keeping the winners.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def in_chunks(
     seed: int,
     progress: bool | None = False,
 ) -> Iterator[Any]:
-    """`one(key, repetitions, rng, size)` for chunks of selections, in order; the last `size` repetitions count."""
+    """Yield `one(key, repetitions, rng, size)` for chunks of selections in order; the last `size` repetitions count."""
     if not isinstance(law, Law) or law.shape:
         raise InputError(f"law = {law!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
     runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
@@ -206,7 +206,7 @@ def in_chunks(
 
 
 def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """`size` draws of K, int32, in ascending order except for those beyond the table."""
+    """Return `size` draws of K, int32, in ascending order except for those beyond the table."""
     counts = rng.multinomial(size, table)
     drawn = np.repeat(np.arange(table.size - 1, dtype=np.int32), counts[:-1])
     if not counts[-1]:
@@ -218,14 +218,14 @@ def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Gen
 
 
 def _table(law: Law) -> np.ndarray:
-    """Pr[K = 0], Pr[K = 1], ..., and last the probability of all that is beyond."""
+    """Return Pr[K = 0], Pr[K = 1], ..., and last the probability of all larger K."""
     last = int(min(float(law.quantile(1.0 - 1e-10)), LONGEST_TABLE))
     each = np.append(law.probability(np.arange(last + 1.0)), law.survival(np.asarray(float(last))))
     return each / each.sum()
 
 
 def _law_of(name: str, values: Any) -> np.ndarray:
-    """A probability vector, checked."""
+    """Return a probability vector, checked."""
     each = np.asarray(check(name, values, PROBABILITY))
     if each.ndim != 1 or abs(each.sum() - 1.0) > 1e-9:
         raise InputError(f"{name} must be a vector that sums to 1; divide it by its sum")
@@ -233,25 +233,24 @@ def _law_of(name: str, values: Any) -> np.ndarray:
 
 
 def _gaussian(mean: Any, key: Any, shape: tuple[int, ...]) -> Any:
-    """One bit for the sign, 31 for the tail's mass p below 1/2: sqrt(2) erfinv(1 - 2p), with w from p itself."""
+    """Return sqrt(2) erfinv(1 - 2p) with a random sign, from 31 bits for the tail's mass p < 1/2."""
     bits = jax.random.bits(key, shape, jnp.uint32)
     p = ((bits >> np.uint32(1)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
     w = -jnp.log(4.0 * p * (1.0 - p))
-    middle, tail = (
-        jnp.polyval(_ERFINV_MIDDLE.astype(np.float32), w - 2.5),
-        jnp.polyval(_ERFINV_TAIL.astype(np.float32), jnp.sqrt(w) - 3.0),
-    )
+    middle = jnp.polyval(_ERFINV_MIDDLE.astype(np.float32), w - 2.5)
+    tail = jnp.polyval(_ERFINV_TAIL.astype(np.float32), jnp.sqrt(w) - 3.0)
     size = jnp.where(w < 5.0, middle, tail) * (1.0 - 2.0 * p)
     return jnp.where(bits & np.uint32(1), size, -size) + mean
 
 
 def _finite(ends: Any, key: Any, shape: tuple[int, ...]) -> Any:
+    """Return outcomes drawn by the cumulative probabilities `ends`, as fractions of 2^32."""
     return jnp.searchsorted(ends, jax.random.bits(key, shape, jnp.uint32), side="right").astype(jnp.int32)
 
 
 @jax.jit
 def _winners(draw: Any, score: Any, key: Any, repetitions: Any) -> Any:
-    """The winners of every block, one block after the other."""
+    """Return the winners of every block, one block after the other."""
 
     def block(item: Any) -> Any:
         key, most = item
@@ -272,12 +271,13 @@ def _winners(draw: Any, score: Any, key: Any, repetitions: Any) -> Any:
 
 @jax.jit
 def _counted(draw: Any, score: Any, event: Any, key: Any, repetitions: Any, skipped: Any) -> Any:
+    """Return the number of winners in an event, without the first `skipped` of them."""
     released = _winners(draw, score, key, repetitions).reshape(-1)
     return jnp.sum(event(released) & (jnp.arange(released.size) >= skipped), axis=-1, dtype=jnp.int32)
 
 
 def _traced(function: Callable[..., Any]) -> Partial:
-    """A function as a pytree: compiled once for every function, whatever the arrays of a Partial."""
+    """Return a function as a pytree: it is compiled once for every function, whatever the arrays of a Partial."""
     return function if isinstance(function, Partial) else Partial(function)
 
 
@@ -301,15 +301,15 @@ class Cells(NamedTuple):
 
 
 def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Cells:
-    """The worst-case score of `selection.attack` as an order on the cells between which it jumps.
+    """Return the order of `selection.attack` as cells: the outcomes between two jumps of its score.
 
-    Within a cell the order makes no difference to what the cell as a whole is given.
+    The order within a cell does not change how often the cell as a whole wins.
 
     Parameters
     ----------
     found : Attack
     curve : callable
-        T(u), the largest numerator mass of a set of denominator mass u, in the attack's direction; of arrays.
+        T(u), the largest numerator mass of a set of denominator mass u, in the attack's direction; for arrays.
 
     Returns
     -------
@@ -334,9 +334,10 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
 
 
 def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """1 - V of the winner in each of `runs` selections, V its rank: accurate near 0.
+    """Simulate `runs` selections and return 1 - V of each winner, V its rank, accurate near 0.
 
-    A candidate scores above the winner with this probability: through the quantiles of any score it is the winner.
+    1 - V is the probability that a candidate scores above the winner.  The winner itself follows from the quantiles of
+    any score.
 
     Parameters
     ----------
@@ -367,7 +368,7 @@ def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None =
 
 
 def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """How many of `runs` selections each cell wins, cells in ascending order of their score.
+    """Simulate `runs` selections and count how many each cell wins, cells in ascending order of their score.
 
     Parameters
     ----------
@@ -387,13 +388,13 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     (1000, True)
     """
     masses = _law_of("masses", masses)
-    # ends of the cells from the top down: 1 - V below the first is the last cell
+    # ends of the cells from the top down: the last cell wins where 1 - V is below the first end
     above = np.cumsum(masses[::-1])[:-1] / masses.sum()
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
         with double_precision():
             counts = np.array(_counted_cells(above, key, repetitions), np.int64)
-        counts[-1] -= repetitions.size - size  # the fillers of the chunk have K = 0
+        counts[-1] -= repetitions.size - size  # the chunk is filled up with K = 0
         return counts
 
     return sum(in_chunks(one, law, runs, seed, progress))[::-1]
@@ -402,10 +403,10 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
 def cell_audit(
     cells: Cells, law: Law, *, delta: float, runs: int, confidence: float = 0.95, seed: int = 0
 ) -> LowerBound:
-    """A lower bound on the epsilon of a selection whose score orders `cells`, from `runs` selections in either world.
+    """Bound from below the epsilon of a selection whose score orders `cells`, by `runs` selections in either world.
 
-    The adversary's event, the winners with the largest likelihood ratios, is chosen from the cells' exact laws
-    (`selection.output_law`) and not from what is simulated.  So Clopper and Pearson's limits hold as they stand.
+    The adversary's event is the winners with the largest likelihood ratios.  It is chosen by the cells' exact laws
+    (`selection.output_law`) and not by the simulation.  So Clopper and Pearson's limits hold without held-out runs.
 
     Parameters
     ----------
@@ -438,7 +439,7 @@ def cell_audit(
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(np.where(one > 0.0, -np.log(one / other), np.inf), kind="stable")
         gain, cost = np.cumsum(one[order]), np.cumsum(other[order])
-    # the event for which the expected counts would show most
+    # the event with the best bound at the expected counts
     wrong, missed = (np.clip(np.round(x * runs), 0, runs) for x in (cost, 1.0 - gain))
     shown = clopper_pearson(wrong, runs, missed, runs, delta=delta, confidence=confidence).epsilon
     event = order[: int(np.argmax(shown)) + 1]
@@ -450,7 +451,7 @@ def cell_audit(
 
 
 def _top(key: Any, repetitions: Any) -> Any:
-    """1 - U^{1/K} from 53 random bits, in float64; NaN where K = 0."""
+    """Return 1 - U^{1/K} from 53 random bits, in float64; NaN where K = 0."""
     bits = jax.random.bits(key, repetitions.shape, jnp.uint64) >> np.uint64(11)
     exponential = -jnp.log((bits.astype(jnp.float64) + 0.5) * 2.0**-53)
     return jnp.where(repetitions > 0, -jnp.expm1(-exponential / repetitions), jnp.nan)
@@ -461,7 +462,7 @@ _ranks = jax.jit(_top)
 
 @jax.jit
 def _counted_cells(above: Any, key: Any, repetitions: Any) -> Any:
-    """The number of selections that each cell wins, from the top cell down, and last the number with K = 0."""
+    """Return the number of selections that each cell wins, from the top cell down, and last the number with K = 0."""
     top = jnp.where(repetitions > 0, _top(key, repetitions), 2.0).reshape(-1)
     cell = jnp.searchsorted(above, top, side="right")
     cell = jnp.where(top > 1.5, above.size + 1, cell)

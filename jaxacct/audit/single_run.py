@@ -1,5 +1,7 @@
-"""Auditing in one run: many canaries, each in or out by a coin; how many coins are guessed right bounds epsilon,
-or refutes a claimed trade-off curve, which enters by lines above it.
+"""Audits in one run by many canaries, each in or out by a coin.
+
+The number of coins guessed right bounds epsilon from below, or refutes a claimed trade-off curve.  The claimed curve
+enters by lines above it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from jaxacct.core.validation import (
 from jaxacct.mechanisms import Gaussian, Mechanism, batch_shape
 from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.representations.mechanism_profile import Profile, profile
+from jaxacct.selection.base_profile import upper_hull
 from jaxacct.training import Plan
 
 FARTHEST_EPSILON = 50.0
@@ -34,20 +37,20 @@ FARTHEST_EPSILON = 50.0
 DOWN = 1.0 - 8.0 * ROUNDOFF
 """Factor that rounds a result of a few operations down."""
 Inverse = Callable[[np.ndarray], np.ndarray]
-"""y -> a lower bound of inf{x : F(x) >= y}, infinite where y > 1."""
+"""Function from y to a lower bound of inf{x : F(x) >= y}, infinite where y > 1."""
 GUESSED = ("both", "in")
-"""Which guesses are made: both kinds, or only that a canary was in."""
+"""Kinds of guesses that are made: "in" and "out", or only "in"."""
 
 
 def one_run_p_value(
     epsilon: ArrayLike, correct: ArrayLike, guesses: ArrayLike, canaries: ArrayLike, delta: ArrayLike
 ) -> Numbers:
-    """The largest probability that any (epsilon, delta)-DP mechanism lets v or more of r guesses be right.
+    """Bound the probability that any (epsilon, delta)-DP mechanism lets v or more of r guesses be right.
 
     With `q = e^eps/(1 + e^eps)`, m canaries and B = Bin(r, q):
     `Pr[B >= v] + 2 m delta max_{1<=i<=v} (Pr[B >= v - i] - Pr[B >= v])/i`.
-    Where 2 m delta > 1 this need not grow with epsilon; then a larger value is returned that does.  In logarithms
-    throughout.
+    Where 2 m delta > 1 this need not grow with epsilon; then a larger value that does is returned.  All sums are of
+    logarithms.
 
     Parameters
     ----------
@@ -111,9 +114,10 @@ def one_run(
     claim: Plan | Mechanism | Profile | float | None = None,
     guessed: str = "both",
 ) -> LowerBound:
-    """The largest epsilon at which this number of right guesses would have probability below 1 - confidence.
+    """Bound epsilon from below by the number of right guesses in one run, or test a claimed curve with a ``claim``.
 
-    With a ``claim`` the guesses are held against its whole trade-off curve instead, which sees more: `CurveTest`.
+    The bound is the largest epsilon at which so many right guesses have probability below 1 - confidence.  A test of
+    the whole trade-off curve of a ``claim`` refutes more: `CurveTest`.
 
     m ``canaries`` were each put in by a fair coin of its own, and the mechanism ran once.  ``guesses`` of the coins
     were chosen by looking at the output alone, and ``correct`` of them were guessed right (`coin_guesses`).  The
@@ -129,7 +133,7 @@ def one_run(
     claim : Plan, Mechanism, Profile or float, optional
         As for `known_curve_p_value`, which also says what must hold of the guesses.
     guessed : {"both", "in"}
-        "in" if every guess says that a canary was in, and some are not guessed: sharper against a claim.
+        "in" if every guess says that a canary was in, and some coins are not guessed: sharper against a claim.
 
     Returns
     -------
@@ -152,10 +156,10 @@ def one_run(
     fields, shape = guess_counts(correct, guesses, canaries, delta)
     v, r, m, d = (np.broadcast_to(x, shape).reshape(-1) for x in fields)
     rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - 1e-9
-    # at the right end even r of r guesses have probability q^r >= error
+    # at the right end r right guesses of r have probability q^r >= error
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
     some = rejected(low)
-    for _ in range(60):  # more than there are bits in a float64
+    for _ in range(60):  # a float64 has fewer bits
         middle = 0.5 * (low + high)
         right = rejected(middle)
         low, high = np.where(right, middle, low), np.where(right, high, middle)
@@ -165,7 +169,7 @@ def one_run(
 
 
 def coin_guesses(scores: ArrayLike, included: ArrayLike, positive: int, negative: int) -> tuple[int, int]:
-    """(correct, guesses): the `positive` highest scores are guessed to be in, the `negative` lowest to be out.
+    """Return (correct, guesses): the `positive` highest scores are guessed to be in, the `negative` lowest to be out.
 
     Parameters
     ----------
@@ -173,7 +177,7 @@ def coin_guesses(scores: ArrayLike, included: ArrayLike, positive: int, negative
     included : array_like of bool, shape (canaries,)
         Whether each canary was in.
     positive, negative : int
-        How many are guessed; they must be fixed before the scores are seen.
+        Numbers of guesses, which must be fixed before the scores are seen.
 
     Returns
     -------
@@ -197,7 +201,7 @@ def coin_guesses(scores: ArrayLike, included: ArrayLike, positive: int, negative
 
 
 def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
-    """log of the p-value, all (B,)."""
+    """Return the logarithm of the p-value, all arrays (B,)."""
     from scipy.special import gammaln
 
     k = np.arange(int(r.max()) + 1.0)
@@ -210,7 +214,7 @@ def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
         tail = np.logaddexp.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
         at = v.astype(int)[:, None]
         beyond = np.take_along_axis(tail, at, axis=1)  # Pr[B >= v]
-        # S_i = Pr[v - i <= B < v], summed downwards from v: no difference of tails
+        # S_i = Pr[v - i <= B < v] is summed downwards from v, without a difference of tails
         i = k[1:]
         below = np.where(i <= at, np.take_along_axis(mass, np.maximum(at - i.astype(int), 0), axis=1), -np.inf)
         within = np.logaddexp.accumulate(below, axis=1)
@@ -222,12 +226,12 @@ def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CurveTest(LowerBound):
-    """A test of a claimed trade-off curve, and the Gaussian-DP mu that the same guesses refute; by `one_run`.
+    """Test of a claimed trade-off curve, and the Gaussian-DP mu that the guesses refute; made by `one_run`.
 
-    If the claim is true, `p_value <= a` has probability at most a.  A small one refutes the claimed curve, and so every
-    curve that promises more.  It says nothing of any one (epsilon, delta).  The fields of `LowerBound` are those of the
-    bound on mu by the same guesses: the run is not mu'-Gaussian DP for any mu' < ``mu``, without a condition, and its
-    ``epsilon`` is at least as said if the curve is that of a Gaussian.
+    If the claim is true, `p_value <= a` has probability at most a.  A small p-value refutes the claimed curve, and so
+    every curve that promises more.  It says nothing of any one (epsilon, delta).  The fields of `LowerBound` belong to
+    the bound on mu by the same guesses: the run is not mu'-Gaussian DP for any mu' < ``mu``, without a condition.  The
+    ``epsilon`` is a lower bound if the curve is that of a Gaussian.
 
     Parameters
     ----------
@@ -236,7 +240,7 @@ class CurveTest(LowerBound):
     p_value : float or numpy.ndarray
         Rounded up.
     claim : str
-        What was tested, in words.
+        The tested claim, in words.
     guessed : {"both", "in"}
 
     References
@@ -258,7 +262,7 @@ class CurveTest(LowerBound):
         return plain(np.asarray(self.p_value) <= error_of(self.confidence))
 
     def __repr__(self) -> str:
-        """The test first, then the bound."""
+        """Return the test first, then the bound."""
         p = np.array2string(np.asarray(self.p_value), threshold=8, formatter={"float_kind": "{:.3g}".format})
         mu = np.array2string(np.asarray(self.mu), precision=6, threshold=8)
         bound = super().__repr__().removeprefix("LowerBound(")
@@ -273,21 +277,21 @@ def known_curve_p_value(
     *,
     guessed: str = "both",
 ) -> Numbers:
-    """The largest probability that the claimed trade-off curve lets c or more of g guesses be right, rounded up.
+    """Bound the probability that the claimed trade-off curve lets c or more of g guesses be right, rounded up.
 
-    Each of m canaries was in or out by a fair coin of its own, independent of the others; the mechanism ran once.  The
-    number of guesses g was fixed before the coins were tossed: the g largest scores, not the scores above a threshold.
-    Guesses depend on the output that the claim is about, and on randomness of their own, not on the coins.  If several
-    g or scores are tried, each p-value is multiplied by their number.
+    Each of m canaries was in or out by a fair coin of its own, and the mechanism ran once.  The number of guesses g was
+    fixed before the coins were tossed: the g largest scores, not the scores above a threshold.  Guesses depend on the
+    output that the claim is about, and on randomness of their own, not on the coins.  If several g or scores are tried,
+    each p-value is multiplied by their number.
 
     Parameters
     ----------
     correct, guesses, canaries : array_like of whole numbers
         c, g and m: correct <= guesses <= canaries.  All broadcast.
     claim : Plan, Mechanism, Profile or float
-        What is claimed of adding or removing one canary (of replacing one, or zeroing it out, if the plan or profile
-        is under replace_one or zero_out): the curve of a plan's run, once; of a mechanism; or mu-Gaussian DP for a
-        number mu > 0.
+        The claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
+        mu-Gaussian DP for a number mu > 0.  A plan or profile under replace_one or zero_out claims it of replacing a
+        canary, or of zeroing it out.
     guessed : {"both", "in"}
         "in" if every guess says that a canary was in: sharper, and needs only the curve of removing.
 
@@ -297,8 +301,8 @@ def known_curve_p_value(
 
     References
     ----------
-    Mahloujifar, Melis and Chaudhuri (2024), arXiv:2410.22235; README.md of this folder, "A known curve", has the proof
-    and that for "in".
+    Mahloujifar, Melis and Chaudhuri (2024), arXiv:2410.22235; README.md of this folder, "A known curve", has the
+    proofs.
 
     >>> round(known_curve_p_value(19, 20, 100, 1.0), 3), round(known_curve_p_value(19, 20, 100, 1.0, guessed="in"), 3)
     (0.391, 0.244)
@@ -311,7 +315,7 @@ def known_curve_p_value(
 def known_curve_test(
     correct: Any, guesses: Any, canaries: Any, claim: Any, *, delta: Any, confidence: float, guessed: str
 ) -> CurveTest:
-    """The answer of `one_run` with a claim."""
+    """Answer `one_run` with a claim."""
     error = error_of(confidence)
     if delta is None:
         if not isinstance(claim, Plan):
@@ -332,12 +336,15 @@ def known_curve_test(
 
 
 def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse) -> np.ndarray:
-    """Whether c or more of g right guesses cannot have probability tau (README.md, "A known curve"); rounded down."""
+    """Return whether c or more right guesses of g cannot have probability tau (README.md, "A known curve").
+
+    r and h are rounded down.
+    """
     r, h = DOWN * tau * c / m, DOWN * tau * (g - c) / m
     for i in range(int(c.max()) - 1, -1, -1):
         active = i < c
         more = np.where(active, np.maximum(h, inverse(r)), h)
-        # an infinite `more` stays, and decides: r need not be told
+        # an infinite `more` stays infinite and decides, so that r need not change
         step = np.subtract(more, h, out=np.zeros_like(r), where=np.isfinite(more))
         r = np.where(active, DOWN * (r + i / np.maximum(g - i, 1.0) * step), r)
         h = more
@@ -345,25 +352,25 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
 
 
 def _p_value(c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse, guessed: str) -> np.ndarray:
-    """The least tau that is shown to be refuted, or 1; counts (B, 1)."""
+    """Return the least tau that is shown to be refuted, or 1; counts (B, 1)."""
     side = inverse if guessed == "both" else halved(inverse)
     wrong = lambda log_tau: refuted(np.exp(log_tau), c, g, m, side)
     return np.minimum(np.exp(_sections(wrong, -690.0, 0.0, c.shape[0])[1]) / DOWN, 1.0)
 
 
 def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, guessed: str) -> np.ndarray:
-    """The largest mu that is shown to be refuted at this error, or 0; the curves are nested."""
+    """Return the largest mu that is shown to be refuted at this error, or 0; the curves are nested."""
 
     def held(mu: np.ndarray) -> np.ndarray:
         inverse = by_gaussian(mu)
         side = inverse if guessed == "both" else halved(inverse)
         return ~refuted(np.full(mu.shape, error), c, g, m, side)
 
-    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # an attack on it is never wrong in float64
+    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # at mu = 50 an attack is never wrong in float64
 
 
 def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:
-    """For each row, two neighbouring values between which a monotone statement turns true, both as evaluated."""
+    """Return for each row two neighbouring evaluated values between which a monotone statement turns true."""
     left, right = np.full(rows, low), np.full(rows, high)
     share = np.arange(1.0, 17.0) / 17.0
     for _ in range(10):  # the interval shrinks by 17^10 = 2e12
@@ -377,6 +384,7 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
 def _columns(
     c: np.ndarray, g: np.ndarray, m: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the counts broadcast to a shape and flattened to columns, (B, 1)."""
     of = lambda x: np.broadcast_to(x, shape).reshape(-1, 1)
     return of(c), of(g), of(m)
 
@@ -384,7 +392,7 @@ def _columns(
 class Lines(NamedTuple):
     """Lines above the claimed curve: Pr[S with the record] <= intercept + slope Pr[S without], for every event S.
 
-    Sorted by slope; only those that are lowest somewhere.  ``breaks`` are the values y between which each is.
+    They are sorted by slope, and each is the lowest of all lines somewhere: for y between two neighbouring ``breaks``.
     """
 
     intercept: np.ndarray
@@ -393,7 +401,7 @@ class Lines(NamedTuple):
 
 
 def claimed_lines(claim: Any, guessed: str) -> Lines:
-    """Lines above the claimed curve: of both directions, or of removing alone for guesses "in"."""
+    """Return lines above the claimed curve, of both directions, or of removing alone for guesses "in"."""
     relation = "add_or_remove_one" if guessed == "both" else "remove_one"
     if isinstance(claim, Plan):
         one = profile(claim.mechanism, claim.relation)
@@ -421,37 +429,22 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
-    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # smaller p-values cannot be told from 0
+    """Return (epsilon, upper ends of delta) of a profile."""
+    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # float64 hardly distinguishes smaller p-values from 0
     # the error of lines is second order in their distance
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
     return epsilon, np.asarray(side.delta(epsilon).upper)
 
 
 def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
-    """The lines that are lowest somewhere: those whose (y - intercept)/slope is largest for some y."""
-    order = np.lexsort((intercept, -slope))
-    kept: list[int] = []
-    breaks: list[float] = []
-    for k in order:
-        while kept:
-            last = kept[-1]
-            if slope[k] >= slope[last]:
-                break  # as steep and not lower
-            # (y - a)/s = (y - b)/t at y = (a/s - b/t)/(1/s - 1/t), the new line with t < s above it from there on
-            meet = (intercept[k] * slope[last] - intercept[last] * slope[k]) / (slope[last] - slope[k])
-            if len(breaks) and meet <= breaks[-1]:
-                kept.pop(), breaks.pop()
-                continue
-            breaks.append(float(meet))
-            kept.append(int(k))
-            break
-        else:
-            kept.append(int(k))
-    return Lines(intercept[kept], slope[kept], np.asarray(breaks))
+    """Return the lines that are lowest somewhere: (y - intercept)/slope is largest for some y."""
+    steep, start = 1.0 / slope, -intercept / slope
+    kept = upper_hull(steep, start)
+    return Lines(intercept[kept], slope[kept], -np.diff(start[kept]) / np.diff(steep[kept]))
 
 
 def by_lines(lines: Lines) -> Inverse:
-    """The inverse of a curve of lines.  Every line gives a lower bound, so rounding may choose any of them."""
+    """Return the inverse of a curve of lines.  Every line gives a lower bound, so rounding may choose any line."""
 
     def inverse(y: np.ndarray) -> np.ndarray:
         best = np.searchsorted(lines.breaks, y)
@@ -462,7 +455,7 @@ def by_lines(lines: Lines) -> Inverse:
 
 
 def by_gaussian(mu: np.ndarray) -> Inverse:
-    """The inverse for mu-Gaussian DP, in closed form and rounded down; mu broadcasts with y."""
+    """Return the inverse for mu-Gaussian DP, in closed form and rounded down; mu broadcasts with y."""
     from scipy.special import ndtr, ndtri
 
     def inverse(y: np.ndarray) -> np.ndarray:
@@ -473,12 +466,12 @@ def by_gaussian(mu: np.ndarray) -> Inverse:
 
 
 def halved(inverse: Inverse) -> Inverse:
-    """The inverse for guesses "in": that of the curve F(2 x)/2, since a fair coin decides who is in."""
+    """Return the inverse for guesses "in": that of the curve F(2 x)/2, since a fair coin decides who is in."""
     return lambda y: 0.5 * inverse(2.0 * y)
 
 
 def words(claim: Any) -> str:
-    """The claim in words."""
+    """Return the claim in words."""
     if isinstance(claim, Plan):
         return "curve of the plan"
     if isinstance(claim, Mechanism | Profile):

@@ -80,14 +80,13 @@ class Option:
     noise_multiplier : of candidates and final run.
     released_noise, candidate_noise : noise multiplier over expected batch size, of the released model and of the
         candidates: the standard deviation of the noise on a mean gradient, per clip norm.
-    epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it. gradients, gradients_95
-    : gradient evaluations: their expectation and their 95 % quantile by the law of K. status : "ok": at most 0.2 % of
-    the target is unspent.  "not_binding": more is unspent, because less noise or an E[K]
-        above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of
+    epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it.
+    gradients, gradients_95 : gradient evaluations: their expectation and their 95 % quantile by the law of K.
+    status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because less noise or an
+        E[K] above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of
         candidates. "infeasible": nothing meets the target.
     search : "iid"; "4 rounds", each round's winner public, with `candidates` for all rounds and `parameter` for one
-    round;
-        "adaptive", each candidate after all before it.
+        round; "adaptive", each candidate after all before it.
     """
 
     split: str
@@ -246,17 +245,19 @@ def advise(
 
     Parameters
     ----------
-    target_epsilon, target_delta : > 0, in (0, 1). dataset_size : the number of records n. sampling_probability : of
-    DP-SGD, in (0, 1]. epochs, steps : one of the two. candidates : numbers E[K], each of which gets the least noise
-    that meets the target. noise_multiplier : given in place of candidates: the largest E[K] that it allows is found.
+    target_epsilon, target_delta : > 0, in (0, 1).
+    dataset_size : the number of records n.
+    sampling_probability : of DP-SGD, in (0, 1].
+    epochs, steps : one of the two.
+    candidates : numbers E[K], each of which gets the least noise that meets the target.
+    noise_multiplier : given in place of candidates: the largest E[K] that it allows is found.
     shares : in (0, 1].  Share 1 has candidates on all data and no final run.  Below 1 they are on a Poisson sample, and
-    a
-        final run follows.
-    variants : data of the final run: "rest", the data outside the sample, or "all". families : of the law of K:
-    "geometric", "poisson", "logarithmic", "truncated_negative_binomial". eta : > -1, of "truncated_negative_binomial",
-    and only of it. rounds : numbers of rounds to compare (`tune_in_rounds`): 1 is i.i.d. candidates without rounds.
-    `candidates` and the
-        answers count the candidates of all rounds together.
+        a final run follows.
+    variants : data of the final run: "rest", the data outside the sample, or "all".
+    families : of the law of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
+    eta : > -1, of "truncated_negative_binomial", and only of it.
+    rounds : numbers of rounds to compare (`tune_in_rounds`): 1 is i.i.d. candidates without rounds. `candidates` and
+        the answers count the candidates of all rounds together.
     adaptive : whether to include a fixed number of candidates, each of which may follow all before it (`Adaptive`).
     progress : a line on standard error; None shows it only on a terminal.
 

@@ -97,8 +97,7 @@ class Adaptive:
     Parameters
     ----------
     propose : (history, key) -> config: a tuple of `Tried`, in order, and a JAX key for random choices.  It must not
-    look at
-        the data in any other way.  A config maps names to numbers and words.
+        look at the data in any other way.  A config maps names to numbers and words.
 
     References
     ----------

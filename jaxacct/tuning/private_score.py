@@ -47,14 +47,12 @@ class PrivateScore:
     Parameters
     ----------
     value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right;
-    a
-        function of that example alone.
+        a function of that example alone.
     data : pytree of arrays, the examples along the first axis, at most 2^20.
     on : "validation": data without any record of the training data.  "training": the training data, or data that share
         records with them.
     noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
-    left
-        out: it is then the least with which the selection by the noisy score meets the target.
+        left out: it is then the least with which the selection by the noisy score meets the target.
     unit : values are rounded to multiples of it: a power of two from 2^-20 to 1, chosen without looking at the data.
 
     References

@@ -92,22 +92,23 @@ def tune_on_subset(
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar. make_optimizer : config -> Optax transformation, as for `side_by_side`. space
-    : has ``sample(key) -> config``, a dict of numbers; draws must not depend on the data. data : pytree of arrays,
-    plan.dataset_size records along the first axis. plan : a `SubsetPlan`. init : JAX key -> first parameters, of equal
-    shapes for all keys. score : params -> a number, larger is better, of public data only; NaN ranks below every
-    number.  Among equal scores the
-        candidate drawn first wins.
+    loss_fn : (params, example) -> scalar.
+    make_optimizer : config -> Optax transformation, as for `side_by_side`.
+    space : has ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
+    data : pytree of arrays, plan.dataset_size records along the first axis.
+    plan : a `SubsetPlan`.
+    init : JAX key -> first parameters, of equal shapes for all keys.
+    score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Among equal scores
+        the candidate drawn first wins.
     candidates : "iid" declares that all draws of a space of your own are independent and from one law, as those of
-    `Grid`
-        and `Random` are.  For other spaces there is no guarantee here.
+        `Grid` and `Random` are.  For other spaces there is no guarantee here.
     extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
-    "adam"
-        changes nothing; a function maps (config, growth) to a config.
+        "adam" changes nothing; a function maps (config, growth) to a config.
     warm_start : begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
-    clip_norm, method, micro_batch : as for `side_by_side`. ledger : a path or a Ledger; its entries count against the
-    plan's target. key : 32 secret bytes for all randomness but K, by default from the operating system; never use them
-    for two tunings.
+    clip_norm, method, micro_batch : as for `side_by_side`.
+    ledger : a path or a Ledger; its entries count against the plan's target.
+    key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two
+        tunings.
 
     Returns
     -------

@@ -56,8 +56,7 @@ class Tuned:
     candidates : what the claim takes the candidates for: "iid" for the library's spaces, "iid, declared" where the user
         says so, or "adaptive".
     winners : all that are released, as `Winner`: the best `top`, best first; in `tune_in_rounds` the winners of the
-    first
-        round, then those of the second, and so on.  Empty with status "none".
+        first round, then those of the second, and so on.  Empty with status "none".
 
     >>> import jaxacct as ja
     >>> run = ja.Gaussian(2.0)
@@ -107,33 +106,32 @@ def tune(
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar; with rngs (params, example, key). make_optimizer : config -> Optax
-    transformation.  Candidates with equal words (such as the optimizer's name) train side
-        by side, 16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
-    space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`, and is independent of the data.
-    Or an
-        `Adaptive` search, whose proposals depend on earlier candidates; it counts as adaptive.
-    data : pytree of arrays, the plan's dataset_size examples along the first axis. plan : a Plan with repetitions; a
-    `MatchedPlan` for candidates that also differ in sampling probability and length; a
-        `SearchPlan` for several winners.
-    init : JAX key -> first parameters, of equal shapes for all keys. score : params -> a number, larger is better, of
-    public data only; or a PrivateScore.  NaN ranks below -inf, and among
-        equal scores the candidate drawn first wins: one rule for every K.  An exception in training or scoring a
+    loss_fn : (params, example) -> scalar; with rngs (params, example, key).
+    make_optimizer : config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train
+        side by side, 16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
+    space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`, and is independent of the data. Or
+        an `Adaptive` search, whose proposals depend on earlier candidates; it counts as adaptive.
+    data : pytree of arrays, the plan's dataset_size examples along the first axis.
+    plan : a Plan with repetitions; a `MatchedPlan` for candidates that also differ in sampling probability and length;
+        a `SearchPlan` for several winners.
+    init : JAX key -> first parameters, of equal shapes for all keys.
+    score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, and
+        among equal scores the candidate drawn first wins: one rule for every K.  An exception in training or scoring a
         candidate is a NaN, and nothing of it is shown; try both on made-up data before.
     candidates : "iid" or "adaptive", as for `selection.select`.  The default is "iid" for a `Grid`, and for a `Random`
-    with
-        the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other space,
-        which may keep state.  "iid" declares that every draw of the space is independent and from one law;
+        with the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other
+        space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;
         `Tuned.candidates` and the ledger note the declaration.
-    top : number of the best candidates that are released, in `Tuned.winners`; by default that of the plan, else 1. pad
-    : the running time reveals K, which no guarantee covers where the time can be observed.  With pad = n, n candidates
-        are always trained and scored, and those beyond K are dropped.  The law must have K <= n, such as
+    top : number of the best candidates that are released, in `Tuned.winners`; by default that of the plan, else 1.
+    pad : the running time reveals K, which no guarantee covers where the time can be observed.  With pad = n, n
+        candidates are always trained and scored, and those beyond K are dropped.  The law must have K <= n, such as
         ``truncated(law, n)``, for which the plan then accounts.
-    clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`. ledger : a path or a Ledger;
-    its entries count against the plan's target. key : 32 secret bytes for all randomness but K, by default from the
-    operating system; never use them for two tunings. progress : a line on standard error, shown only with pad, or for
-    an `Adaptive` search, which pays for a public K; None
-        shows it only on a terminal.
+    clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
+    ledger : a path or a Ledger; its entries count against the plan's target.
+    key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two
+        tunings.
+    progress : a line on standard error, shown only with pad, or for an `Adaptive` search, which pays for a public K;
+        None shows it only on a terminal.
 
     Returns
     -------
@@ -198,9 +196,11 @@ def tune_in_rounds(
     Parameters
     ----------
     loss_fn, make_optimizer, data, init, pad, clip_norm, method, micro_batch, rngs, trainable, private_loss : as for
-    `tune`. key, progress, ledger : as for `tune`. space : the space of the first round. plan : a `SearchPlan` with
-    `rounds`, which solves for the noise; or a Plan with repetitions and a noise multiplier. update : (winners so far,
-    in order) -> the space of the next round, or None to stop.  It must use nothing else that
+        `tune`.
+    key, progress, ledger : as for `tune`.
+    space : the space of the first round.
+    plan : a `SearchPlan` with `rounds`, which solves for the noise; or a Plan with repetitions and a noise multiplier.
+    update : (winners so far, in order) -> the space of the next round, or None to stop.  It must use nothing else that
         depends on the data.  A round that releases nothing adds no winner.
     score : as for `tune`; a PrivateScore needs its noise multiplier.
     rounds : number of rounds; by default that of the plan.
@@ -262,10 +262,10 @@ def tune_with(
 
     Parameters
     ----------
-    train : (config, key) -> result. space, top, pad, key, progress : as for `tune`; `Tried.result` is the result of
-    `train`. mechanism : the cost of one call of `train`, whatever the configuration.  The guarantee is as good as this
-    claim.  It
-        holds only if `train` reveals nothing but its result, and whether it raises an exception; the exception's
+    train : (config, key) -> result.
+    space, top, pad, key, progress : as for `tune`; `Tried.result` is the result of `train`.
+    mechanism : the cost of one call of `train`, whatever the configuration.  The guarantee is as good as this claim.
+        It holds only if `train` reveals nothing but its result, and whether it raises an exception; the exception's
         message is not shown.  Include the score if it looks at private data.
     repetitions : one law of K.
     target_delta : in (0, 1).
