@@ -1,6 +1,6 @@
 """The `jaxacct` command: one clear line and exit status 2 for bad input, 1 for an infeasible calibration.
 
-Whatever needs JAX is imported when a command runs, so that help and mistyped options answer at once.
+Modules that need JAX are imported when a command runs, so that help and mistyped options answer at once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from jaxacct.cli.arguments import WHOLE_NUMBERS, UsageError, parse
+from jaxacct.cli.arguments import REQUIRED, SINGLE, WHOLE_NUMBERS, UsageError, parse
 
 __all__ = ["command", "main"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT."""
 TERMINATED = 143
-"""Exit status after SIGTERM: 128 and its number."""
+"""Exit status after SIGTERM: 128 and the number of SIGTERM."""
 BROKEN_PIPE = 141
 """Exit status where the reader of standard output has gone: 128 and the number of SIGPIPE."""
 
@@ -31,7 +31,7 @@ RUNS = {
     **{name: ("files", name) for name in ("sweep", "merge", "plot", "ledger", "report")},
     "warm": ("warm", "run"),
 }
-"""The file and function of each command; those that are not here are questions."""
+"""The file and function of each command; every other command is `questions.run`."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -39,7 +39,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def command() -> int:
-    """`main` as a process of its own, which ends before there is much garbage to look for."""
+    """Run `main` as a process of its own, which ends before there is much garbage to collect."""
     gc.set_threshold(200_000)
     received: list[int] = []
 
@@ -56,9 +56,9 @@ def command() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv[1:]` by default) and return its exit status.
 
-    0: answered.  1: answered, but a calibration is infeasible, a row failed, or a report shows what is not to be
-    claimed.  2: bad input, or a file or standard output that cannot be written.  3, 4: a verification refuted a
-    bracket, or left one undecided.  130: interrupted (143 as a process that was told to terminate).
+    0: answered.  1: answered, but a calibration is infeasible, a row failed, or a claim of a report may not be made.
+    2: bad input, or a file or standard output that cannot be written.  3, 4: a verification refuted a bracket, or left
+    a bracket undecided.  130: interrupted (143 if a process was terminated).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"
@@ -97,7 +97,10 @@ def run(options: argparse.Namespace) -> int:
 
     from jaxacct.core.validation import InputError
 
-    for name in ("rtol", *WHOLE_NUMBERS):
+    for name, advice in REQUIRED.get(options.command, {}).items():
+        if getattr(options, name) is None:
+            raise InputError(advice)
+    for name in ("rtol", *WHOLE_NUMBERS, *SINGLE.get(options.command, ())):
         value = getattr(options, name, None)
         if np.ndim(value or 0):
             raise InputError(f"{name} must be one number, not a list")
@@ -109,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _shown(command: str, usual: Any) -> Any:
-    """How warnings are shown: rows that failed in one line, others as usual."""
+    """Return a function that shows warnings: rows that failed in one line, other warnings as usual."""
     from jaxacct.sweeps.solve import FailedRows
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -122,7 +125,7 @@ def _shown(command: str, usual: Any) -> Any:
 
 
 def _drop_output() -> None:
-    """Nothing more can be written to standard output, also not when the process ends."""
+    """Redirect standard output to nowhere, so that the flush at the end of the process does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -21,7 +21,7 @@ CONFIGURATION = {
     "cap": "of truncated_poisson: the most records of a batch",
     "group": "records of one person, protected together (default 1)",
 }
-"""Options that say which DP-SGD is meant, each with its help: the numbers of `dp_sgd_run.NUMBERS`."""
+"""Options that describe the DP-SGD run, each with its help: the numbers of `dp_sgd_run.NUMBERS`."""
 QUESTION = {
     "epsilon": {"delta": "delta of the guarantee"},
     "delta": {"epsilon": "epsilon of the guarantee"},
@@ -67,17 +67,35 @@ QUESTION = {
 """Numeric options of each command beyond the configuration, each with its help."""
 PLOT = ("kind", "x", "by", "value", "where", "rows")
 """Options of `jaxacct plot`."""
-ACTIONS = ("show",)
-"""The actions of `jaxacct ledger`."""
 WHOLE_NUMBERS = ("block", "process_id", "process_count")
 """Options that take one whole number."""
+SINGLE = {"risk": ("above_fpr",), "ledger": ("delta",), "report": ("delta", "prior"), "verify": ("delta", "seconds")}
+"""Numeric options of a command that take one number."""
+REQUIRED = {
+    "sweep": {"grid": "GRID is missing; give a .toml or .csv file"},
+    "merge": {"out": "--out is missing; name the result, such as --out result.csv"},
+    "plot": {
+        "result": "RESULT is missing; give the .csv or .parquet of a sweep",
+        "out": "--out is missing; name the picture, such as --out figure.png",
+    },
+    "ledger": {
+        "action": "ACTION is missing; use one of show, as in jaxacct ledger show LEDGER",
+        "ledger": "LEDGER is missing; name the file, as in jaxacct ledger show run.jsonl",
+    },
+    "report": {
+        "file": "FILE is missing; give a ledger, the .csv or .parquet of a sweep, or a plan as JSON",
+        "out": "--out is missing; name the page, such as --out report.html",
+    },
+    "verify": {"result": "FILE is missing; give the .csv or .parquet of a sweep, or the ledger of a training run"},
+}
+"""Options that a command cannot do without, each with the error message."""
 
 Option = tuple[str, dict[str, Any]]
 """The arguments of `add_argument`."""
 
 
 class Command(NamedTuple):
-    """What a command does, whose first sentence is its line in the list of commands; an example; its options."""
+    """Description (the list of commands shows its first sentence), example and options of a command."""
 
     description: str
     example: str
@@ -93,7 +111,7 @@ def _switch(name: str, text: str, **more: Any) -> Option:
 
 
 def _word(name: str, text: str, nargs: str = "?", metavar: str = "") -> Option:
-    """An argument without a name of its own."""
+    """Return a positional argument."""
     return name, {"metavar": metavar or name.upper(), "nargs": nargs, "help": text}
 
 
@@ -254,7 +272,7 @@ COMMANDS = {
         "replays that count twice, and the certified epsilon of each run and of all.",
         "jaxacct ledger show run.jsonl --delta 1e-6",
         (
-            _word("action", ", ".join(ACTIONS)),
+            _word("action", "show"),
             _word("ledger", "the ledger of a training run"),
             *_numbers(QUESTION["ledger"]),
         ),
@@ -289,7 +307,7 @@ COMMANDS = {
         (_option("for", "sweep, training or all (default)", "P", default="all"),),
     ),
 }
-"""The commands, in the order in which the help lists them."""
+"""The commands, in the order of the help."""
 
 
 class UsageError(Exception):
@@ -302,9 +320,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line; numeric options are numbers, lists of them, or None where left out.
+    """Parse a command line; numeric options become numbers, lists of numbers, or None where left out.
 
-    Raises UsageError for unknown commands and options (with the near match) and values that are no numbers.
+    Raises UsageError for unknown commands and options (with the nearest name) and for values that are no numbers.
     """
     options, unknown = _parser().parse_known_args(_attach_negatives(arguments))
     if options.command is None:
@@ -319,7 +337,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def number(name: str, text: str) -> float | int | list[float | int]:
-    """A number, or a list of them from text with commas; whole numbers stay exact.
+    """Parse a number, or a list of numbers from text with commas; whole numbers stay exact.
 
     >>> number("steps", "100"), number("noise_multiplier", "0.8,1.0")
     (100, [0.8, 1.0])
@@ -358,7 +376,7 @@ def _parser() -> _Parser:
 
 
 def _attach_negatives(arguments: Sequence[str]) -> list[str]:
-    """`--steps -1e3` as `--steps=-1e3`, so that a negative number is read as a value and refused as one."""
+    """Join `--steps -1e3` to `--steps=-1e3`, so that a negative number is read and refused as a value."""
     joined: list[str] = []
     for word in arguments:
         negative = re.match(r"-([0-9.]|inf|nan)", word)

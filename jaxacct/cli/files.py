@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxacct.cli import output
-from jaxacct.cli.arguments import ACTIONS, PLOT
+from jaxacct.cli.arguments import PLOT
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import InputError, choice
 from jaxacct.report.claim import safe
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 def sweep(options: argparse.Namespace) -> int:
     """Solve every configuration of a grid, alone or as one of several processes."""
-    if options.grid is None:
-        raise InputError("GRID is missing; give a .toml or .csv file")
     settings = {name: getattr(options, name) for name in ("relation", "engine", "rtol", "backend", "block", "shard")}
     if options.dry_run:
         return output.report(asdict(plan(options.grid, **settings)), output.plan_text, options)
@@ -44,9 +42,7 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def merge(options: argparse.Namespace) -> int:
-    """The parts that the slices of a sweep have written, as one result."""
-    if options.out is None:
-        raise InputError("--out is missing; name the result, such as --out result.csv")
+    """Merge the parts of a sweep's slices into one result."""
     begin = time.monotonic()
     table = merged(options.parts, options.out, overwrite=options.overwrite)
     output.report(output.summary(table, options.out, time.monotonic() - begin), output.summary_text, options)
@@ -55,10 +51,6 @@ def merge(options: argparse.Namespace) -> int:
 
 def plot(options: argparse.Namespace) -> int:
     """Draw the result of a sweep."""
-    if options.result is None:
-        raise InputError("RESULT is missing; give the .csv or .parquet of a sweep")
-    if options.out is None:
-        raise InputError("--out is missing; name the picture, such as --out figure.png")
     from jaxacct.plots import plot as drawn
 
     chosen = {name: getattr(options, name) for name in PLOT}
@@ -72,7 +64,7 @@ def plot(options: argparse.Namespace) -> int:
 
 
 def join(options: argparse.Namespace) -> None:
-    """Become one of several processes, where a sweep asks for that, as the options or the cluster say."""
+    """Join the processes of a distributed sweep, as the options or the cluster describe them."""
     if options.command != "sweep":
         return
     given = {name: getattr(options, name) for name in ("coordinator", "process_id", "process_count")}
@@ -101,45 +93,32 @@ def join(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> int:
-    """One page on a privacy claim; exit status 1 where something on it is not to be claimed."""
-    if options.file is None:
-        raise InputError("FILE is missing; give a ledger, the .csv or .parquet of a sweep, or a plan as JSON")
-    if options.out is None:
-        raise InputError("--out is missing; name the page, such as --out report.html")
-    for name in ("delta", "prior"):
-        if np.ndim(getattr(options, name) or 0):
-            raise InputError(f"{name} must be one number, not a list")
-    from jaxacct.report import report as page_of  # takes a while to import: only for this command
+    """Write the page on a privacy claim; return exit status 1 where an answer on it is not to be claimed."""
+    from jaxacct.report import report as page_of  # a slow import that no other command needs
 
     prior = 0.5 if options.prior is None else options.prior
     settings = {"rows": output.row_numbers(options.rows), "prior": prior, "relation": options.relation}
     made = page_of(options.file, options.out, delta=options.delta, **settings)
-    told, lines = [], {}
+    claims, lines = [], {}
     for claim in made.claims:
         may, upper = claim.may_be_claimed, claim.upper
         words = f"{claim.quantity} <= {output.up(upper, 6)}" if may else "not to be claimed"
         finite = None if math.isnan(upper) else upper if math.isfinite(upper) else "inf"
         one = {"of": claim.title, "may_be_claimed": may, "claim": words, "upper": finite, "at": claim.given}
-        told.append(one | {"kind": claim.kind, "status": claim.status})
+        claims.append(one | {"kind": claim.kind, "status": claim.status})
         asked = "epsilon" if claim.quantity == "delta" else "delta"
         at = f"at {asked} = {claim.given!r} ({claim.kind})" if may else f"({claim.status or 'no bracket'})"
         lines[claim.title] = f"{words} {at}"
     written = str(options.out)
     text = lambda content: output.block({**lines, "written": written})
-    output.report({"written": written, "claims": told}, text, options)
+    output.report({"written": written, "claims": claims}, text, options)
     return int(not made.may_all_be_claimed)
 
 
 def ledger(options: argparse.Namespace) -> int:
-    """`jaxacct ledger show`: the spending of a training run, derived from the entries of its ledger."""
-    if options.action is None:
-        raise InputError(f"ACTION is missing; use one of {', '.join(ACTIONS)}, as in jaxacct ledger show LEDGER")
-    choice("action", options.action, ACTIONS)
-    if options.ledger is None:
-        raise InputError("LEDGER is missing; name the file, as in jaxacct ledger show run.jsonl")
-    if np.ndim(options.delta or 0):
-        raise InputError("delta must be one number, not a list")
-    from jaxacct.training import Ledger  # takes a while to import: only for this command
+    """Show the spending of a training run, derived from the entries of its ledger (`jaxacct ledger show`)."""
+    choice("action", options.action, ("show",))
+    from jaxacct.training import Ledger  # a slow import that few commands need
 
     found = Ledger.read(options.ledger)
     at = found.plan.target_delta if options.delta is None else options.delta
@@ -149,10 +128,10 @@ def ledger(options: argparse.Namespace) -> int:
 
 
 def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
-    """The spending of one run; `upper_if_seen` is its epsilon if it was ended because of outputs that were seen."""
+    """Return the spending of one run; `upper_if_seen` is its epsilon if outputs that were seen ended the run."""
     spent, headers = ledger.runs[name], ledger.headers[name]
     plan = headers[-1].plan
-    told = all(line.told for line in headers)
+    noted = all(line.told for line in headers)
     promised = [release._asdict() | {"count": count} for release, count in ledger.promised(name).items()]
     whole = float(ledger.epsilon(delta, run=name, whole=True).upper) if ledger.unfinished(name) else None
     return {
@@ -167,8 +146,8 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "counted_again": spent.again,
         "replayed_exactly": spent.same,
         "cut_off": spent.torn,
-        "outputs_seen_from": None if spent.looks is None or not told else spent.looks.step,
-        "outputs_noted": told,
+        "outputs_seen_from": None if spent.looks is None or not noted else spent.looks.step,
+        "outputs_noted": noted,
         "promised": promised,
         "upper_if_seen": "inf" if whole == np.inf else whole,
         "releases": [release._asdict() | {"count": count} for release, count in spent.releases.items()],
@@ -184,7 +163,7 @@ def _answer(bounds: Bounds) -> dict[str, Any]:
 
 
 _COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds"}
-"""The unit that is counted for a way of sampling, if it is not steps."""
+"""The unit in which a ledger counts the releases of a way of sampling, if the unit is not steps."""
 
 
 def _ledger_text(report: dict[str, Any]) -> str:
@@ -233,7 +212,7 @@ def _claim(answer: dict[str, Any], delta: float) -> str:
 
 
 def _why(one: dict[str, Any]) -> str:
-    """Why steps that were not taken count."""
+    """Return the reason why steps that were not taken count."""
     if not one["outputs_noted"]:
         return "an earlier release wrote this, and did not note whether outputs were seen"
     step = one["outputs_seen_from"]

@@ -24,9 +24,9 @@ from jaxacct.sweeps.table import WHOLE
 
 
 def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None) -> str:
-    """The columns as one object: lists for a batch, single values otherwise.
+    """Write the columns as one JSON object: lists for a batch, single values otherwise.
 
-    Strict JSON: a missing number is null, an infinite one the text "inf" (`float()` reads it).
+    The JSON is strict: a missing number is null, and an infinite number is the text "inf" (`float()` reads it).
     """
     constant = ("quantity", "relation")
     rows = {name: [_plain(name, x) for x in column.tolist()] for name, column in table.columns.items()} | (more or {})
@@ -34,25 +34,25 @@ def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None)
 
 
 def dumps(thing: dict[str, Any]) -> str:
-    """Strict JSON, indented."""
+    """Write strict JSON, indented."""
     return json.dumps(thing, indent=2, allow_nan=False)
 
 
 def report(content: dict[str, Any], as_text: Callable[[dict[str, Any]], str], options: argparse.Namespace) -> int:
-    """Print a report as JSON or for a person, as the options ask; the exit status is 0."""
+    """Print content as JSON or as text, as the options ask; return exit status 0."""
     print(dumps(content) if options.json else as_text(content))
     return 0
 
 
 def failed(table: Table) -> int:
-    """Exit status 1 where the engines failed on a row; a warning has said on which."""
+    """Return exit status 1 where the engines failed on a row, which a warning has named; otherwise 0."""
     return int((table["status"] == "failed").any())
 
 
 def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -> str:
-    """The answer as text: a table for a batch, otherwise a few lines, followed by those of `beside`.
+    """Write the answer as text: a table for a batch, otherwise a few lines followed by the lines `beside`.
 
-    Every number that a claim relies on is rounded to the safe side.
+    Every number of a claim is rounded to the safe side.
     """
     if batch:
         return _aligned_table(table)
@@ -61,7 +61,7 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
     measured = _measured(row)
     lines = []
     if quantity != measured:
-        lines.append((quantity, _value(quantity, row[quantity])))
+        lines.append((quantity, _parameter(quantity, row[quantity])))
     if not math.isnan(row["upper"]):
         lines += [
             (measured, f"{row['estimate']:.9g}  ({row['kind']})"),
@@ -80,7 +80,7 @@ def as_text(table: Table, batch: bool, beside: Sequence[tuple[str, str]] = ()) -
 
 
 def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
-    """A summary of a sweep in counts and ranges."""
+    """Summarise a sweep in counts and ranges."""
     counts = {
         word: dict(Counter(str(value) for value in table[word] if value))
         for word in ("quantity", "kind", "status", "engine")
@@ -91,7 +91,7 @@ def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
 
 
 def summary_text(report: dict[str, Any]) -> str:
-    """The summary for a person, with a sentence on each status that asks for attention."""
+    """Write the summary as text, with a sentence on each status but ok."""
     lines = [("rows", f"{report['rows']:,}")]
     lines += [(word, _counts(report[word])) for word in ("quantity", "kind", "status", "engine")]
     low, high = report["upper"]["min"], report["upper"]["max"]
@@ -104,7 +104,7 @@ def summary_text(report: dict[str, Any]) -> str:
 
 
 def plan_text(report: dict[str, Any]) -> str:
-    """The plan for a person, and what its figures rest on."""
+    """Write the plan of a sweep as text."""
     number, total = report["shard"]
     lines = [("configurations", f"{report['configurations']:,} ({_counts(report['quantities'])})")]
     if total > 1:
@@ -127,7 +127,7 @@ def _duration(seconds: float) -> str:
 
 
 def block(report: dict[str, Any]) -> str:
-    """A report as lines of name and text."""
+    """Write a report as lines of name and text; leave out absent values."""
     return _block([(name, _words(value)) for name, value in report.items() if value not in (None, {})])
 
 
@@ -140,7 +140,7 @@ def _words(value: Any) -> str:
 
 
 def _claim(row: dict[str, Any]) -> str:
-    """The claim that may be published: the upper end, rounded up."""
+    """Return the claim that may be published, with the upper end rounded up."""
     if str(row["kind"]) not in CLAIMABLE:
         return f"none without more ({row['kind']})"
     if not math.isfinite(row["upper"]):
@@ -158,7 +158,7 @@ def _claim(row: dict[str, Any]) -> str:
 
 
 def _beside(risk: str, row: dict[str, Any]) -> str:
-    """The settings that belong to a risk, in words: without its floor, a claim of mu would be false."""
+    """Return the settings of a risk in words; without its floor, a claim of mu would be false."""
     if risk == "target_mu":
         floor = float(row.get("above_fpr", math.nan))
         return f" where both error rates are at least {USUAL_FLOOR if math.isnan(floor) else floor!r}"
@@ -173,16 +173,11 @@ def _measured(row: dict[str, Any]) -> str:
     return "delta" if row["quantity"] == "delta" else "epsilon"
 
 
-def _value(name: str, value: float) -> str:
-    """A calibrated value, rounded to the side on which the target still holds."""
+def _parameter(name: str, value: float) -> str:
+    """Write a parameter in ten digits; round to the side on which the target still holds if ten digits are too few."""
     if math.isnan(value):
         return "none"
-    return str(int(value)) if name == "steps" else _parameter(name, value)
-
-
-def _parameter(name: str, value: float) -> str:
-    """Ten digits if they give the number back, otherwise rounded to the safe side."""
-    text = f"{value:.10g}"
+    text = str(int(value)) if name == "steps" else f"{value:.10g}"
     return text if float(text) == value else (up if name == "noise_multiplier" else down)(value, 10)
 
 
@@ -231,7 +226,7 @@ def _block(lines: list[tuple[str, str]]) -> str:
 
 
 def row_numbers(text: str | None) -> list[int] | None:
-    """The numbers of rows, from 0; None where the option was left out.
+    """Parse the numbers of rows, from 0; None stays None.
 
     >>> row_numbers("0,2,4"), row_numbers(None)
     ([0, 2, 4], None)

@@ -1,4 +1,4 @@
-"""The commands that ask: epsilon, delta, calibrate, risk and select; and the check of answers by the second program."""
+"""The commands epsilon, delta, calibrate, risk, select and verify; the second program checks their answers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from jaxacct.sweeps.table import ENDINGS
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 """Parameters for which a calibration can solve."""
 REFUTED, UNDECIDED = 3, 4
-"""Exit status where a bracket is refuted; where none is refuted and one is undecided."""
+"""Exit status where a bracket is refuted; exit status where none is refuted and one is undecided."""
 SECONDS = 60.0
-"""Time limit of the second program for each configuration, unless --seconds says otherwise."""
+"""Default time limit of the second program for each configuration."""
 
 Run = Callable[[int], Mechanism]
-"""The mechanism of a row, where the columns do not describe it."""
+"""Returns the mechanism of a row that the columns do not describe."""
 
 
 def _fields(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """The options of these names that were given, and the batch rule."""
+    """Return the given options among these names, and the batch rule."""
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return given | ({} if options.sampling == "poisson" else {"sampling": options.sampling})
 
@@ -49,7 +49,7 @@ def _batch(fields: dict[str, Any]) -> bool:
 
 
 def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
-    """The runs of all rows, and their batch rule; they must have one size of groups."""
+    """Return the runs of all rows, which must have one group size, and their batch rule."""
     kinds = list(alike(inputs))
     if len(kinds) > 1:
         raise InputError("group must be one number, not a list; ask for one size at a time")
@@ -69,11 +69,11 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"{' and '.join(CALIBRATED)} are all given; leave out the one to be solved for")
     engine = getattr(options, "engine", "auto")
     chosen = {"relation": options.relation, "engine": engine, "rtol": options.rtol, "backend": options.backend}
-    return _told(sweep(grid, **chosen, progress=False), _batch(fields), options)
+    return _print_answer(sweep(grid, **chosen, progress=False), _batch(fields), options)
 
 
 def _of_mechanism(options: argparse.Namespace) -> int:
-    """epsilon and delta of a mechanism that is given as an expression or as JSON."""
+    """Answer epsilon or delta of a mechanism that is given as an expression or as JSON."""
     from jaxacct.interop.documents import mechanism_of
 
     for name in CONFIGURATION:
@@ -95,11 +95,13 @@ def _of_mechanism(options: argparse.Namespace) -> int:
     columns = {name: np.broadcast_to(np.asarray(word), shape).ravel() for name, word in words.items()}
     table = Table({n: column.astype(object) if column.dtype.kind == "U" else column for n, column in columns.items()})
     own = np.broadcast_to(np.arange(math.prod(own_shape)).reshape(own_shape), shape).ravel()
-    return _told(table, bool(shape), options, lambda row: element(mechanism, np.unravel_index(own[row], own_shape)))
+    return _print_answer(
+        table, bool(shape), options, lambda row: element(mechanism, np.unravel_index(own[row], own_shape))
+    )
 
 
-def _told(table: Table, batch: bool, options: argparse.Namespace, mechanism: Run | None = None) -> int:
-    """Print an answer, with --verify also the verdict of the second program; a calibration may be infeasible."""
+def _print_answer(table: Table, batch: bool, options: argparse.Namespace, mechanism: Run | None = None) -> int:
+    """Print an answer and, with --verify, the second program's verdicts; return the exit status."""
     rows = _checked(table, SECONDS, mechanism) if options.verify else []
     if options.json:
         print(output.as_json(table, batch, {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}))
@@ -117,16 +119,14 @@ def _told(table: Table, batch: bool, options: argparse.Namespace, mechanism: Run
 
 
 def risk(options: argparse.Namespace) -> int:
-    """The readings of one configuration, or of several side by side."""
-    from jaxacct.representations.risk_table import risk as table_of_risks  # takes a while to import
+    """Print the risks of one configuration, or of several side by side."""
+    from jaxacct.representations.risk_table import risk as table_of_risks  # a slow import that no other command needs
 
     fields = _fields(options, CONFIGURATION)
-    if np.ndim(options.above_fpr or 0):
-        raise InputError("above_fpr must be one number, not a list")
     for names in (("noise_multiplier",), RATES, LENGTHS):
         if not set(names) & set(fields):
             raise InputError(f"{names[0]} is missing; give --{names[0].replace('_', '-')}")
-    # a delta makes the configuration complete; it is not read
+    # `expand` needs a delta, which no risk depends on
     runs, rule = _run(expand(fields | {"delta": 0.5}, mode="zip", quantity="epsilon").inputs)
     given = {name: getattr(options, name) for name in QUESTION["risk"] if getattr(options, name) is not None}
     settings = {"relation": options.relation or usual_relation(rule), "rtol": options.rtol, "backend": options.backend}
@@ -136,7 +136,7 @@ def risk(options: argparse.Namespace) -> int:
 
 
 def select(options: argparse.Namespace) -> int:
-    """The epsilon of running DP-SGD K times and releasing the best, and the epsilon of a single run."""
+    """Print the epsilon of running DP-SGD K times and releasing the best, and the epsilon of a single run."""
     if options.repetitions is None:
         raise InputError(f"repetitions is missing; name the law of K: {', '.join(LAWS)}")
     relation = options.relation or usual_relation(options.sampling)
@@ -166,7 +166,7 @@ def select(options: argparse.Namespace) -> int:
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """The worst score by a small sweep; published bounds and other ways to choose law by law."""
+    """Solve for the worst score by a small sweep; use other bounds and candidates law by law."""
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))
@@ -190,12 +190,7 @@ def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) 
 
 
 def verify(options: argparse.Namespace) -> int:
-    """`jaxacct verify RESULT|LEDGER`."""
-    if options.result is None:
-        raise InputError("FILE is missing; give the .csv or .parquet of a sweep, or the ledger of a training run")
-    for name in ("delta", "seconds"):
-        if np.ndim(getattr(options, name) or 0):
-            raise InputError(f"{name} must be one number, not a list")
+    """Check a sweep's result or a ledger by the second program (`jaxacct verify RESULT|LEDGER`)."""
     seconds = SECONDS if options.seconds is None else float(options.seconds)
     if Path(options.result).suffix.lower() in ENDINGS:
         if options.delta is not None:
@@ -215,13 +210,13 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _status(rows: list[dict[str, Any]]) -> int:
-    """3 where a bracket is refuted, else 4 where one is undecided, else 0."""
+    """Return exit status 3 where a bracket is refuted, else 4 where a bracket is undecided, else 0."""
     found = {row["verification"] for row in rows}
     return REFUTED if "refuted" in found else UNDECIDED if "undecided" in found else 0
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """One line for a person.
+    """Return the verdict on one row as a line of text.
 
     >>> verdict({"verification": "verified", "verification_digits": 9, "verification_seconds": 1.23})
     'verified to 9 digits (ball arithmetic, 1.2 s)'
@@ -232,7 +227,7 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def _checked(table: Table, seconds: float, mechanism: Run | None = None) -> list[dict[str, Any]]:
-    """The second program's result for every row of a table; rows without an answer say so."""
+    """Return the second program's result for every row of a table, also for rows without an answer."""
     rows = [{name: column[i] for name, column in table.columns.items()} for i in range(len(table))]
     return [_row_checked(row, seconds, mechanism(i) if mechanism else None) for i, row in enumerate(rows)]
 
@@ -254,8 +249,8 @@ def _row_checked(row: dict[str, Any], seconds: float, mechanism: Mechanism | Non
 
 
 def _ledger_checked(path: str, delta: float | None, seconds: float) -> dict[str, Any]:
-    """The ledger's claimed epsilon against the composition of its entries."""
-    from jaxacct.training import Ledger  # takes a while to import: only for this command
+    """Check the ledger's epsilon against the composition of its entries."""
+    from jaxacct.training import Ledger  # a slow import that few commands need
     from jaxacct.training.ledger.contents import MANY_RELEASES
 
     ledger = Ledger.read(path)
@@ -275,7 +270,7 @@ def _verified(
         from jaxacct.verification import verify as by_second_program
     except ModuleNotFoundError as error:
         raise InputError(str(error)) from None
-    bracket = SimpleNamespace(lower=lower, upper=upper)  # as the file has it; `Bounds` would refuse some
+    bracket = SimpleNamespace(lower=lower, upper=upper)  # `Bounds` would refuse some brackets of a file
     found = by_second_program(mechanism, bracket, relation=relation, seconds=seconds, **asked)
     return _said(found.status, found.explanation, found.digits, found.seconds)
 

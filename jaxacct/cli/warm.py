@@ -1,7 +1,7 @@
-"""`jaxacct warm`: compile the programs of sweeps and of training ahead, and keep them.
+"""`jaxacct warm`: compile the programs of sweeps and of training ahead, and keep the programs on the disk.
 
-Nothing lists the programs.  A few questions are asked of the code that answers users' questions, which compiles what
-it needs; they are chosen so that together they reach every rung of the ladder.
+There is no list of programs.  The command asks a few questions through the public functions, which compile the programs
+that they need.  Together the questions reach every rung of the ladder.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from jaxacct.engines import backend, programs
 from jaxacct.mechanisms import dp_sgd
 
 PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
-"""Values of --for, with the backends that each warms.
+"""Values of --for, with the backends that each value warms.
 
-Large sweeps take XLA.  Plans and ledgers ask a few questions, for which nothing is compiled on a CPU.
+Large sweeps take XLA.  Plans and ledgers ask few questions, for which a CPU compiles nothing.
 """
 NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
-"""Runs of the questions for epsilon and delta: from few expected hits to many, where every rung has some to answer."""
+"""Runs of the questions for epsilon and delta: from few expected hits to many, so that all rungs answer."""
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
-"""Deltas at which these runs are asked for epsilon, and epsilons at which they are asked for delta."""
+"""Deltas of the questions for epsilon, and epsilons of the questions for delta."""
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
 """(epsilon, delta) of the calibrations."""
 KNOWN: dict[Callable[..., object], tuple[tuple[float, float], ...]] = {
@@ -41,8 +41,8 @@ Question = Callable[[], object]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer one parsed command."""
-    purpose = vars(options)["for"]  # a word of Python
+    """Run `jaxacct warm` and return its exit status."""
+    purpose = vars(options)["for"]  # `options.for` is no Python
     if purpose not in PURPOSES:
         raise InputError(f"--for = {purpose!r} must be one of {', '.join(PURPOSES)}")
     before = programs.cache_info()
@@ -66,18 +66,18 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"{info.folder}: {compiled - saved} of {compiled} programs could not be kept")
     if "xla" in PURPOSES[purpose]:
         programs.note_warm()
-    told = {"compiled": compiled, "already there": loaded, "folder": str(info.folder)}
+    counts = {"compiled": compiled, "already there": loaded, "folder": str(info.folder)}
     size = {"kept": f"{info.programs} programs, {info.bytes / 2**20:.0f} of {info.limit_bytes / 2**20:.0f} MiB"}
     seconds = time.monotonic() - begin
     if options.json:
-        print(output.dumps(told | {"programs": info.programs, "bytes": info.bytes, "seconds": seconds}))
+        print(output.dumps(counts | {"programs": info.programs, "bytes": info.bytes, "seconds": seconds}))
     else:
-        print(output.block(told | size | {"time": f"{seconds:.0f} s"}))
+        print(output.block(counts | size | {"time": f"{seconds:.0f} s"}))
     return 0
 
 
 def questions() -> Iterator[Question]:
-    """The questions that compile the programs; their answers are not used."""
+    """Yield the questions that compile the programs; their answers are not used."""
     for of in itertools.product(NOISE, RATE, STEPS):
         for delta in DELTA:
             yield functools.partial(account.epsilon, dp_sgd(*of), delta, engine="contour")
