@@ -1,6 +1,6 @@
 """Interop: mechanisms as JSON, and to and from the other libraries of the field.
 
-What needs another library imports it when first used.
+Modules that need another library are imported at their first use.
 """
 
 from typing import TYPE_CHECKING

@@ -30,8 +30,6 @@ from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection import Selection
 
-FAR_APART = 2.0
-"""Warn if the upper end of epsilon exceeds the lower end by more than this factor."""
 _RELATIONS = {
     privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE: "add_or_remove_one",
     privacy_accountant.NeighboringRelation.REPLACE_ONE: "replace_one",
@@ -40,20 +38,20 @@ _RELATIONS = {
 
 
 class _RefusedEvent(privacy_accountant.UnsupportedEventError, InputError):
-    """An event that is unknown or has numbers out of range."""
+    """An unknown event, or an event with numbers out of range."""
 
 
 class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
-    """Takes the place of dp_accounting's PLDAccountant or RdpAccountant; its answers are certified upper ends.
+    """An accountant in place of dp_accounting's PLDAccountant or RdpAccountant, with certified upper ends as answers.
 
-    Events are those of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
+    It takes the events of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
 
     * REPLACE_ONE: noise is taken relative to twice the clip norm, since a record's value bounded by C moves a sum by up
       to 2C. Poisson samples are answered by a bound.
-    * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. It is the default of
-      jax_privacy's execution plans, which take this accountant as it is (jaxacct/interop/README.md has an example).
+    * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. This relation is the default
+      of jax_privacy's execution plans, which take this accountant (jaxacct/interop/README.md has an example).
     * Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours. Under
-      REPLACE_SPECIAL the special record's answer is drawn uniformly from all, as dp_accounting defines it.
+      REPLACE_SPECIAL the special record's answer is drawn uniformly from all answers, as dp_accounting defines it.
     * A refused event raises UnsupportedEventError, which here is a ValueError too.
 
     Parameters
@@ -90,7 +88,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     def mechanism(self) -> Mechanism:
         """The mechanism composed so far, for `jaxacct.epsilon` and the rest of the library.
 
-        Raises InputError where an event without noise was composed.
+        Raises InputError if an event without noise was composed.
         """
         if not self._private:
             raise InputError("an event without noise was composed, so there is no mechanism; start a new accountant")
@@ -98,7 +96,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return compose(*parts) if parts else PureDP(0.0)
 
     def get_epsilon(self, target_delta: float) -> float:
-        """The certified upper end of epsilon at a `target_delta` from 0 to 1; infinite where nothing smaller holds."""
+        """Return the certified upper end of epsilon at a `target_delta` in [0, 1]; it may be infinite."""
         target = float(check("target_delta", target_delta, PROBABILITY))
         if not self._private:
             return math.inf
@@ -107,15 +105,15 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         asked = self._asked()
         try:
             found = certified_epsilon(asked, target, relation=self._relation)
-        except UnboundedLossError:  # at a delta of 0
+        except UnboundedLossError:  # raised only at a delta of 0
             return math.inf
         low, high = float(found.lower), float(found.upper)
-        if found.kind == "certified" and high > FAR_APART * low and found.status == "width":
+        if found.kind == "certified" and high > 2.0 * low and found.status == "width":
             warnings.warn(f"epsilon lies between {low:.6g} and {high:.6g}; the upper end is given", stacklevel=2)
         return high
 
     def get_delta(self, target_epsilon: float) -> float:
-        """The certified upper end of delta at `target_epsilon`, which may be negative or infinite."""
+        """Return the certified upper end of delta at `target_epsilon`, which may be negative or infinite."""
         if not self._private or target_epsilon == -math.inf:
             return 1.0
         if target_epsilon == math.inf:
@@ -126,9 +124,9 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return float(certified_delta(self._asked(), target, relation=self._relation).upper)
 
     def get_true_positive_rates(self, false_positive_rates: ArrayLike, deltas: ArrayLike | None = None) -> Numbers:
-        """Certified upper ends of the true positive rate of any attack, for false positive rates from 0 to 1.
+        """Return certified upper ends of any attack's true-positive rate at false-positive rates in [0, 1].
 
-        A number gives a float, an array an array.  `deltas` is accepted and ignored: no grid is needed.
+        A number gives a float, an array gives an array.  `deltas` is accepted and ignored: no grid is needed.
 
         >>> import dp_accounting as dpa
         >>> round(CertifiedAccountant().compose(dpa.GaussianDpEvent(1.0)).get_true_positive_rates(0.1), 5)
@@ -144,10 +142,11 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     def get_gdp_parameter_estimate(
         self, false_positive_rates: ArrayLike | None = None, deltas: ArrayLike | None = None
     ) -> float:
-        """The least mu of Gaussian differential privacy that bounds the true positive rates, rounded up.
+        """Return the least mu of Gaussian differential privacy that bounds the true-positive rates, rounded up.
 
-        Without `false_positive_rates` it is certified for all error rates from 1e-10 (`Profile.gdp_mu`), otherwise for
-        these rates alone.  Infinite if no mu is enough.  `deltas` is accepted and ignored.
+        Without `false_positive_rates`, mu is certified for all error rates from 1e-10 (`Profile.gdp_mu`).  With the
+        argument, mu is certified for these rates alone.  The answer is infinite if no mu is enough.  `deltas` is
+        accepted and ignored.
 
         >>> import dp_accounting as dpa
         >>> round(CertifiedAccountant().compose(dpa.GaussianDpEvent(2.0), 4).get_gdp_parameter_estimate(), 6)
@@ -157,14 +156,14 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return math.inf
         if false_positive_rates is None:
             return float(profile(self._asked(), relation=self._relation).gdp_mu().upper)
-        from scipy import special  # slow to import
+        from scipy import special  # a slow import that only this branch needs
 
         rates = np.atleast_1d(check("false_positive_rates", false_positive_rates, OPEN_PROBABILITY))
         reached, free = special.ndtri(self.get_true_positive_rates(rates)), special.ndtri(rates)
         return max(float(np.max(reached - free + 64.0 * ROUNDOFF * (1.0 + np.abs(free)))), 0.0)
 
     def compose(self, event: dp_event.DpEvent, count: int = 1) -> CertifiedAccountant:
-        """Account for `count` runs of the event.
+        """Add `count` runs of the event.
 
         A refused event raises UnsupportedEventError, which here is a ValueError too.
         """
@@ -177,7 +176,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return self
 
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
-        """Check the event on a copy of the counts; nothing changes unless `do_compose`."""
+        """Check the event on a copy of the counts; keep the copy only if `do_compose`."""
         try:
             mechanism = convert(event)
             counts = dict(self._counts)
@@ -196,7 +195,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        if isinstance(step, Selection):  # its pair takes long, and is not needed to know what it refuses
+        if isinstance(step, Selection):  # its pair is slow, and its base refuses the same events
             repeat(step, count)
             self._check(step.mechanism, 1)
             return
@@ -208,25 +207,21 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             components(repeat(step, count), self._relation, direction)
 
     def _asked(self) -> Mechanism:
-        """The composed mechanism; a single part is not wrapped, since some engines answer for whole mechanisms only."""
+        """Return the composed mechanism; unwrap a single part, since some engines answer only for whole mechanisms."""
         mechanism = self.mechanism
         parts = mechanism.inside()
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
 
     def _refuse_by_relation(self, event: Any) -> None:
-        """Refuse trees under addition and removal of records, and discrete noise on vectors under replacement."""
+        """Refuse trees under addition and removal of records, and discrete Gaussian vectors under replacement."""
         for each in events_inside(event):
             name = type(each).__name__
             if name == "SingleEpochTreeAggregationDpEvent" and self._relation == "add_or_remove_one":
-                words = (
-                    "neighboring_relation must be REPLACE_SPECIAL or REPLACE_ONE for trees; added records move others"
-                )
-                refuse(each, "", words)
+                needed = "neighboring_relation must be REPLACE_SPECIAL or REPLACE_ONE for trees"
+                refuse(each, "", f"{needed}; added records move others")
             if name == "DiscreteGaussianDpEvent" and self._relation == "replace_one" and each.dimension != 1:
-                words = (
-                    "dimension must be 1 under REPLACE_ONE; use ZCDpEvent(2 * sensitivity**2 / sigma**2) for vectors"
-                )
-                refuse(each, "", words)
+                vector = "ZCDpEvent(2 * sensitivity**2 / sigma**2)"
+                refuse(each, "", f"dimension must be 1 under REPLACE_ONE; use {vector} for vectors")
 
 
 def _answers_at_random(step: Mechanism) -> bool:
@@ -234,10 +229,10 @@ def _answers_at_random(step: Mechanism) -> bool:
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """The mechanism, with the mechanisms inside it that differ under this relation replaced.
+    """Return the mechanism with its randomized responses replaced where the relation changes their neighbours.
 
-    Under zero_out the special record's randomized response is uniform.  The outputs of the pair are "the true answer"
-    and "another answer".  The true answer is likelier, so moving both laws' masses apart by four units dominates.
+    Under zero_out the special record's answer is uniform.  The outputs of the pair are "the true answer" and "another
+    answer".  The true answer is likelier, so that moving the two laws' masses apart by four rounding units dominates.
     """
     if relation == "zero_out" and isinstance(mechanism, RandomizedResponse):
         truth = min(mechanism.probability * (1.0 + 4.0 * ROUNDOFF), 1.0)
@@ -256,7 +251,7 @@ def _under(mechanism: Mechanism, relation: str) -> Mechanism:
 
 
 def _steps(mechanism: Mechanism, count: int) -> list[tuple[Mechanism, int]]:
-    """The single steps of a mechanism with their counts; compositions are taken apart."""
+    """Return the single steps of a mechanism with their counts; compositions are taken apart."""
     if isinstance(mechanism, Repeated):
         return _steps(mechanism.mechanism, count * int(mechanism.steps))
     if isinstance(mechanism, Composed):

@@ -1,4 +1,4 @@
-"""Mechanisms as text: JSON that round-trips exactly, and the expression that a user types; both safe from strangers."""
+"""Mechanisms as text: JSON that round-trips exactly, and expressions as users type them; both safe from strangers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jaxacct.core.validation import InputError, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
 
 LONGEST = 10_000
-"""An expression has at most this many characters, so that a hostile one cannot take long."""
+"""Most characters of an expression, so that a hostile expression cannot take long."""
 _MAKERS = {
     "jaxacct.mechanisms": ("compose", "repeat", "dp_sgd"),
     "jaxacct.selection": ("select", "Geometric", "Logarithmic"),
 }
-"""Functions that make a mechanism or a law of K."""
+"""Functions that make a mechanism or a law of K, by module."""
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,27 +37,27 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 FORMAT = "jaxacct.mechanism"
 """The name of the format, in every document."""
 VERSION = 1
-"""The version of the format that is written, and the only one that is read."""
+"""The version of the format that is written, and the only version that is read."""
 HOMES = ("jaxacct.mechanisms", "jaxacct.selection")
-"""Modules whose public mechanisms, and laws of K, can be read and written."""
+"""Modules with the public mechanisms and laws of K of documents."""
 MAX_CHARACTERS = 2**23
-"""Longest document.  This and the limits below keep a document from a stranger from using up memory or the stack."""
+"""Most characters of a document: this limit and those below protect memory and stack from hostile documents."""
 MAX_DEPTH = 64
 """Most mechanisms inside one another."""
 MAX_MECHANISMS = 2**15
 """Most mechanisms in one document."""
 MAX_BATCH = 2**20
-"""Most elements of the batch that the shapes in a document broadcast to."""
+"""Most elements of the batch to which the shapes in a document broadcast."""
 MAX_AXES = 16
 """Most axes of an array; NumPy itself allows 64."""
 NAMES_SHOWN = 12
-"""Names of classes that a refusal lists."""
+"""Most names of classes in a refusal."""
 MAX_WORD = 64
 """Most characters of a field that holds a word, such as the name of a noise."""
 MAX_INTEGER = 2**53
-"""Largest integer: float64 holds all up to here."""
+"""Largest integer: float64 holds all integers up to this one."""
 MAX_INTEGER_CHARACTERS = 17
-"""Longest text of such an integer, with its sign; a longer text is refused before it is converted."""
+"""Most characters of an integer with its sign; a longer text is refused before conversion."""
 
 
 class _Object(NamedTuple):
@@ -67,22 +67,22 @@ class _Object(NamedTuple):
 
 
 class _Refused(NamedTuple):
-    """A number that this format does not hold, and why."""
+    """A number that this format does not hold, with the reason."""
 
     reason: str
 
 
 def to_json(mechanism: Mechanism) -> str:
-    """The mechanism as one line of JSON, which `from_json` turns back into an equal mechanism.
+    """Return the mechanism as one line of JSON, which `from_json` turns back into an equal mechanism.
 
     An example is `{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "Gaussian",
-    "noise_multiplier": 1.5}}`. Every mechanism is an object with its class name as `type` and its fields. A batch is
+    "noise_multiplier": 1.5}}`. A mechanism is an object with its class name as `type`, and its fields. A batch is
     `{"shape": [2, 1], "values": [0.8, 1.2]}` in C order. Numbers are the shortest decimals that give the same float64.
 
     Parameters
     ----------
     mechanism : Mechanism
-        Of a public class of `jaxacct.mechanisms` or `jaxacct.selection`.
+        A public class of `jaxacct.mechanisms` or `jaxacct.selection`.
 
     Returns
     -------
@@ -91,10 +91,10 @@ def to_json(mechanism: Mechanism) -> str:
     Raises
     ------
     InputError
-        A class that is not a public mechanism of the library, an invalid field, or a mechanism beyond the limits of
-        `from_json`.
+        If the class is not a public mechanism of the library, a field is invalid, or the mechanism exceeds the limits
+        of `from_json`.
     TracerError
-        A tracer.
+        If a field is a tracer.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> to_json(Gaussian([0.1, 2.0]))[60:]
@@ -104,7 +104,7 @@ def to_json(mechanism: Mechanism) -> str:
 
 
 def to_whole_json(mechanism: Mechanism) -> str:
-    """A mechanism as JSON with every field, including defaults that older documents lack."""
+    """Return a mechanism as JSON with every field, including defaults that older documents lack."""
     return _text(mechanism, every=True)
 
 
@@ -122,15 +122,15 @@ def _text(mechanism: Mechanism, every: bool) -> str:
 
 
 def from_json(text: str) -> Mechanism:
-    """The mechanism that a JSON document of `to_json` describes.
+    """Read the mechanism of a JSON document that `to_json` wrote.
 
-    Documents from strangers are safe. Only the public mechanism classes and their fields are known, every value goes
-    through the class's own checks, and nothing in the document is imported or executed.
+    Documents from strangers are safe. The reader knows only the public mechanism classes and their fields. Every value
+    goes through the checks of its class. Nothing in a document is imported or executed.
 
     Parameters
     ----------
     text : str
-        What `to_json` wrote.
+        A document of `to_json`.
 
     Returns
     -------
@@ -139,7 +139,7 @@ def from_json(text: str) -> Mechanism:
     Raises
     ------
     InputError
-        With one line that names the place: for NaN and Infinity; for numbers that float64 cannot hold (overflow,
+        In one line that names the place: for NaN and Infinity; for numbers that float64 cannot hold (overflow,
         nonzero values that would become 0, integers beyond 2**53); for duplicate, missing and unknown keys; for other
         versions; and for more than 2**23 characters, 64 levels, 2**15 mechanisms, 16 axes or 2**20 elements in the
         batch.
@@ -177,13 +177,13 @@ def from_json(text: str) -> Mechanism:
 
 @functools.cache
 def classes() -> dict[str, type[Any]]:
-    """The public, concrete mechanism classes by name."""
+    """Return the public, concrete mechanism classes by name."""
     return _public(Mechanism)
 
 
 @functools.cache
 def laws() -> dict[str, type[Any]]:
-    """The public laws of K by name."""
+    """Return the public laws of K by name."""
     return _public(importlib.import_module("jaxacct.selection").Law)
 
 
@@ -207,7 +207,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
         value = getattr(mechanism, field.name)
         here = f"{path}.{field.name}"
         if not every and field.metadata.get("optional") and value == field.default:
-            continue  # as in documents that are older than the field
+            continue  # as in older documents, which lack the field
         if isinstance(value, Mechanism):
             out[field.name] = _encode(value, here, depth + 1, count, every)
         elif field.name in cls.constraints:
@@ -224,7 +224,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
 
 
 def _some_of(classes: Iterable[str]) -> str:
-    """The names of the first few classes, so that a refusal stays a readable line."""
+    """Return the names of the first few classes, so that a refusal stays a readable line."""
     names = sorted(classes)
     rest = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" or {rest} more classes of jaxacct.mechanisms" if rest > 0 else "")
@@ -296,9 +296,7 @@ def _decode_numbers(value: Any, path: str) -> Any:
 
 
 def _number(value: Any, path: str) -> int | float:
-    if type(value) in (int, float):
-        return value
-    _refuse(path, "must be a number that float64 holds", value)
+    return value if type(value) in (int, float) else _refuse(path, "must be a number that float64 holds", value)
 
 
 def _static(value: Any, path: str) -> Any:
@@ -308,7 +306,7 @@ def _static(value: Any, path: str) -> Any:
 
 
 def _keys(node: Any, path: str, wanted: set[str]) -> dict[str, Any]:
-    """The object's values by key: exactly the wanted keys, each once."""
+    """Return the values of an object by key; refuse an object without exactly the wanted keys, each once."""
     words = ", ".join(sorted(wanted))
     if not isinstance(node, _Object):
         _refuse(path, f"must be an object with the keys {words}", node)
@@ -359,12 +357,10 @@ def _refuse(path: str, rule: str, value: Any) -> NoReturn:
 
 
 def mechanism_of(text: str) -> Mechanism:
-    """The mechanism of an expression such as `Laplace(10.0)`, or of JSON as `to_json` writes it.
+    """Read the mechanism of an expression such as `Laplace(10.0)`, or of a JSON document of `to_json`.
 
-    The names are those of `jaxacct.mechanisms` and `jaxacct.selection`, with or without `ja.` before them.  Numbers,
-    lists and arithmetic may stand in it; nothing else of Python is run.
-
-    Raises InputError, in one line, for anything else.
+    An expression may use the names of `jaxacct.mechanisms` and `jaxacct.selection`, with or without `ja.` before them,
+    numbers, lists and arithmetic.  Nothing else of Python is run.  Raises InputError for anything else.
 
     >>> mechanism_of("compose(Gaussian(2.0), repeat(ja.Laplace(scale=1/0.1), 3))").expression()
     'ja.compose(ja.Gaussian(noise_multiplier=2.0), ja.repeat(ja.Laplace(scale=10.0), steps=3))'
@@ -392,7 +388,7 @@ def mechanism_of(text: str) -> Mechanism:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of one node; InputError if the node is not allowed."""
+    """Evaluate one node of an expression; refuse a node that is not allowed."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None):
             return node.value
@@ -417,7 +413,7 @@ def _operand(node: ast.expr) -> Any:
 
 
 def _called(function: ast.expr) -> Callable[..., Any]:
-    """The class or function of a name such as Gaussian, ja.Gaussian or selection.select."""
+    """Return the class or function of a name such as Gaussian, ja.Gaussian or selection.select."""
     makers = ((name, importlib.import_module(home)) for home, names in _MAKERS.items() for name in names)
     known = classes() | laws() | {name: getattr(module, name) for name, module in makers}
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

@@ -27,12 +27,13 @@ def to_dp_accounting_pld(
     value_discretization_interval: float = 1e-4,
     pessimistic: bool = True,
 ) -> PrivacyLossDistribution:
-    """A mechanism's privacy loss distribution as dp_accounting holds it, to compose further there.
+    """Return a mechanism's privacy loss distribution in dp_accounting's form, to compose further there.
 
-    Each part of the mechanism becomes one: Gaussian and Laplace noise by dp_accounting's own constructors, a finite law
-    with its losses rounded to whole intervals. They are composed by dp_accounting. The pessimistic one dominates the
-    mechanism, in either direction; the optimistic one is dominated. Both up to dp_accounting's own arithmetic, whose
-    rounding is not bounded: an answer from here is no certificate, and `jaxacct.epsilon` gives one.
+    Each part of the mechanism becomes one distribution: Gaussian and Laplace noise by dp_accounting's own constructors,
+    a finite law by rounding its losses to whole intervals. dp_accounting composes the parts. In both directions the
+    pessimistic distribution dominates the mechanism, and the mechanism dominates the optimistic one. Both statements
+    hold up to dp_accounting's own arithmetic, whose rounding is not bounded. So the distribution is no certificate;
+    `jaxacct.epsilon` gives one.
 
     Parameters
     ----------
@@ -43,7 +44,8 @@ def to_dp_accounting_pld(
     value_discretization_interval : float > 0
         The length h of an interval of losses. n steps cost about n h in epsilon at most.
     pessimistic : bool
-        Whether losses are rounded up, so that deltas are upper bounds; else down, so that they are lower bounds.
+        Whether to round losses up, so that deltas are upper bounds; otherwise losses are rounded down, and deltas are
+        lower bounds.
 
     Returns
     -------
@@ -52,8 +54,9 @@ def to_dp_accounting_pld(
     Raises
     ------
     InputError
-        A batch, a relation of one direction or one that the mechanism refuses, an interval so short that the losses
-        are too many, or an optimistic distribution of a mechanism that is only bounded from above.
+        If the mechanism is a batch, the relation has one direction or is refused by the mechanism, the interval is so
+        short that there are too many losses, or an optimistic distribution is asked of a mechanism that is only bounded
+        from above.
 
     References
     ----------
@@ -87,14 +90,14 @@ def to_dp_accounting_pld(
 
 
 def _has_lower_pair(mechanism: Mechanism, relation: str) -> bool:
-    """Whether `expand_below` gives a pair that the mechanism dominates."""
+    """Return whether `expand_below` gives a pair that the mechanism dominates."""
     if mechanism.has_bracket():
         return mechanism.kind_of_bracket(relation) == "certified"
     return mechanism.kind_under(relation) == "certified" and answered_by_parts(mechanism)
 
 
 def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> PrivacyLossDistribution | None:
-    """One part, given in both directions; None if it reveals nothing."""
+    """Return the distribution of one part, given in both directions; None if the part reveals nothing."""
     if isinstance(forward, ConcentratedPart):
         pair = concentrated_pair(forward.rho, forward.xi)
         forward, reverse = (sample_pair(pair, np.asarray(1.0), way) for way in DIRECTIONS)
@@ -106,7 +109,7 @@ def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> Privac
         return None
     settings: dict[str, Any] = {
         "pessimistic_estimate": pessimistic,
-        "use_connect_dots": pessimistic,  # there is no other way from below
+        "use_connect_dots": pessimistic,  # connect-the-dots is only a pessimistic method
         "value_discretization_interval": step,
         "sampling_prob": float(forward.rate),
     }
@@ -116,7 +119,7 @@ def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> Privac
 
 
 def _rounded(part: FinitePart, step: float, pessimistic: bool) -> pld_pmf.PLDPmf:
-    """A finite law with its losses at whole multiples of the interval."""
+    """Round the losses of a finite law to whole multiples of the interval."""
     present = part.mass > 0.0
     loss, mass = part.loss[present], part.mass[present]
     place = loss / step
@@ -125,7 +128,7 @@ def _rounded(part: FinitePart, step: float, pessimistic: bool) -> pld_pmf.PLDPmf
             f"value_discretization_interval = {step!r} is too short for losses up to {np.abs(loss).max():.3g}; "
             f"use {np.abs(loss).max() / LONGEST_LOSS:.1g} or more"
         )
-    beyond = 1e-15 * np.abs(place)  # a few roundings of the loss and the quotient
+    beyond = 1e-15 * np.abs(place)  # more than the rounding errors of loss and quotient
     keys = np.ceil(place + beyond) if pessimistic else np.floor(place - beyond)
     masses = {int(key): math.fsum(mass[keys == key]) for key in np.unique(keys)}
     return pld_pmf.create_pmf(masses, step, float(part.infinity), pessimistic)

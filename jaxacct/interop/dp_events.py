@@ -1,7 +1,7 @@
 """dp_accounting's DpEvent trees as mechanisms, and mechanisms as events (needs the dp_accounting package).
 
-An event without noise has no mechanism: None.  Events may come from a stranger: only plain numbers are read, and a
-refusal says where it stands.
+An event without noise has no mechanism: its reader returns None.  Events may come from a stranger: only plain numbers
+are read, and a refusal names the place of the event.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial, select
 
 SIMPLEST = 10**6
-"""Largest data set size tried in the search for the simplest ratio that equals a sampling ratio to the last bit."""
+"""Largest data-set size tried for the simplest fraction that equals a sampling ratio to the last bit."""
 MAX_SENSITIVITIES = 1000
 """Most numbers of a field that is a list."""
 LARGEST_WHOLE = 2**53
-"""Largest whole number: float64 holds all up to here."""
+"""Largest whole number: float64 holds all whole numbers up to this one."""
 MAX_DEPTH = 64
-"""Most events inside one another; this also ends cycles."""
+"""Most events inside one another; this limit also ends cycles."""
 MAX_EVENTS = 2**15
 """Most events in one tree."""
 LARGEST_SCALE = 1e300
-"""The scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
+"""Scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
 LARGEST_DATASET = 10**9
 """Most records of a data set from which samples of a capped or a fixed size are drawn."""
 Leaf = Callable[[Any, str], Mechanism | None]
@@ -79,9 +79,7 @@ def _response(event: Any, path: str) -> Mechanism | None:
     if k == 1:
         return PureDP(0.0)
     truth = rounded(1 - Fraction(noise) * Fraction(k - 1, k), 1.0)
-    if truth == 1.0:
-        return None
-    return checked(event, path, lambda: RandomizedResponse(truth, k))
+    return None if truth == 1.0 else checked(event, path, lambda: RandomizedResponse(truth, k))
 
 
 def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
@@ -91,12 +89,12 @@ def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
     if not 0 < noise < math.inf:
         refuse(event, path, f"noise_parameter = {noise!r:.30} must be >= 0 and finite; use the inverse of the scale")
     scale = rounded(1 / Fraction(noise), 0.0) if noise > 1 / LARGEST_SCALE else LARGEST_SCALE
-    moved: Any = number(event, "sensitivity", path)  # the constructor refuses a number that is not an integer
+    moved: Any = number(event, "sensitivity", path)  # the constructor refuses a non-integer
     return checked(event, path, lambda: DiscreteLaplace(scale, moved))
 
 
 def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
-    """The noise itself in one dimension; otherwise its zCDP, which does not depend on how the shift is spread."""
+    """Read the noise itself in one dimension, otherwise its zCDP, which only the Euclidean shift determines."""
     sigma, moved, dimension = number(event, "sigma", path), number(event, "sensitivity", path), event.dimension
     if dimension is not None and (type(dimension) is not int or dimension < 1):
         refuse(event, path, f"dimension = {dimension!r:.30} must be a whole number or None; use that of the vector")
@@ -125,9 +123,8 @@ def _mixture(event: Any, path: str) -> Mechanism | None:
 
 def _guarantee(event: Any, path: str) -> Mechanism | None:
     epsilon, delta = number(event, "epsilon", path), number(event, "delta", path)
-    if delta == 1:
-        return None
-    return checked(event, path, lambda: ApproximateDP(epsilon, delta) if delta != 0 else PureDP(epsilon))
+    build = lambda: ApproximateDP(epsilon, delta) if delta != 0 else PureDP(epsilon)
+    return None if delta == 1 else checked(event, path, build)
 
 
 def _zcdp(event: Any, path: str) -> Mechanism | None:
@@ -139,7 +136,7 @@ def _zcdp(event: Any, path: str) -> Mechanism | None:
 
 
 def _tree(event: Any, path: str) -> Mechanism | None:
-    """A record is in one leaf of one tree, and changes the nodes above it: as many as the steps have binary digits."""
+    """Read a tree: a record changes the nodes above its leaf, at most as many as the steps have binary digits."""
     counts = event.step_counts
     counts = list(counts) if type(counts) in (list, tuple) else [counts]
     if not counts or any(type(n) is not int or not 0 <= n <= 2**53 for n in counts):
@@ -176,14 +173,14 @@ LEAVES: dict[str, Leaf] = {
     "SingleEpochTreeAggregationDpEvent": _tree,
     "TruncatedSubsampledGaussianDpEvent": _capped,
 }
-"""Readers by the name of the event's class in dp_accounting's dp_event; older versions lack some of these classes."""
+"""Readers by the name of the event's class in dp_accounting's dp_event; older versions lack some of the classes."""
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
-    """The mechanism that a DpEvent describes, for the neighbouring relation it will be asked about.
+    """Return the mechanism that a DpEvent describes, for the neighbouring relation of the later question.
 
-    Every class of dp_accounting 0.6.0 is known but UnsupportedDpEvent, and of later versions EpsilonDelta,
-    DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation; by exact class.
+    All classes of dp_accounting 0.6.0 but UnsupportedDpEvent are known, and of later versions EpsilonDelta,
+    DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation. Classes are matched exactly.
 
     * NoOp and an empty composition become PureDP(0).
     * A composition inside a sample runs on one sample.
@@ -194,11 +191,12 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
       1 - p + p/k of the true answer, rounded up, so that the loss is never understated. Its guarantee is for replacing
       a record.
     * RepeatAndSelect becomes `selection.select`, whose answer is the exact worst case over scores. The parameter of the
-      law of K is solved for, so that the mean is that of the event to the last digits.
+      law of K is solved for, so that the mean equals the event's mean to the last digits.
     * ZCDp becomes `ZCDP`, whose rho and xi add in every composition.
-    * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. It holds where no record moves to another
-      leaf: for zero-out, not for add/remove.
-    * The source data set of a batch of a fixed size is the larger of the two.
+    * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. The guarantee holds where no record moves
+    to
+      another leaf: for zero-out, not for add/remove.
+    * The source data set of a batch of a fixed size is the larger of the two neighbours.
 
     Parameters
     ----------
@@ -211,9 +209,8 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     Raises
     ------
     InputError
-        With one line that names the place: for every other event (user classes, ...); for one
-        that no noise protects; for parameters that are not numbers in range; for counts beyond 2**53; and for more than
-        64 levels or 2**15 events.
+        In one line that names the place: for every other event (user classes, ...); for an event without noise; for
+        parameters that are not numbers in range; for counts beyond 2**53; and for more than 64 levels or 2**15 events.
 
     References
     ----------
@@ -230,7 +227,7 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
 
 
 def supports(event: object) -> bool:
-    """Whether `from_dp_event` knows every part of the event.
+    """Return whether `from_dp_event` knows every part of the event.
 
     Parameters
     ----------
@@ -251,25 +248,19 @@ def supports(event: object) -> bool:
 
 
 def convert(event: object) -> Mechanism | None:
-    """The mechanism of an event, or None where a part without noise leaves no finite epsilon.
+    """Return the mechanism of an event, or None where a part without noise leaves no finite epsilon.
 
-    Raises EventError, an InputError, for whatever `from_dp_event` refuses.
+    Raises EventError, an InputError, for every event that `from_dp_event` refuses.
     """
     return _convert(event, "", 0, iter(range(MAX_EVENTS)))
 
 
 def events_inside(event: Any) -> Iterator[Any]:
-    """The event and all those inside it, of a tree that `convert` has taken."""
+    """Yield the events of a tree that `convert` has accepted, the root first."""
     yield event
     for inner in getattr(event, "events", [getattr(event, "event", None)]):
         if inner is not None:
             yield from events_inside(inner)
-
-
-def _name(event: object) -> str:
-    """The name of the event's class where it is dp_accounting's own, else nothing."""
-    kind = type(event)
-    return kind.__name__ if getattr(dp_event, kind.__name__, None) is kind else ""
 
 
 def _convert(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism | None:
@@ -277,7 +268,8 @@ def _convert(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechani
         raise EventError("", event, f"nested more than {MAX_DEPTH} deep, or in a cycle; compose in fewer levels")
     if next(count, None) is None:
         raise EventError("", event, f"more than {MAX_EVENTS} events; use SelfComposedDpEvent for equal ones")
-    name = _name(event)
+    kind = type(event)
+    name = kind.__name__ if getattr(dp_event, kind.__name__, None) is kind else ""  # a subclass may mean something else
     if name in LEAVES:
         return LEAVES[name](event, path)
     if name == "ComposedDpEvent":
@@ -285,7 +277,7 @@ def _convert(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechani
     if name not in _AROUND:
         known = (word for word in (*LEAVES, "ComposedDpEvent", *_AROUND) if hasattr(dp_event, word))
         words = ", ".join(word.removesuffix("DpEvent") for word in known)
-        refuse(event, path, f"{type(event).__name__:.60} is not supported; use one of dp_event's {words}")
+        refuse(event, path, f"{kind.__name__:.60} is not supported; use one of dp_event's {words}")
     inner = _convert(event.event, f"{path}.event", depth + 1, count)
     return checked(event, path, lambda: _AROUND[name](event, path, inner))
 
@@ -340,8 +332,11 @@ def _selected(event: Any, path: str, inner: Mechanism | None) -> Mechanism | Non
 
 
 def _negative_binomial(mean: float, shape: float) -> Law | None:
-    """The law of this shape and mean; None for one run.  The mean falls from infinity to 1 as gamma rises to 1."""
-    from scipy.optimize import brentq  # takes a while to import: only where it is needed
+    """Return the law with this shape and mean; None for one run.
+
+    The mean falls from infinity to 1 as gamma rises to 1.
+    """
+    from scipy.optimize import brentq  # a slow import that few events need
 
     if mean == 1.0:
         return None
@@ -373,11 +368,11 @@ _AROUND = {
     "RepeatAndSelectDpEvent": _selected,
     "RandomAllocationDpEvent": _allocated,
 }
-"""By the event's class name: a reader (event, path, mechanism of the inner event or None) -> mechanism or None."""
+"""Readers by the event's class name: (event, path, mechanism of the inner event or None) -> mechanism or None."""
 
 
 class EventError(InputError):
-    """An event was refused; `event` is the event at fault, and the message says in one line where it stands."""
+    """A refused event, `event`; the message is one line that names the place of the event."""
 
     def __init__(self, path: str, event: object, reason: str) -> None:
         super().__init__(f"{path or 'event'}: {reason}")
@@ -390,7 +385,7 @@ def refuse(event: Any, path: str, reason: str) -> NoReturn:
 
 
 def checked(event: Any, path: str, build: Callable[[], Any]) -> Any:
-    """Call `build` and return its result; an InputError from it becomes an EventError that names the event."""
+    """Call `build` and return its result; turn an InputError into an EventError that names the event."""
     try:
         return build()
     except InputError as error:
@@ -398,12 +393,12 @@ def checked(event: Any, path: str, build: Callable[[], Any]) -> Any:
 
 
 def number(event: Any, name: str, path: str) -> int | float:
-    """A field as a Python number; only plain and NumPy scalars are accepted."""
+    """Return a field as a Python number; accept only plain and NumPy scalars."""
     return _plain(event, name, getattr(event, name), path)
 
 
 def numbers(event: Any, name: str, path: str) -> list[float]:
-    """A field that is a list of numbers."""
+    """Return a field that is a list of numbers."""
     values = getattr(event, name)
     flat = type(values) in (list, tuple) or (type(values) is np.ndarray and values.ndim == 1)
     if not flat or not 0 < len(values) <= MAX_SENSITIVITIES:
@@ -412,7 +407,7 @@ def numbers(event: Any, name: str, path: str) -> list[float]:
 
 
 def whole(event: Any, name: str, path: str, least: int, most: int = LARGEST_WHOLE) -> int:
-    """A field that is a whole number from `least` to `most`."""
+    """Return a field that is a whole number from `least` to `most`."""
     value = number(event, name, path)
     if not least <= value <= most or value != int(value):
         largest = "2**53" if most == LARGEST_WHOLE else str(most)
@@ -421,7 +416,7 @@ def whole(event: Any, name: str, path: str, least: int, most: int = LARGEST_WHOL
 
 
 def rounded(exact: Fraction, towards: float) -> float:
-    """The nearest float64 on the side of the exact value that `towards` is on.
+    """Return the float64 nearest to the exact value on the side of `towards`.
 
     >>> rounded(Fraction(1, 10), 0.0) <= Fraction(1, 10) <= rounded(Fraction(1, 10), 1.0)
     True
@@ -440,11 +435,11 @@ def _plain(event: Any, name: str, value: Any, path: str) -> int | float:
 
 
 def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
-    """The DpEvent of a single mechanism (no batch): the inverse of `from_dp_event`.
+    """Return the DpEvent of a single mechanism (no batch); this is the inverse of `from_dp_event`.
 
     Randomized response needs a probability of at least 1/k. Its noise parameter is rounded down, so that the event
-    never promises more. A sampling ratio becomes the smallest sample and data set that give it. dp_accounting 0.6.0 has
-    no event for PureDP(epsilon > 0), ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and
+    never promises more. A sampling ratio becomes the smallest sample and data set with this ratio. dp_accounting 0.6.0
+    has no event for PureDP(epsilon > 0), ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and
     RandomAllocation; later versions have.
 
     Parameters
@@ -459,7 +454,7 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
     Raises
     ------
     InputError
-        A batch, or a mechanism that has no event.
+        If the mechanism is a batch, or has no event.
 
     References
     ----------
@@ -477,7 +472,7 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
 
 
 def _event(mechanism: Mechanism) -> dp_event.DpEvent:
-    """The event, refused where the installed dp_accounting has no such class."""
+    """Return the event of a mechanism; refuse it where the installed dp_accounting lacks the class."""
     name, given = _named(mechanism)
     kind = getattr(dp_event, name, None)
     if kind is None:
@@ -489,7 +484,7 @@ def _event(mechanism: Mechanism) -> dp_event.DpEvent:
 
 
 def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
-    """The name of the event's class, and its fields."""
+    """Return the name of the event's class, and its fields."""
     inside = lambda: _event(mechanism.inside()[0])
     match mechanism:
         case Repeated():
@@ -555,7 +550,7 @@ def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
 
 
 def _sizes(ratio: float) -> tuple[int, int]:
-    """Sample and data set whose ratio, rounded up, is this one."""
+    """Return the sizes of a sample and a data set whose ratio, rounded up, is `ratio`."""
     for exact in (Fraction(ratio).limit_denominator(SIMPLEST), Fraction(ratio)):
         if exact.denominator <= LARGEST_WHOLE and rounded(exact, 1.0) == ratio:
             return exact.numerator, exact.denominator

@@ -16,11 +16,11 @@ MECHANISM = "jaxacct"
 
 
 class OpacusAccountant(IAccountant):
-    """Accounts for Opacus's DP-SGD (Poisson sampling, add or remove one record) with certified upper ends.
+    """An accountant of Opacus's DP-SGD (Poisson sampling, add or remove one record) with certified upper ends.
 
-    `history` is Opacus's: a list of (noise_multiplier, sample_rate, steps) in which equal neighbours are joined. It may
-    be assigned, as Opacus's own `get_noise_multiplier` does, and is checked when it is read. `len` is the number of
-    steps. Steps without noise make epsilon infinite.
+    `history` is Opacus's list of (noise_multiplier, sample_rate, steps), in which equal neighbours are joined. Users
+    may assign it, as Opacus's own `get_noise_multiplier` does; every read checks it. `len` is the number of steps.
+    Steps without noise make epsilon infinite.
 
     After `register_opacus()`: `PrivacyEngine(accountant="jaxacct")`,
     `get_noise_multiplier(accountant="jaxacct", ...)`.
@@ -34,11 +34,11 @@ class OpacusAccountant(IAccountant):
 
     history: list[Any]
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # abstract in Opacus
         super().__init__()
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Record one step; InputError, in one line, for values out of range."""
+        """Record one step; raise InputError for values out of range."""
         sigma = float(check("noise_multiplier", noise_multiplier, NON_NEGATIVE))
         rate = float(check("sample_rate", sample_rate, PROBABILITY))
         if self.history and tuple(self.history[-1][:2]) == (sigma, rate):
@@ -49,9 +49,10 @@ class OpacusAccountant(IAccountant):
     def get_epsilon(
         self, delta: float, alphas: Any = None, *, poisson: bool = True, eps_error: Any = None, delta_error: Any = None
     ) -> float:
-        """The certified upper end of epsilon at `delta`, strictly between 0 and 1.
+        """Return the certified upper end of epsilon at `delta`, strictly between 0 and 1.
 
-        alphas, eps_error, delta_error : accepted as by Opacus's accountants, and ignored.  poisson : False is refused.
+        alphas, eps_error, delta_error : accepted and ignored, as Opacus's accountants have them.
+        poisson : False is refused.
         """
         if not poisson:
             raise InputError(
@@ -65,7 +66,7 @@ class OpacusAccountant(IAccountant):
 
     @property
     def run(self) -> Mechanism:
-        """The mechanism of the steps run so far, for `jaxacct.epsilon` and the rest of the library."""
+        """The mechanism of the steps so far, for `jaxacct.epsilon` and the rest of the library."""
         steps = [dp_sgd(sigma, rate, count) for sigma, rate, count in self._entries() if rate > 0]
         return compose(*steps) if steps else PureDP(0.0)
 
@@ -74,11 +75,11 @@ class OpacusAccountant(IAccountant):
 
     @classmethod
     def mechanism(cls) -> str:
-        """The name in Opacus's registry and in saved states."""
+        """Return the name in Opacus's registry and in saved states."""
         return MECHANISM
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Take over a saved state of this accountant; its history is checked before it is taken."""
+        """Load a saved state of this accountant; keep the old state if the saved history is invalid."""
         before = self.history
         super().load_state_dict(state_dict)
         try:
@@ -88,7 +89,7 @@ class OpacusAccountant(IAccountant):
             raise
 
     def _entries(self) -> list[tuple[float, float, int]]:
-        """The history with every value checked."""
+        """Return the history with every value checked."""
         if not isinstance(self.history, list | tuple):
             raise InputError(f"history must be a list, not {type(self.history).__name__}; use [(1.0, 0.01, 100)]")
         entries = []
@@ -103,7 +104,7 @@ class OpacusAccountant(IAccountant):
 
 
 def register_opacus() -> None:
-    """Make `accountant="jaxacct"` known to Opacus; calling it again changes nothing.
+    """Register `accountant="jaxacct"` with Opacus; another call changes nothing.
 
     >>> from opacus.accountants import create_accountant
     >>> register_opacus()

@@ -1,4 +1,4 @@
-"""Pictures of the result of a sweep, and of mechanisms side by side (need matplotlib)."""
+"""Pictures of a sweep's result, and of mechanisms side by side (need matplotlib)."""
 
 from jaxacct.plots.results import plot
 from jaxacct.plots.side_by_side import plot_profiles, plot_tradeoffs

@@ -1,6 +1,7 @@
 """Pictures of the result of a sweep: a value against its inputs, and privacy profiles of rows.
 
-The data choose what the user does not: which rows, which input along which axis, and what is held fixed.
+Settings that the user does not give are chosen by the data: the rows, the input along each axis, and the inputs held
+fixed.
 """
 
 from __future__ import annotations
@@ -19,23 +20,22 @@ from jaxacct.core.validation import InputError, choice
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.plots import style
 from jaxacct.sweeps.grid import ANSWER, WORDS, suggest
+from jaxacct.sweeps.read import SETTLED_BY
 from jaxacct.sweeps.solve import run_of_row
 from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solved_for, varying
 
 KINDS = ("curve", "heatmap", "profile", "tradeoff")
 """The kinds of pictures."""
 MOST_CURVES = 8
-"""Most curves that are put into one picture by default: more could not be distinguished."""
-_FOLLOWS = {**SOURCES, "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"])}
-"""Inputs that say the same as a derived one, when that is along an axis."""
+"""Most curves of one picture; a reader could not distinguish more."""
 MOST_MARKED_POINTS = 25
-"""Points of a curve up to which each is marked; beyond, the marks would hide the curve."""
+"""Most points of a curve that are marked; more marks would hide the curve."""
 EPSILONS_PER_PROFILE = 64
 """Values of epsilon at which a profile is computed: enough for a smooth curve."""
 SMALLEST_DELTA = 1e-10
-"""The delta down to which profiles are drawn, below any that is claimed in practice."""
+"""Least delta of a drawn profile, below any delta that is claimed in practice."""
 MOST_ROWS = 6
-"""Rows that are drawn unless rows are asked for: their legend still fits."""
+"""Default number of drawn rows: their legend still fits."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
 
 
@@ -50,7 +50,7 @@ def plot(
     where: Mapping[str, Any] | None = None,
     rows: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Draw the result of a sweep into a .png, .svg or .pdf file, and say what was drawn.
+    """Draw the result of a sweep into a .png, .svg or .pdf file, and return a description of the picture.
 
     Parameters
     ----------
@@ -61,19 +61,19 @@ def plot(
         epsilon, or the trade-off function, of some rows.  By default a curve, or a heat map where two inputs
         have more than eight values each.
     x, by : names of inputs
-        What goes along the horizontal axis, and what makes a family of curves or the vertical axis.  By default
-        the inputs with the most values; all others are held at the value that most rows have.
+        The input along the horizontal axis, and the input of a family of curves or along the vertical axis.  By default
+        the inputs with the most values; every other input is held at the value that most rows have.
     value : name of a column
-        By default what was solved for; "epsilon" draws the one that a calibrated parameter gives.
+        By default the quantity that was solved for; "epsilon" draws the epsilon at a calibrated parameter.
     where : dict of column names and values
-        Only the rows with these values.
+        Draw only the rows with these values.
     rows : row numbers from 0
         For profiles and trade-off curves, among the rows that `where` leaves; by default up to six, evenly spread.
 
     Returns
     -------
     dict
-        kind, what was drawn along the axes, what was held fixed, and the file.
+        kind, the columns along the axes, the inputs held fixed, and the file.
 
     References
     ----------
@@ -115,7 +115,7 @@ def plot(
 
 
 def draw_curves(view: View, canvas: Any, axes: Any) -> int:
-    """The value against x, one curve per value of `by`, the bracket as a band; returns how many curves."""
+    """Draw the value against x, one curve per value of `by`, with the bracket as a band; return how many."""
     table, (low, middle, high) = view.table, view.ends()
     families = [None] if view.by is None else list(dict.fromkeys(table[view.by].tolist()))
     if view.by is not None and view.by not in TEXT:
@@ -138,7 +138,7 @@ def draw_curves(view: View, canvas: Any, axes: Any) -> int:
 
 
 def draw_heatmap(view: View, canvas: Any, axes: Any) -> int:
-    """The value as colour over x and `by`, with lines of equal value; returns how many cells."""
+    """Draw the value as colour over x and `by`, with lines of equal value; return the number of cells."""
     assert view.by is not None
     table, upper = view.table, view.ends()[2]
     sides = {name: np.unique(table[name]) for name in (view.by, view.x)}
@@ -178,7 +178,7 @@ def _title(view: View, axes: Any) -> None:
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
-    """Cell borders half way between values, on the scale that they are drawn on."""
+    """Return the cell borders half way between values, on the scale of their axis."""
     logarithmic = style.spread_over_decades(values)
     at = np.log(values) if logarithmic else values
     middle = 0.5 * (at[1:] + at[:-1])
@@ -187,7 +187,7 @@ def _edges(values: np.ndarray) -> np.ndarray:
 
 
 def _levels(cells: np.ndarray) -> list[float]:
-    """Round values inside the range, about six of them."""
+    """Return some six round values inside the range of the cells."""
     low, high = cells.min(), cells.max()
     tens = 10.0 ** np.arange(np.floor(np.log10(max(low, 1e-300))), np.log10(high) + 1)
     for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
@@ -199,7 +199,7 @@ def _levels(cells: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows to draw; `x` is the input along x, `by` the one that makes families (or the vertical axis)."""
+    """The rows to draw: input `x` along the horizontal axis, input `by` for families of curves or the vertical axis."""
 
     table: Table
     quantity: str
@@ -209,7 +209,7 @@ class View:
     fixed: dict[str, Any]
 
     def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(lower, middle, upper) of the drawn value: its bracket, or the value three times if it has none."""
+        """Return (lower, middle, upper) of the drawn value; a value without a bracket is returned three times."""
         if self.value == measured(self.quantity):
             return self.table["lower"], self.table["estimate"], self.table["upper"]
         column = self.table[self.value]
@@ -217,12 +217,12 @@ class View:
 
 
 def measured(quantity: str) -> str:
-    """The quantity that lower, estimate and upper bracket."""
+    """Return the quantity that lower, estimate and upper bracket."""
     return quantity if measures(quantity) else "epsilon"
 
 
 def filtered(table: Table, where: Mapping[str, Any]) -> Table:
-    """The rows with the given values; a value that no row has is refused, with those there are."""
+    """Return the rows with the given values; refuse a value that no row has, and name the existing values."""
     for name, wanted in where.items():
         if name not in table.columns:
             raise InputError(f"where: unknown column {name!r}{suggest(name, table.columns)}")
@@ -245,10 +245,10 @@ def filtered(table: Table, where: Mapping[str, Any]) -> Table:
 def choose(
     table: Table, kind: str | None, x: str | None, by: str | None, value: str | None, where: Mapping[str, Any]
 ) -> tuple[str, View]:
-    """The kind of picture and the view of the table for a curve or a heat map; missing settings are chosen.
+    """Return the kind of picture and the view of the table for a curve or a heat map; choose missing settings.
 
-    The input with the most values goes along x, the next one makes a family of curves if it has at most eight
-    values and the vertical axis of a heat map otherwise; the others are held at the value that most rows have.
+    The input with the most values goes along x.  The next input makes a family of curves if it has at most eight
+    values, otherwise the vertical axis of a heat map.  Every other input is held at the value that most rows have.
     """
     table = filtered(table, where)
     quantities = solved_for(table.columns)
@@ -267,9 +267,9 @@ def choose(
             raise InputError(f"{name!r} is no input of this result{suggest(name, inputs)}")
         if name == value:
             raise InputError(f"{name} is what is drawn; choose another input for the axis")
-    if x is None:  # the input with the most values; of equals, the earlier one in the table
+    if x is None:  # `max` takes the first of several inputs with the most values
         axes = {name: len(values) for name, values in varying(table.columns).items() if name not in (value, *TEXT)}
-        free = [name for name in axes if name != by and name not in _FOLLOWS.get(by or "", ())]
+        free = [name for name in axes if name != by and name not in SETTLED_BY.get(by or "", ())]
         x = max(free, key=lambda name: axes[name], default=None)
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
@@ -296,7 +296,7 @@ def choose(
 
 
 def _open_axes(table: Table, value: str, x: str, by: str | None) -> list[str]:
-    """The inputs that differ, are along no axis, and do not follow from those that are."""
+    """Return the inputs that vary, are along no axis, and do not follow from the inputs along the axes."""
     used = [column for column in (x, by) if column is not None]
     cells = lambda names: len(set(zip(*(table[name].tolist() for name in names), strict=True)))
     free = (name for name in varying(table.columns) if name not in (value, *used))
@@ -304,7 +304,7 @@ def _open_axes(table: Table, value: str, x: str, by: str | None) -> list[str]:
 
 
 def _family(table: Table, kind: str | None, others: list[str]) -> str | None:
-    """The input for families of curves, or for the vertical axis."""
+    """Return the input for families of curves, or for the vertical axis of a heat map."""
     count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
     largest = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)
     if kind == "heatmap" or (kind is None and largest is not None and count[largest] > MOST_CURVES):
@@ -313,7 +313,7 @@ def _family(table: Table, kind: str | None, others: list[str]) -> str | None:
 
 
 def pick(table: Table, rows: list[int] | None) -> Table:
-    """The rows asked for, or up to six evenly spread ones; only rows that have an answer."""
+    """Return the requested rows, or up to six evenly spread rows; refuse rows without an answer."""
     if rows is None:
         solved = np.flatnonzero(np.isfinite(table["upper"]))
         spread = np.linspace(0, solved.size - 1, min(solved.size, MOST_ROWS)).astype(int)
@@ -334,9 +334,9 @@ def pick(table: Table, rows: list[int] | None) -> Table:
 
 
 def profile(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(epsilon, and lower, estimate, upper of delta), one line per row, from epsilon 0 to where delta is 1e-10.
+    """Compute (epsilon, and lower, estimate, upper of delta), each (rows, points), from epsilon 0 to delta 1e-10.
 
-    The values of epsilon are denser near 0, where the trade-off function needs them.  A progress bar counts rows.
+    Values of epsilon are denser near 0, where the trade-off function needs them.  A progress bar counts rows.
     """
     relation = str(table["relation"][0])
     found, bar = np.zeros((len(table), 4, EPSILONS_PER_PROFILE)), Progress(len(table), None, unit="profiles")
@@ -356,11 +356,11 @@ def profile(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 
 def tradeoff(epsilon: np.ndarray, delta: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """The least false negative rate at false positive rates alpha, for a privacy profile at some points.
+    """Bound the false negative rate from below at false positive rates alpha, by points of a privacy profile.
 
     `f(alpha) = max over the points of max(0, 1 - delta - e^eps alpha, e^-eps (1 - delta - alpha))`, for a profile
-    that holds in both directions [Dong, Roth and Su 2022, Proposition 2.5].  With upper ends of delta it is a
-    certified lower bound on the trade-off function.
+    that holds in both directions [Dong, Roth and Su 2022, Proposition 2.5].  With upper ends of delta, f is a certified
+    lower bound on the trade-off function.
 
     >>> tradeoff(np.array([0.0, 1.0]), np.array([0.2, 0.0]), np.array([0.0, 0.2, 1.0])).round(3).tolist()
     [1.0, 0.6, 0.0]
@@ -372,7 +372,7 @@ def tradeoff(epsilon: np.ndarray, delta: np.ndarray, alpha: np.ndarray) -> np.nd
 
 
 def draw_profiles(table: Table, axes: Any) -> None:
-    """delta against epsilon, with the bracket as a band."""
+    """Draw delta against epsilon, with the bracket as a band."""
     epsilon, low, middle, high = profile(table)
     for row, (name, colour, dash) in enumerate(_looks(table)):
         axes.plot(epsilon[row], middle[row], dash, color=colour, label=name)
@@ -389,7 +389,7 @@ def draw_profiles(table: Table, axes: Any) -> None:
 
 
 def draw_tradeoffs(table: Table, axes: Any) -> None:
-    """The certified lower bound on the trade-off function, with the line of perfect privacy."""
+    """Draw the certified lower bound on the trade-off function, with the line of perfect privacy."""
     relation = str(table["relation"][0])
     if relation in ("add_one", "remove_one"):
         raise InputError(f"a trade-off curve needs both directions, not relation {relation!r}; use add_or_remove_one")
@@ -405,13 +405,10 @@ def draw_tradeoffs(table: Table, axes: Any) -> None:
 
 
 def _looks(table: Table) -> list[tuple[str, Any, str]]:
-    """(label, colour, line style) per row; the label names what differs."""
+    """Return (label, colour, line style) per row; the label names the inputs that differ between the rows."""
     shown = [name for name in ("name", *_PARAMETERS) if name in table.columns]
-    differing = [name for name in shown if len(set(table[name].tolist())) > 1]
-    names = [
-        style.described({name: table[name][row] if name in TEXT else float(table[name][row]) for name in differing})
-        for row in range(len(table))
-    ]
+    columns = {name: table[name].tolist() for name in shown if len(set(table[name].tolist())) > 1}
+    names = [style.described({name: column[row] for name, column in columns.items()}) for row in range(len(table))]
     return list(zip(names, style.colours(names), style.dashes(len(names)), strict=True))
 
 

@@ -17,27 +17,23 @@ from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, check
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.plots import style
-from jaxacct.plots.results import SMALLEST_DELTA
+from jaxacct.plots.results import MOST_CURVES, SMALLEST_DELTA
 from jaxacct.representations.mechanism_profile import Profile, profile
 
-MOST_CURVES = 8
-"""Most curves in one picture: more could not be told apart."""
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
-"""Deltas at which a curve may end: the smallest one at which its epsilon is finite."""
-WIDEST = 10.0
-"""Where a curve ends if no such delta is found."""
+"""Deltas at which a curve may end: a curve ends at the smallest one whose epsilon is finite."""
 EPSILONS = 120
-"""Values of epsilon at which a profile is computed: on a logarithmic scale its chords still look smooth."""
+"""Values of epsilon at which a profile is computed: its chords still look smooth on a logarithmic scale."""
 POINTS_PER_CHORD = 8
 """Points drawn from one computed epsilon to the next."""
 LEAST_DRAWN = 1e-300
-"""A lower end of 0 is drawn here on a logarithmic axis: below everything that is shown."""
+"""Stand-in for a lower end of 0 on a logarithmic axis: below every visible delta."""
 RATES = 81
-"""False positive rates at which a trade-off function is computed."""
+"""Number of false positive rates at which a trade-off function is computed."""
 
 
 class _Curve(NamedTuple):
-    """One curve: its name in the legend, and the profile that answers."""
+    """A curve: its name in the legend, and the profile that it shows."""
 
     name: str
     profile: Profile
@@ -50,23 +46,24 @@ def plot_profiles(
     relation: str | None = None,
     axes: Foreign = None,
 ) -> Foreign:
-    """Draw delta against epsilon for any mechanisms side by side (needs matplotlib).
+    r"""Draw delta against epsilon for any mechanisms side by side (needs matplotlib).
 
-    Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)`, which is what a claim may use.  Between the
-    values of epsilon that are computed it is the chord in e^eps, which is no lower than delta, a convex function of
-    e^eps.  The band below it reaches down to the lower end; where the bracket is narrower than the line there is no
-    band to be seen.  The legend says of what kind each curve is.
+    Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)`, which a claim may use.  Between computed values
+    of epsilon the line is the chord in e^eps.  The chord is no lower than delta, a convex function of e^eps.  The band
+    below the line reaches down to the lower end; a bracket narrower than the line shows no band.  The legend names the
+    kind of each curve.
 
     Parameters
     ----------
     mechanisms : dict of str and Mechanism or Profile; or one of them
-        The names are those of the legend.  A batch is a curve for each of its elements, 8 curves at most.
+        The keys are the names in the legend.  A batch is a curve for each of its elements, 8 curves at most.
     epsilon : array_like >= 0, optional
-        Where delta is computed; by default 120 values up to where delta is 1e-10.
+        Values at which delta is computed; by default 120 values up to where delta is 1e-10.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
-        By default "add_or_remove_one", and of a Profile its own.
+        By default "add_or_remove_one", and for a Profile its own relation.
     axes : matplotlib Axes, optional
-        Where to draw; by default on a new figure, which a notebook shows and `axes.figure.savefig(path)` writes.
+        The axes to draw on; by default those of a new figure, which a notebook shows and `axes.figure.savefig(path)`
+        writes.
 
     Returns
     -------
@@ -75,7 +72,8 @@ def plot_profiles(
     Raises
     ------
     InputError
-        No mechanism, too many curves, profiles under different relations, or bad values.
+        If there is no mechanism, there are too many curves, the profiles have different relations, or a value is
+        invalid.
 
     References
     ----------
@@ -84,7 +82,7 @@ def plot_profiles(
     >>> import jaxacct as ja
     >>> axes = ja.plot_profiles({"Gaussian": ja.Gaussian(2.0), "Laplace": ja.Laplace(2.0)}, epsilon=[0.0, 0.2, 0.4])
     >>> axes.get_ylabel(), [line.get_label() for line in axes.get_lines()]
-    ('$\\\\delta(\\\\varepsilon)$', ['Gaussian (certified)', 'Laplace (certified)'])
+    ('$\\delta(\\varepsilon)$', ['Gaussian (certified)', 'Laplace (certified)'])
     """
     curves, words = _curves(mechanisms, relation)
     grid = _epsilons(curves) if epsilon is None else np.unique(check("epsilon", epsilon, NON_NEGATIVE))
@@ -109,10 +107,11 @@ def plot_tradeoffs(
     relation: str | None = None,
     axes: Foreign = None,
 ) -> Foreign:
-    """Draw the trade-off functions of any mechanisms side by side (needs matplotlib).
+    r"""Draw the trade-off functions of any mechanisms side by side (needs matplotlib).
 
     Each line is the lower end of `f(alpha)`, the least false negative rate of any membership test with false positive
-    rate alpha: at the rates that are computed, no attack is below it.  The band above it reaches up to the upper end.
+    rate alpha.  At the computed rates no attack is below the line.  The band above the line reaches up to the upper
+    end.
 
     Parameters
     ----------
@@ -132,7 +131,7 @@ def plot_tradeoffs(
     >>> import jaxacct as ja
     >>> axes = ja.plot_tradeoffs(ja.Gaussian(2.0), fpr=[0.0, 0.5, 1.0])
     >>> axes.get_ylabel(), [line.get_label() for line in axes.get_lines()][0]
-    ('false negative rate $f(\\\\alpha)$', 'Gaussian (certified)')
+    ('false negative rate $f(\\alpha)$', 'Gaussian (certified)')
     """
     curves, words = _curves(mechanisms, relation)
     near_zero = np.concatenate([np.geomspace(1e-4, 1e-2, 10), np.linspace(0.0, 1.0, RATES - 10)])
@@ -150,7 +149,7 @@ def plot_tradeoffs(
 
 
 def _curves(mechanisms: Any, relation: str | None) -> tuple[list[_Curve], str]:
-    """The curves, an element of a batch each, and their relation in words."""
+    """Return one curve for each element of each mechanism, and the relation of all curves in words."""
     if relation is not None:
         choice("relation", relation, RELATIONS)
     named = mechanisms if isinstance(mechanisms, Mapping) else {"": mechanisms}
@@ -185,19 +184,19 @@ def _elements(name: str, whole: Profile, room: int) -> list[_Curve]:
 
 
 def _epsilons(curves: list[_Curve]) -> np.ndarray:
-    """Values from 0 to where delta of every curve is small, denser near 0, with the end of each curve among them.
+    """Return values of epsilon from 0, denser near 0, up to the largest end of a curve, with all ends among them.
 
-    A curve ends where delta is small, or, where there is mass at infinity, as small as it gets.
+    A curve ends where delta is small, or, where there is mass at infinity, as small as delta gets.
     """
     ends = []
     for _, one in curves:
         found = account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper
-        ends.append(float(next((end for end in found if np.isfinite(end)), WIDEST)))
+        ends.append(float(next((end for end in found if np.isfinite(end)), 10.0)))
     return np.unique([*(np.linspace(0.0, 1.0, EPSILONS) ** 2 * max(*ends, 1e-3)), *ends])
 
 
 def _answers(curves: list[_Curve], ask: Callable[[Profile], Bounds]) -> list[Bounds]:
-    """The answer of `ask` for each curve's profile; a progress bar counts the curves."""
+    """Return the answer of `ask` for each curve's profile; a progress bar counts the curves."""
     found: list[Bounds] = []
     bar = Progress(len(curves), None, unit="curves")
     try:
@@ -211,13 +210,13 @@ def _answers(curves: list[_Curve], ask: Callable[[Profile], Bounds]) -> list[Bou
 
 
 def _looks(curves: list[_Curve]) -> list[tuple[_Curve, Any, str]]:
-    """The curves with their colours and line styles."""
+    """Return the curves with their colours and line styles."""
     names = [curve.name for curve in curves]
     return list(zip(curves, style.colours(names), style.dashes(len(names)), strict=True))
 
 
 def _draw(axes: Any, look: tuple[_Curve, Any, str], grid: np.ndarray, found: Bounds, end: str) -> np.ndarray:
-    """One curve: a line for the end that a claim may use, a band for the bracket; returns the values of the line."""
+    """Draw one curve: a line for the claimable end, and a band for the bracket; return the values of the line."""
     curve, colour, dash = look
     kinds = "; ".join(dict.fromkeys(np.ravel(found.kind).tolist()))
     unsure = float(np.mean(~np.asarray(found.ok)))
@@ -234,7 +233,7 @@ def _draw(axes: Any, look: tuple[_Curve, Any, str], grid: np.ndarray, found: Bou
 
 
 def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Points between the given ones on the chords of delta in e^eps.
+    """Return points on the chords of delta in e^eps, the given points among them.
 
     >>> at, chord = _chords(np.array([0.0, 1.0]), np.array([1.0, 0.0]))
     >>> at.size, bool(np.allclose(chord, 1 - np.expm1(at) / np.expm1(1.0)))
@@ -251,7 +250,7 @@ def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _axes(given: Any, square: bool) -> Any:
-    """The axes to draw on: those given, or of a new figure of pyplot, which notebooks show by themselves."""
+    """Return the given axes, or the axes of a new figure of pyplot, which a notebook shows without a call."""
     if given is not None:
         return given
     optional_package("matplotlib", "a picture")

@@ -1,4 +1,4 @@
-"""How pictures look: labels with symbols, scales, colours that colour-blind readers can tell apart, and saving."""
+"""The look of pictures: labels with symbols, scales, colours that colour-blind readers can distinguish, and saving."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxacct.core.files import optional_package, replacing
 from jaxacct.core.validation import InputError
 
 FORMATS = (".png", ".svg", ".pdf")
-"""How the name of a picture may end."""
+"""File endings of a picture."""
 SYMBOL = {
     "noise_multiplier": "$\\sigma$",
     "sampling_probability": "$q$",
@@ -66,10 +66,10 @@ RELATION = {
 }
 """The neighbouring relations in words."""
 LEAST_RATIO_OF_LOG_AXIS = 8.0
-"""Positive values whose ratio reaches this are drawn on a logarithmic axis."""
+"""Least ratio of the largest to the smallest positive value that calls for a logarithmic axis."""
 
 _DISTINCT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c00")
-"""Okabe and Ito's palette, its yellow darkened for white paper."""
+"""Okabe and Ito's palette, with its yellow darkened for white paper."""
 _DASHES = ("-", "--", "-.", ":")
 _SETTINGS = {
     "font.size": 9.5,
@@ -89,12 +89,12 @@ _SETTINGS = {
 
 
 def settings() -> Any:
-    """The context in which a figure is drawn and saved; matplotlib's own settings come back after it."""
+    """Return the context in which a figure is drawn and saved; on exit matplotlib's own settings return."""
     return optional_package("matplotlib", "a picture").rc_context(_SETTINGS)
 
 
 def figure(square: bool) -> tuple[Any, Any]:
-    """A figure of one column's width and its axes, without matplotlib's global state."""
+    """Return a figure of one column's width and its axes, without matplotlib's global state."""
     from matplotlib.figure import Figure
 
     canvas = Figure(figsize=(4.4, 4.6) if square else (5.4, 3.7), layout="constrained")
@@ -117,7 +117,7 @@ def save(canvas: Any, path: Path) -> None:
 
 
 def spread_over_decades(values: Any) -> bool:
-    """Whether values are positive and far enough apart for a logarithmic axis.
+    """Return whether values are positive and far enough apart for a logarithmic axis.
 
     >>> spread_over_decades([1e-5, 1e-3]), spread_over_decades([1.0, 5.0]), spread_over_decades([0.0, 1e3])
     (True, False, False)
@@ -128,7 +128,7 @@ def spread_over_decades(values: Any) -> bool:
 
 
 def scale(axes: Any, side: str, values: Any) -> None:
-    """A logarithmic axis where the values ask for one, with plain numbers on the way if it is short."""
+    """Make an axis logarithmic where its values call for that; label a short axis with plain numbers."""
     if not spread_over_decades(values):
         return
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -144,10 +144,10 @@ def scale(axes: Any, side: str, values: Any) -> None:
 
 
 def number(value: float) -> str:
-    """A number for a label, powers of ten as such.
+    r"""Write a number for a label, with a power of ten as such.
 
     >>> number(1e-5), number(0.02), number(60000.0), number(2.5e-7)
-    ('$10^{-5}$', '0.02', '60,000', '$2.5\\\\times10^{-7}$')
+    ('$10^{-5}$', '0.02', '60,000', '$2.5\\times10^{-7}$')
     """
     if value != 0 and not 1e-3 <= abs(value) < 1e6:
         front, exponent = f"{value:.3g}".split("e") if "e" in f"{value:.3g}" else (f"{value:.3g}", "0")
@@ -157,7 +157,7 @@ def number(value: float) -> str:
 
 
 def described(fields: Mapping[str, Any]) -> str:
-    """Inputs with their values: symbol = number, words as they are."""
+    """Write inputs with their values as symbol = number; write text unchanged."""
     return ", ".join(
         value if isinstance(value, str) else f"{SYMBOL.get(name, name.replace('_', ' '))} = {number(value)}"
         for name, value in fields.items()
@@ -165,7 +165,7 @@ def described(fields: Mapping[str, Any]) -> str:
 
 
 def colours(values: Sequence[Any]) -> list[Any]:
-    """One colour per curve: an ordered scale for numbers, distinct ones for names."""
+    """Return one colour per curve: an ordered scale for numbers, distinct colours for names."""
     from matplotlib import colormaps
 
     if len(values) == 1 or isinstance(values[0], str):
@@ -174,12 +174,12 @@ def colours(values: Sequence[Any]) -> list[Any]:
 
 
 def dashes(count: int) -> list[str]:
-    """Line styles, so that curves can be told apart in print as well."""
+    """Return line styles, which distinguish curves in print as well."""
     return [_DASHES[i % len(_DASHES)] for i in range(count)]
 
 
 def title(axes: Any, *lines: str) -> None:
-    """Write lines that hold for the whole picture in small print above it."""
+    """Write lines about the whole picture in small print above it."""
     axes.set_title("\n".join(line for line in lines if line), fontsize=9, color="0.25", loc="left")
 
 

@@ -21,11 +21,11 @@ from jaxacct.site import tutorials
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout."""
 FOLDERS = ("jaxacct", "examples", "benchmarks", "tests")
-"""Folders that are copied beside the files at the top, so that links between pages and files hold as they stand."""
+"""Folders that are copied beside the files at the top, so that links between pages and files hold unchanged."""
 
 
 def main() -> int:
-    """Build the site and return the exit status, not 0 where Sphinx has warned or a tutorial has raised."""
+    """Build the site and return the exit status, which is not 0 if Sphinx has warned or a tutorial has raised."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxacct.site",
         description="Build the site: reference, tutorials (which are run), proofs, glossary. Fails on a link that "
@@ -61,9 +61,9 @@ def main() -> int:
 
 
 def write(source: Path, run: bool = True) -> None:
-    """Write the sources of the site into a new folder, which is laid out as the repository is.
+    """Write the sources of the site into a new folder that has the layout of the repository.
 
-    run : whether the tutorials are run; otherwise they stand as they are.
+    run : run the tutorials; otherwise they are copied unchanged.
     """
     source.mkdir()
     for path in ROOT.iterdir():
@@ -85,13 +85,13 @@ def write(source: Path, run: bool = True) -> None:
 
 
 def packages() -> list[str]:
-    """`jaxacct` first, then its packages with public names; the pages of commands come from their help."""
+    """Return `jaxacct`, then its packages with public names; pages of commands are made from their help."""
     found = [f"jaxacct.{m.name}" for m in pkgutil.iter_modules(jaxacct.__path__) if m.ispkg and m.name != "cli"]
     return ["jaxacct", *(name for name in sorted(found) if getattr(importlib.import_module(name), "__all__", []))]
 
 
 def package_page(package: str) -> str:
-    """The public names of a package, as a list, and each in full; those of `jaxacct` are in full there alone."""
+    """Return the page of a package: a list of its public names, then each in full unless `jaxacct` has it, too."""
     module = importlib.import_module(package)
     names = [name for name in module.__all__ if callable(getattr(module, name))]
     known = [name for name in names if package != "jaxacct" and getattr(module, name) is vars(jaxacct).get(name)]
@@ -104,7 +104,7 @@ def package_page(package: str) -> str:
 
 
 def command_line() -> str:
-    """What `jaxacct --help` and `jaxacct COMMAND --help` print, 100 columns wide."""
+    """Return a page with the output of `jaxacct --help` and `jaxacct COMMAND --help`, 100 columns wide."""
     arguments = importlib.import_module("jaxacct.cli.arguments")
     os.environ |= {"COLUMNS": "100", "NO_COLOR": "1"}
     page = "# The command line\n\nWhat `jaxacct --help` and `jaxacct COMMAND --help` print.\n"

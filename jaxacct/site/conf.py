@@ -1,4 +1,4 @@
-"""Sphinx's settings for the site.  Nothing is loaded from the network: the theme brings its own files."""
+"""Sphinx's settings for the site.  The site loads nothing from the network: the theme brings its own files."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ version = release = jaxacct.__version__
 extensions = ["myst_parser", *(f"sphinx.ext.{name}" for name in ("autodoc", "autosummary", "napoleon", "viewcode"))]
 exclude_patterns = ["jaxacct/site/pages", "tests", "benchmarks"]
 suppress_warnings = ["myst.header", "misc.highlighting_failure", "ref.python", "docutils"]
-"""Among others what reStructuredText says of docstrings, which are written as plain text."""
+"""Kinds of warnings to ignore, such as docutils on docstrings, which are written as plain text."""
 smartquotes = False
 highlight_language = "text"
 pygments_style = "tango"
@@ -37,25 +37,25 @@ toc_object_entries_show_parents = "hide"
 
 ROOMS = "audit|interop|mechanisms|plots|report|representations|samplers|selection|sweeps|training|tuning|verification"
 NAME = re.compile(rf"```.*?```|(?<![`\[}}])`((?:ja|jaxacct(?:\.\w+)?|{ROOMS})\.)(\w+)([^`<>|\n]*)`(?!`)", re.DOTALL)
-"""Code on a page, which is left alone, or a public name in a code span."""
+"""Code on a page, which stays unchanged, or a public name in a code span."""
 
 
 def setup(app: Any) -> None:
-    """Docstrings and pages are written to be read as they are; what Sphinx would take for a sign is escaped."""
+    """Connect the functions that escape docstrings and link names; docstrings and pages are plain text."""
     app.connect("autodoc-process-docstring", _begin_examples, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", _escape)
     app.connect("source-read", _link)
 
 
 def _begin_examples(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """The examples at the end of a docstring have no title, and belong to no section before them."""
+    """Put a title above the examples at the end of a docstring, which belong to no section before them."""
     first = next((place for place, line in enumerate(lines) if line.startswith(">>>")), None)
     if first is not None:
         lines[first:first] = ["Examples", "--------", ""]
 
 
 def _escape(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """`|x|` is an absolute value, `x_` no link, `*shape` no emphasis; examples stand as they are."""
+    """Escape a docstring up to its examples: `|x|` is an absolute value, `x_` no link, `*shape` no emphasis."""
     for place, line in enumerate(lines):
         if line.lstrip().startswith(">>>"):
             break
@@ -64,7 +64,7 @@ def _escape(app: Any, what: str, name: str, value: Any, options: Any, lines: lis
 
 
 def _link(app: Any, page: str, source: list[str]) -> None:
-    """A public name in the code of a page leads to the reference."""
+    """Link public names in the code of a page to the reference."""
 
     def linked(match: re.Match[str]) -> str:
         if match[1] is None:

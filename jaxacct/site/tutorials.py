@@ -1,9 +1,9 @@
-"""Tutorials: Markdown whose code is run; its output and figures are put below it.
+"""Tutorials: Markdown whose code is run; the output and the figures of a block are put below it.
 
-A block of Python is run, and what it prints and the value of its last line are shown.  Blocks of one page share their
-names.  A block of bash is run as well; `jaxacct` in it is this checkout's command.  A block whose first line says
-`python not run` or `bash not run` is shown only.  A comment `<!-- check: EXPRESSION -->` is evaluated where it stands:
-what the prose says in numbers is held there, and the page fails where it is false.
+A block of Python is run; the page shows what the block prints, and the value of its last line.  The blocks of one page
+share their names.  A block of bash is run as well; `jaxacct` in it is the command of this checkout.  A block that
+begins with `python not run` or `bash not run` is only shown.  A comment `<!-- check: EXPRESSION -->` is evaluated in
+its place: it checks the numbers in the prose, and the page fails if the expression is false.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 BLOCK = re.compile(r"^```(python|bash)( not run)?\n(.*?)^```$|^<!-- check: (.*?) -->\n?", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 300
-"""After this long a tutorial is taken to hang; each should take less than 20 seconds, or 40 where it trains."""
+"""Time limit of a tutorial; each should take less than 20 seconds, or 40 if it trains."""
 SHOWN_LINES = 60
-"""The most lines of output that are shown of one block."""
+"""Most lines of output that are shown of one block."""
 
 
 class TutorialError(Exception):
@@ -31,9 +31,9 @@ class TutorialError(Exception):
 
 
 def run(page: Path, pictures: Path, root: Path) -> str:
-    """The page with its outputs, run in a process and an empty folder of its own.
+    """Return the page with its outputs; run the page in a process and an empty folder of its own.
 
-    pictures : the folder that its figures are written into, beside where the page will be.
+    pictures : the folder for the page's figures, beside the future page.
     root : the checkout.
     """
     pictures.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def run(page: Path, pictures: Path, root: Path) -> str:
 
 
 def filled(page: Path, pictures: Path) -> str:
-    """The page with its outputs, run here, in the current folder."""
+    """Return the page with its outputs; run the page in this process and the current folder."""
     names: dict[str, Any] = {"__name__": "__main__"}
     count = 0
 
@@ -84,7 +84,7 @@ def filled(page: Path, pictures: Path) -> str:
 
 
 def python(code: str, names: dict[str, Any]) -> str:
-    """The output of a block, followed by the value of its last line, unless that is None or part of a figure."""
+    """Run a block; return its output and the value of its last line, unless that is None or part of a figure."""
     tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(io.StringIO()) as text:
@@ -97,7 +97,7 @@ def python(code: str, names: dict[str, Any]) -> str:
 
 
 def bash(code: str) -> str:
-    """The standard output of a block."""
+    """Run a block and return its standard output."""
     command = f'jaxacct() {{ "{sys.executable}" -m jaxacct "$@"; }}\n{code}'
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -106,7 +106,7 @@ def bash(code: str) -> str:
 
 
 def drawn(stem: str, count: int, pictures: Path) -> list[str]:
-    """Links to the figures that a block has drawn: open ones of pyplot, and new files in the current folder."""
+    """Return links to the figures of a block: open figures of pyplot, and new files in the current folder."""
     found = []
     if "matplotlib.pyplot" in sys.modules:
         from matplotlib import pyplot
