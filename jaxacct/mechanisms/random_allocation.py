@@ -57,14 +57,17 @@ MOST_EPSILON = 1e15
 MOST_ATOMS = 20_000
 """Most distinct counts of the outputs."""
 LEAST_MASS = 1e-290
-"""Below it float64 soon ends: such masses are kept in laws from above, and left out of laws from below."""
+"""Least mass that laws from below keep, near the end of float64; laws from above keep smaller masses too."""
 KEPT = 1024
-"""Rounds whose profiles and pairs are kept; each takes some 40 kB."""
+"""Number of rounds whose profiles and pairs are cached; each takes some 40 kB."""
 Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
-"""The profiles of one round in both directions."""
+"""Profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
-"""Which losses a round has: "dense" is for compositions whose bracket is wide, "far" where it has no upper end."""
+"""Sets of losses of a round.
+
+"dense" is for compositions whose bracket is wide, "far" for those without an upper end.
+"""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
@@ -78,40 +81,42 @@ EPOCHS_WARNING = (
 @register
 @dataclass(frozen=True, eq=False)
 class RandomAllocation(Mechanism):
-    """A round of t releases, each record in exactly ``participations`` of them, chosen at random by itself.
+    """A round of t releases, each record in exactly ``participations`` of them, drawn at random and independently.
 
-    With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions. It is
-    exact for add, remove and zero-out, and adaptive. Composed, as in ``ja.repeat(RandomAllocation(Gaussian(1.0), 100),
-    epochs)`` for a fresh allocation in every epoch, its profile is put on 200 to 400 losses from above and from below:
-    the answer is a certified bracket, about 3e-4 to 6e-4 wide. With t slots and k participations, 1 < k < t, the slots
-    are cut into k blocks at random, which is revealed, and ``kind`` is "bound". k = t is t plain releases, t = 1 is
-    one. ``replace_one`` is a bound: a record is removed and another added. Renyi divergences, selections and other
-    answers that take the dominating pair alone are bounds as well.
+    With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions. The pair
+    is exact for add, remove and zero-out, also for adaptive releases. Several rounds, as in
+    ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every epoch. The profile of
+    a round is then put on 200 to 400 losses from above and from below, and the answer is a certified bracket, about
+    3e-4 to 6e-4 wide. With k participations, 1 < k < t, the slots are cut into k blocks at random; the blocks are
+    revealed, and ``kind`` is "bound". k = t is t plain releases, and t = 1 is one plain release. Under ``replace_one``
+    a record is removed and another added, and the answer is a bound. Renyi divergences, selections and other answers
+    that use the dominating pair alone are bounds as well.
 
-    The slots of different records are independent. Bins of equal size, as a shuffle makes them, are not covered: there
-    the others' bins depend on the record's own. For t = 2, sigma = 1, delta(1) is .1172 or more, and not .0592.
+    The slots of different records must be independent. Bins of equal size, as a shuffle makes them, are not covered,
+    because the bins of the other records then depend on the record's own bin. For equal bins, t = 2 and sigma = 1,
+    delta(1) is at least .1172; random allocation has .0592.
 
     A base with finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) is exact
-    for every number of participations, under add, remove and zero-out: the law of the loss is found from the counts of
-    the outputs, up to 20,000 of them.
+    for every number of participations, under add, remove and zero-out. The law of the loss is computed from the counts
+    of the outputs, of which there may be up to 20,000.
 
-    A user whose k records share one bin is one record of k times the contribution: noise multiplier sigma/k.
+    A user whose k records share one bin is one record of k times the contribution: use noise multiplier sigma/k.
 
-    One round is narrow to 1e-6 as a rule. Composed rounds go by two pairs at some 200 losses, or more where epsilon is
-    wide. Epsilon is then narrow to 1e-3 and delta to a few per cent, whatever ``rtol`` asks: the status "ok" allows
-    1e-3 and 5e-2 there.
+    One round usually has a relative width of 1e-6. Composed rounds are computed from two pairs at some 200 losses, or
+    more if epsilon is wide. The relative width is then some 1e-3 for epsilon and a few per cent for delta, whatever
+    ``rtol`` asks; the status "ok" allows 1e-3 and 5e-2.
 
     Parameters
     ----------
     mechanism : Gaussian, or a mechanism with finitely many outputs
-        What each slot releases: the sum over the records that are in it, with noise; or its output.
+        Release of each slot: the sum over the records in the slot, with noise, or the output of the mechanism.
     slots : array_like of whole numbers from 1 to 2**53
         t, the number of releases of a round, public.
     participations : array_like of whole numbers from 1 to slots
-        In how many of them a record takes part, exactly. "At most k" is not known to be dominated, and not covered.
+        Exact number of slots in which a record takes part. "At most k" is not covered: no dominating pair is known.
     group : array_like of whole numbers, 1 or more
-        How many records, each in bins of its own, are protected together. Above 1 it is a bound, and participations are
-        1 or all slots. All fields broadcast.
+        Number of records, each in bins of its own, that are protected together. Above 1 the answer is a bound, and
+        participations must be 1 or all slots. All fields broadcast.
 
     References
     ----------
@@ -179,15 +184,15 @@ class RandomAllocation(Mechanism):
         return "certified" if exact else "bound"
 
     def _plain(self) -> np.ndarray:
-        """Whether every record is in every slot, for each configuration."""
+        """Return whether every record is in every slot, for each configuration."""
         return np.asarray(np.equal(self.participations, self.slots))
 
     def _finite(self) -> bool:
-        """Whether the base has finitely many outputs: then all laws are exact."""
+        """Return whether the base has finitely many outputs, so that all laws are exact."""
         return isinstance(self.mechanism, FINITE_BASES)
 
     def _laws(self) -> list[AllocatedLaw]:
-        """The law of every configuration, in the flat order of the batch."""
+        """Return the law of every configuration, in the flat order of the batch."""
         shape = batch_shape(self)
         numbers = (np.broadcast_to(x, shape).ravel() for x in (self.slots, self.participations))
         places = list(np.ndindex(shape))
@@ -213,7 +218,7 @@ class RandomAllocation(Mechanism):
                 "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
             )
         small = np.floor(slots / taken)
-        larger = slots - small * taken  # number of blocks with one slot more
+        larger = slots - small * taken  # number of blocks that have one slot more
         plain = GaussianPart(sigma / group / SENSITIVITY[relation], np.where(small == 1.0, 1.0, 0.0))
         parts: list[tuple[Part, np.ndarray]] = [(plain, np.where(small == 1.0, taken - larger, 1.0))]
         for size, count in ((small, taken - larger), (small + 1.0, larger)):
@@ -227,7 +232,7 @@ class RandomAllocation(Mechanism):
 def _of_rows(
     sigma: np.ndarray, slots: np.ndarray, group: np.ndarray, present: np.ndarray, direction: str, below: bool
 ) -> FinitePart:
-    """The finite law of each configuration; where the part is absent, a single loss 0."""
+    """Return the finite law of each configuration; if the part is absent, the law is a single loss 0."""
     nothing = np.zeros(1), np.ones(1), np.ones(1)
     pairs = []
     for noise, t, g, here in zip(*(x.ravel() for x in (sigma, slots, group, present)), strict=True):
@@ -239,7 +244,7 @@ def _of_rows(
         else:
             pairs.append(pair_above_round(float(noise), float(t), float(g)))
     pair = stacked(pairs, sigma.shape)
-    if below:  # already made for this direction
+    if below:  # `law_below_round` has made the law for this direction
         return FinitePart(pair.loss, pair.p, pair.p_infinity)
     return sample_pair(pair, np.asarray(1.0), direction)
 
@@ -261,19 +266,20 @@ def require_gaussian_slots(owner: str, mechanism: Any) -> None:
 class BallsInBins(Mechanism):
     """Several epochs of t releases, each record in one of the t slots, the same in every epoch.
 
-    It is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs): the sum of a slot's
-    releases over the epochs tells all that they tell. This is what jax_privacy's BallsInBinsSampling draws. A fresh
-    slot in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma), slots), epochs)``, costs up to five times less
-    epsilon: at sigma = 2, 100 slots, 10 epochs and delta = 1e-5 it is .603 against 2.96. A warning says so.
+    The mechanism is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs), since the sum
+    of a slot's releases over the epochs is a sufficient statistic. jax_privacy's BallsInBinsSampling draws such
+    batches. A fresh slot in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma), slots), epochs)``, costs up to
+    five times less epsilon: .603 instead of 2.96 at sigma = 2, 100 slots, 10 epochs and delta = 1e-5. A warning says
+    so.
 
     Parameters
     ----------
     mechanism : Gaussian
-        What each slot releases in each epoch.
+        Release of each slot in each epoch.
     slots : array_like of whole numbers from 1 to 2**53
         t, the number of releases of an epoch.
     epochs : array_like of whole numbers from 1 to 2**53
-        All fields broadcast.
+        Number of epochs. All fields broadcast.
 
     References
     ----------
@@ -305,7 +311,7 @@ class BallsInBins(Mechanism):
 
     def validated(self) -> Self:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it was told when it was made
+            warnings.simplefilter("ignore")  # the warning was given when the mechanism was made
             return super().validated()
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
@@ -327,14 +333,14 @@ class BallsInBins(Mechanism):
         return "certified" if self.symmetric() or relation != "replace_one" else "bound"
 
     def one_round(self, below: bool) -> RandomAllocation:
-        """The round that it is; its noise is rounded up for lower ends (`below`), and down for upper ends."""
+        """Return the round that the mechanism equals; its noise is rounded up for lower ends (`below`), else down."""
         sigma, epochs = (np.asarray(x, np.float64) for x in (self.mechanism.noise_multiplier, self.epochs))
         rounding = 4.0 * ROUNDOFF if below else -4.0 * ROUNDOFF
         return RandomAllocation(Gaussian(sigma / np.sqrt(epochs) * (1.0 + rounding)), self.slots)
 
 
 def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
-    """(noise multiplier, slots) of the rounds of random allocation inside whose pairs are made, each once."""
+    """Return (noise multiplier, slots) of every round of random allocation inside, each once."""
     if isinstance(mechanism, BallsInBins):
         both = (rounds_inside(mechanism.one_round(below)) for below in (False, True))
         return list(dict.fromkeys(one for each in both for one in each))
@@ -353,7 +359,7 @@ def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
 
 
 def replaced_in_two_steps(mechanism: Mechanism) -> bool:
-    """Whether the mechanism contains a random allocation, for which no pair of a replaced record is known."""
+    """Return whether the mechanism contains a random allocation, for which no pair of a replaced record is known."""
     if isinstance(mechanism, RandomAllocation | BallsInBins):
         return not mechanism.symmetric() and not isinstance(mechanism.mechanism, FINITE_BASES)
     return any(replaced_in_two_steps(inner) for inner in mechanism.inside())
@@ -361,7 +367,7 @@ def replaced_in_two_steps(mechanism: Mechanism) -> bool:
 
 @contextlib.contextmanager
 def with_losses(which: Losses) -> Iterator[None]:
-    """While this lasts rounds have these losses."""
+    """Use these losses for rounds within the `with` block."""
     token = _LOSSES.set(which)
     try:
         yield
@@ -370,13 +376,13 @@ def with_losses(which: Losses) -> Iterator[None]:
 
 
 def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
-    """The profile in both directions."""
+    """Return the profiles of a round, from the cache if they are there."""
     kept = _KEPT.get((sigma, slots, losses))
     return kept if kept is not None else _profiles_of([(sigma, slots)], losses)[0]
 
 
 def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
-    """Profiles in both directions.  A round whose slot is revealed is a Gaussian, which is never better."""
+    """Compute profiles of rounds in both directions. A Gaussian that reveals the slot bounds each round from above."""
     sigma, slots = np.array(rounds, np.float64).T
     mus = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
     made: list[Profiles]
@@ -401,11 +407,11 @@ def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[
 
 
 def prepare(rounds: Sequence[tuple[float, float]]) -> None:
-    """Compute the pairs of rounds, (noise multiplier, slots) each, together, so that they are there when asked for."""
+    """Compute the pairs of rounds, (noise multiplier, slots) each, together, and keep them for later questions."""
     losses = _LOSSES.get()
     missing = [one for one in rounds if (*one, losses) not in _KEPT]
     if len(missing) > 1:
-        with contextlib.suppress(*FAILURES):  # then each by itself
+        with contextlib.suppress(*FAILURES):  # the loop below then computes each round separately
             _profiles_of(missing, losses)
     for sigma, slots in rounds:
         pair_above_round(sigma, slots, 1.0)
@@ -413,12 +419,12 @@ def prepare(rounds: Sequence[tuple[float, float]]) -> None:
 
 
 def pair_above_round(sigma: float, slots: float, group: float) -> FinitePair:
-    """The pair that dominates a round, for up to `group` records."""
+    """Return the pair that dominates a round, for up to `group` records."""
     return _or_else(_pair_above, lambda: _pair_of_revealed(sigma, group), sigma, slots, group)
 
 
 def law_below_round(sigma: float, slots: float, direction: str) -> FinitePart:
-    """The law of the loss of a pair that a round dominates."""
+    """Return the law of the loss of a pair that a round dominates."""
     if direction not in DIRECTIONS:
         raise ValueError(direction)
     return _below(sigma, slots)[DIRECTIONS.index(direction)]
@@ -443,7 +449,7 @@ def _parts_below(sigma: float, slots: float, losses: Losses) -> tuple[FinitePart
 def _or_else(
     make: Callable[..., Made], otherwise: Callable[[], Made], sigma: float, slots: float, *more: float
 ) -> Made:
-    """The result of `make`; if it fails, that of `otherwise`, which claims less and is not cached."""
+    """Return the result of `make`; if it fails, that of `otherwise`, which claims less and is not cached."""
     try:
         return make(sigma, slots, _LOSSES.get(), *more)
     except FAILURES as error:
@@ -456,7 +462,7 @@ def _or_else(
 
 
 def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
-    """The pair of the Gaussian that reveals the slot, or, if that fails, a pair that bounds nothing."""
+    """Return the pair of the Gaussian that reveals the slot; if that fails, a pair that bounds nothing."""
     try:
         mu = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
         eps = np.linspace(0.0, min(mu * (0.5 * mu + 12.0), LARGEST_LOSS), 300)
@@ -469,11 +475,14 @@ def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
 
 
 def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
-    """delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps}), for g records one after the other."""
+    """Return the profile of g records: delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps}).
+
+    The records are added one after the other.
+    """
     if group == 1.0:
         return profile
     eps = profile.epsilon
-    # the sum is at most g e^{(g-1) eps}, and at eps > 0 the quotient of two differences
+    # the sum is at most g e^{(g-1) eps}; for eps > 0 it is the quotient of two expm1
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.where(eps > 0.0, np.expm1(group * eps) / np.expm1(np.where(eps > 0.0, eps, 1.0)), group)
         sums = np.minimum(np.where(np.isnan(sums), np.inf, sums), group * np.exp((group - 1.0) * eps))
@@ -483,8 +492,11 @@ def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
 
 
 def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
-    """The profile with losses beyond its last, by the Gaussian whose slot is revealed, so that less is at infinity."""
-    # the Gaussian's delta is some 1e-300 there
+    """Return the profile with losses beyond its last one, by the Gaussian that reveals the slot.
+
+    Less mass is then at infinity.
+    """
+    # the Gaussian's delta at `end` is some 1e-300
     last, end = profile.epsilon[-1], min(mu * (0.5 * mu + 37.0), LARGEST_LOSS)
     if not (last < end and profile.upper[-1] > 0.0):
         return profile
@@ -498,14 +510,15 @@ def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
 
 
 def _without_lone(profile: RoundProfile) -> BracketedProfile:
-    wide = ~(profile.upper - profile.lower <= 1e-6 * profile.upper)  # a wide point between two narrow ones is left out
+    # a wide point between two narrow ones is left out
+    wide = ~(profile.upper - profile.lower <= 1e-6 * profile.upper)
     beside = np.concatenate([[True], wide[:-1]]) | np.concatenate([wide[1:], [True]])
     keep = ~wide | beside
     return BracketedProfile(*(x[keep] for x in profile))
 
 
 class AllocatedLaw(NamedTuple):
-    """The loss of a round with finitely many counts."""
+    """Loss of a round whose base has finitely many outputs."""
 
     loss: np.ndarray
     p: np.ndarray
@@ -514,7 +527,7 @@ class AllocatedLaw(NamedTuple):
     q_infinity: float
 
     def part(self, direction: str, below: bool) -> FinitePart:
-        """The law in a direction; `below`: without the smallest masses, so that it is dominated."""
+        """Return the law in a direction; with `below`, without the smallest masses, so that it is dominated."""
         loss, mass, infinity = self.loss, self.p, self.p_infinity
         if direction == "add":
             loss, mass, infinity = -loss, self.q, self.q_infinity
@@ -529,7 +542,7 @@ class AllocatedLaw(NamedTuple):
         return FinitePart(np.where(small, 0.0, loss), kept, np.asarray(infinity if infinity >= LEAST_MASS else 0.0))
 
     def underflows(self) -> bool:
-        """Whether there are masses near the end of float64."""
+        """Return whether there are masses near the end of float64."""
         ends = [self.p_infinity or 1.0, self.q_infinity or 1.0]
         return bool(np.min([self.p.min(), self.q.min(), *ends]) < LEAST_MASS)
 
@@ -553,9 +566,9 @@ def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str)
         )
 
 
-@functools.lru_cache(maxsize=256)  # the largest takes half a megabyte
+@functools.lru_cache(maxsize=256)  # a law takes up to half a megabyte
 def allocated_law(base: FiniteMechanism, slots: int, taken: int) -> AllocatedLaw:
-    """The loss of one configuration: a record takes part in `taken` of the slots, drawn without replacement."""
+    """Return the loss of one configuration: a record takes part in `taken` of the slots, drawn without replacement."""
     with decimal.localcontext(_context(base)):
         outputs = _outputs(base)
         common = [(p / q, q) for p, q in outputs if q > 0]
@@ -566,31 +579,31 @@ def allocated_law(base: FiniteMechanism, slots: int, taken: int) -> AllocatedLaw
                 found.append((float(ratio.ln()), _up(weight * ratio), _up(weight)))
             else:
                 never += weight
-        # 1 - (1 - alone)^taken, without cancellation if alone is small
+        # 1 - (1 - alone)^taken, as a sum that does not cancel if alone is small
         infinite = alone * sum(_powers(1 - alone, taken - 1), Decimal(0))
     loss, p, q = np.array(found or [(0.0, 0.0, 0.0)]).T
     return AllocatedLaw(loss, p, q, _up(infinite), _up(never))
 
 
 def _context(base: FiniteMechanism) -> decimal.Context:
-    """A decimal context with enough digits for losses as small as those of the base."""
+    """Return a decimal context with enough digits for losses as small as those of the base."""
     epsilon = float(getattr(base, "epsilon", 1.0))
     more = math.ceil(-math.log10(epsilon)) if 0.0 < epsilon < 1.0 else 0
-    # a few digits are lost on the way, one for each tenfold of the slots
+    # a few digits are lost in the sums, one for each tenfold of the slots
     return decimal.Context(prec=60 + more, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
 
 
 def _up(value: Decimal) -> float:
-    """The nearest float64; underflow rounds up to the smallest float."""
+    """Return the nearest float64; underflow rounds up to the smallest float."""
     return max(float(value), SMALLEST_POSITIVE) if value > 0 else 0.0
 
 
 def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> Iterator[tuple[Decimal, Decimal]]:
-    """(Q-mass, dP/dQ) for every way in which the outputs of the slots may be counted."""
+    """Yield (Q-mass, dP/dQ) for every way in which the outputs of the slots may be counted."""
     factorial = [Decimal(1)]
     for n in range(1, slots + 1):
         factorial.append(factorial[-1] * n)
-    # of q^n/n! and x^j/j!: the multinomial coefficients are quotients of factorials
+    # q^n/n! and x^j/j!, since the multinomial coefficients are quotients of factorials
     powers = [[a / f for a, f in zip(_powers(q, slots), factorial, strict=True)] for _, q in outputs]
     ratios = [[a / f for a, f in zip(_powers(x, taken), factorial[: taken + 1], strict=True)] for x, _ in outputs]
     last, all_ways = len(outputs) - 1, factorial[slots] / (factorial[taken] * factorial[slots - taken])
@@ -624,7 +637,10 @@ def _powers(value: Decimal, most: int) -> list[Decimal]:
 
 
 def _outputs(base: FiniteMechanism) -> list[tuple[Decimal, Decimal]]:
-    """(p, q) of every output; outputs with equal ratio are merged, since telling them apart reveals nothing more."""
+    """Return (p, q) of every output.
+
+    Outputs with equal ratio are merged, since telling them apart reveals nothing more.
+    """
     if isinstance(base, RandomizedResponse):
         true = Fraction(float(base.probability))
         other = (1 - true) / (base.categories - 1)

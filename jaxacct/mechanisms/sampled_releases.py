@@ -1,6 +1,6 @@
 """Several releases from one sample: sampling acts on the dominating pair of their composition.
 
-A composition of Gaussians is one Gaussian, exactly.  For any other composition the profile is bracketed at points, and
+A composition of Gaussians is exactly one Gaussian. For any other composition the profile is bracketed at points, and
 the pairs above and below it are sampled like any other pair (README.md, "Several releases from one sample").
 """
 
@@ -47,10 +47,12 @@ from jaxacct.mechanisms.profile import (
 )
 
 POINTS = 480
-"""Number of intervals between the losses at which a profile is bracketed.  It has many divisors, so that the losses of
-equal releases are among the ends."""
+"""Number of intervals between the losses at which a profile is bracketed.
+
+It has many divisors, so that the losses of equal releases are among the ends.
+"""
 BEYOND = 1e5
-"""No profile is bracketed beyond this loss: delta there counts as the mass at infinity."""
+"""Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""
 KEPT = 256
 """Number of compositions whose profiles and pairs are cached."""
 
@@ -61,7 +63,7 @@ class Several(NamedTuple):
     base: Mechanism
     rate: np.ndarray
     relations: dict[str, str]
-    """The neighbouring relation of the releases for each direction of the sample."""
+    """Neighbouring relation of the releases, for each direction of the sample."""
 
 
 def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
@@ -89,7 +91,10 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """The Gaussian of noise (sum n/z^2)^{-1/2} equal to a composition of Gaussians, rounded down and up; else None."""
+    """Return the Gaussian of noise (sum n/z^2)^{-1/2} that equals a composition of Gaussians; None for others.
+
+    The first answer has its noise rounded down, the second up.
+    """
     parts = mechanism.gaussians()
     if parts is None:
         return None
@@ -102,7 +107,7 @@ def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
 
 
 def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
-    """The floats on either side of (sum n/z^2)^{-1/2}; integer arithmetic brackets the sum."""
+    """Return the floats on either side of (sum n/z^2)^{-1/2}; integer arithmetic brackets the sum."""
     least = min(z for z, _ in parts)
     bits = 200 + 2 * math.frexp(least)[1]
     unit, low, high = Fraction(2) ** bits, 0, 0
@@ -123,14 +128,14 @@ def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
 
 
 def pair_of_releases(base: Mechanism, under: str) -> FinitePair:
-    """The pair that dominates the composition of all releases, for every configuration of the base."""
+    """Return the pair that dominates the composition of all releases, for every configuration of the base."""
     return _stacked(base, lambda one: _above(one, under))
 
 
 def part_below_sampled(
     base: Mechanism, rate: np.ndarray, shape: tuple[int, ...], under: str, direction: str
 ) -> FinitePart:
-    """The loss law of the sampled lower pair: the sampled releases dominate that pair."""
+    """Return the loss law of the sampled lower pair, which the sampled releases dominate."""
     rates = np.broadcast_to(rate, shape).reshape(-1)
     laws = []
     for row, one in enumerate(_elements(base, shape)):
@@ -141,20 +146,20 @@ def part_below_sampled(
 
 
 def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> FinitePair:
-    """The pair of a replaced record in a Poisson sample, from above."""
+    """Return the pair of a replaced record in a Poisson sample, from above."""
     rates = np.broadcast_to(rate, shape).reshape(-1).tolist()
     return stacked([_replaced(one, q) for one, q in zip(_elements(base, shape), rates, strict=True)], shape)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """The smaller of two bounds at each point: remove and then add, or replace at once."""
+    """Return the pair of the smaller of two bounds at each point: remove and then add, or replace at once."""
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):
         return replaced_gaussian(q, 1.0 / base.noise_multiplier)
     grid = _losses(base, "replace_one")
-    grid = grid[grid < 600.0]  # e^loss is computed below
+    grid = grid[grid < 600.0]  # e^loss must not overflow
     replaced, removed, added = (_upper(base, grid, side) for side in ("replace_one", "remove_one", "add_one"))
     eps = np.minimum(log_mixture(grid, np.asarray(q)) * (1.0 + 32.0 * ROUNDOFF), grid)
     share = np.exp(eps - grid)
@@ -168,7 +173,10 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Upper bound q min_x delta_remove(x) + f delta_add(log(a/f)), f = e^x - (a - 1)(1 - q)/q, for both at once."""
+    """Bound delta of a replacement by q min_x {delta_remove(x) + f delta_add(log(a/f))}, f = e^x - (a - 1)(1 - q)/q.
+
+    The larger of both orders is taken at each a = e^eps.
+    """
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])
     both_sides = []
@@ -187,7 +195,7 @@ def _one_after_the_other(
 
 
 def _elements(base: Mechanism, shape: tuple[int, ...]) -> list[Mechanism]:
-    """The base's configuration for each row of a batch of this shape."""
+    """Return the base's configuration for each row of a batch of this shape."""
     each = [element(base, index) for index in np.ndindex(*batch_shape(base))]
     return [each[row] for row in rows_in(base, shape)]
 
@@ -208,7 +216,7 @@ def _below(base: Mechanism, under: str) -> FinitePair:
 
 @functools.lru_cache(maxsize=KEPT)
 def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedProfile]:
-    """Bracketed profiles H_a(P || Q) and H_a(Q || P), a >= 1, of one composition."""
+    """Return bracketed profiles H_a(P || Q) and H_a(Q || P), a >= 1, of one composition."""
     epsilon = _losses(base, under)
     sides = ("remove_one", "add_one") if under == "add_or_remove_one" else ("replace_one",)
     found = []
@@ -219,7 +227,7 @@ def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedP
 
 
 def _losses(base: Mechanism, under: str) -> np.ndarray:
-    """Losses from 0 until delta is negligible, and the largest loss if it is finite."""
+    """Return losses from 0 until delta is negligible, and the largest loss if it is finite."""
     infinite = float(_ask(base, np.asarray(BEYOND), under).upper)
     last = float(_epsilon(base, infinite * (1.0 + 1e-9) + 1e-40, under)) if infinite < 1.0 else 0.0
     last = min(last, BEYOND)
@@ -235,7 +243,7 @@ def _losses(base: Mechanism, under: str) -> np.ndarray:
 
 
 def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
-    """Upper ends of delta, without an engine for a base with a pair of finitely many losses."""
+    """Return upper ends of delta, without an engine if the base has a pair of finitely many losses."""
     laws = [_finite_part(base, relation, way) for way in DIRECTIONS] if isinstance(base, BaseMechanism) else []
     parts = [part for part in laws if isinstance(part, FinitePart)]
     if len(parts) < len(DIRECTIONS):
@@ -245,7 +253,10 @@ def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
-    """The law of a base of one part; for a zero-concentrated part, the law of its pair; None for several parts."""
+    """Return the law of a base of one part.
+
+    For a zero-concentrated part, the law of its pair; None for several parts.
+    """
     parts = [part for part, _ in base.expand(relation, direction)]
     if isinstance(parts[0], ConcentratedPart):
         return direction_of(base.finite_pair(relation), direction)
@@ -261,5 +272,5 @@ def _epsilon(base: Mechanism, delta: float, relation: str) -> Any:
 
 
 def _accounting() -> Any:
-    """`jaxacct.accounting.account`, imported late because it imports this module."""
+    """Import `jaxacct.accounting.account`, which imports this module and cannot be imported above."""
     return importlib.import_module("jaxacct.accounting.account")

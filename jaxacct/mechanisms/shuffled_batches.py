@@ -28,9 +28,9 @@ from jaxacct.mechanisms.profile import lowered_part, stacked_parts
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 
 ATTACKS = ("largest", "allocation")
-"""The largest output of a pass, where the others contribute -1; all outputs, where they contribute 0 (zero_out)."""
+"""Outputs that an attack sees: the largest of a pass ("largest"), or all outputs of a pass ("allocation")."""
 MOST_PASSES, MOST_ROWS = 1000, 16
-"""Passes and configurations up to which attacks are asked about: each takes up to a second."""
+"""Most passes and most configurations for which attacks are computed; each attack takes up to a second."""
 
 
 @register
@@ -38,26 +38,28 @@ MOST_PASSES, MOST_ROWS = 1000, 16
 class ShuffledBatches(Mechanism):
     """One pass over a data set that is shuffled and cut into ``batches`` of a fixed size, with a Gaussian on each.
 
-    No amplification by the shuffle is claimed. With the order revealed, one batch of the pass holds the record, and the
-    pass is one Gaussian: of sensitivity 1 for ``zero_out``, of sensitivity 2 for ``replace_one``. ``kind`` is "bound".
-    ``repeat`` it for several passes, with a fresh shuffle or the same one.
+    No amplification by the shuffle is claimed. If the order is revealed, one batch of the pass holds the record, and
+    the pass is one Gaussian: of sensitivity 1 for ``zero_out``, of sensitivity 2 for ``replace_one``. ``kind`` is
+    "bound". ``repeat`` the mechanism for several passes, with a fresh shuffle or the same one.
 
-    The lower ends of ``ja.epsilon`` and ``ja.delta`` are what the best known attack reaches, with fresh shuffles:
-    it sees the largest output of a pass where all other records contribute -1, or all outputs of a pass where they
-    contribute 0 (``zero_out``) or -1 (``replace_one``). How private a pass is between the two ends is not known.
-    They are 0 for a single batch, for more than 1,000 passes or 16 answers at once, and in profiles and risks.
+    The lower ends of ``ja.epsilon`` and ``ja.delta`` are those of the best known attack, with fresh shuffles. The
+    attack sees the largest output of a pass in which all other records contribute -1, or all outputs of a pass in which
+    they contribute 0 (``zero_out``) or -1 (``replace_one``). How private a pass is between the two ends is not known.
+    The lower ends are 0 for a single batch, for more than 1,000 passes or 16 answers at once, and in profiles and
+    risks.
 
-    Add and remove are refused: with one record less the batches have another total size, and a record that moves into
-    the free slot changes two sums, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``: the slot stays.
+    Add and remove are refused. With one record less the batches have another total size, and a record that moves into
+    the free slot changes two sums, so that the sensitivity is not 1 but sqrt(5). Use ``zero_out``, under which the slot
+    stays.
 
     For the same batch sizes Poisson sampling is usually proved to be much more private.
 
     Parameters
     ----------
     mechanism : Gaussian
-        The step; noise in units of the add/remove sensitivity.
+        One step, with noise in units of the add/remove sensitivity.
     batches : array_like of whole numbers from 1 to 2**53
-        Batches of one pass; the upper end does not depend on it.
+        Batches of one pass; the upper end does not depend on their number.
 
     References
     ----------
@@ -95,11 +97,12 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Compositions that one of shuffled batches dominates, each with a certified pair; none for other mechanisms.
+    """Return compositions that a composition of shuffled batches dominates, each with a certified pair.
 
-    size : how many answers are asked for.  Of more than MOST_ROWS none is improved.
+    Else an empty list.
 
-    Nor are there any where a pass has a single batch, as the trainer writes it: how many there were is not known then.
+    `size` is the number of answers asked for; with more than MOST_ROWS no attack is computed. A pass with a single
+    batch has no attack, since the trainer writes a single batch if it does not know their number.
     """
     if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []
@@ -109,7 +112,7 @@ def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism
 
 
 def _in_reach(mechanism: Mechanism, times: float) -> bool:
-    """Whether all passes over shuffled batches, each run `times` times, are few and of several batches."""
+    """Return whether all passes over shuffled batches, each run `times` times, are few and of several batches."""
     match mechanism:
         case ShuffledBatches():
             return bool(np.all(np.asarray(mechanism.batches) > 1.0)) and times <= MOST_PASSES
@@ -121,7 +124,7 @@ def _in_reach(mechanism: Mechanism, times: float) -> bool:
 
 
 def _in_bulk(mechanism: Mechanism, sensitivity: float) -> bool:
-    """Whether all outputs of every pass tell more than the largest, as a rule: else they only take longer."""
+    """Return whether all outputs of every pass usually tell more than the largest; else they only take longer."""
     if isinstance(mechanism, ShuffledBatches):
         sigma = np.asarray(mechanism.mechanism.noise_multiplier) / sensitivity
         return bool(np.all((sigma >= 1.0) & (sigma >= np.sqrt(60.0 / np.asarray(mechanism.batches)))))
@@ -129,7 +132,7 @@ def _in_bulk(mechanism: Mechanism, sensitivity: float) -> bool:
 
 
 def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
-    """The mechanism with the output that an attack uses in place of every pass over shuffled batches."""
+    """Return the mechanism with the output that an attack uses in place of every pass over shuffled batches."""
     match mechanism:
         case ShuffledBatches():
             return _SeenBatches(mechanism.mechanism, mechanism.batches, attack)
@@ -143,7 +146,7 @@ def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
 @register
 @dataclass(frozen=True, eq=False)
 class _SeenBatches(Mechanism):
-    """The output of a pass that an attack uses."""
+    """Output of a pass that an attack uses."""
 
     exact_pair: ClassVar = True
     mechanism: Any
@@ -167,10 +170,13 @@ class _SeenBatches(Mechanism):
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """The loss of the largest of `batches` outputs, by cells; one output has a mean (under P, Q, in deviations)."""
-    from scipy import special  # takes a while to import: only where it is needed
+    """Return the loss of the largest of `batches` outputs, by cells.
 
-    # where the largest of the others is rarely below: with a chance of e^-46, or of Phi(-10) for each
+    One output has the mean `with_record` under P and `without` under Q, in deviations.
+    """
+    from scipy import special  # slow to import
+
+    # the largest of the other outputs is below `lowest` with a chance of e^-46, or each of them with Phi(-10)
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0
     step = 0.05 / max(1.0, with_record - without)
@@ -183,10 +189,10 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
 
 
 def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray, np.ndarray]:
-    """Masses of the largest output between edges, and their errors: differences of the smaller tail.
+    """Return masses of the largest output between edges, and their errors, as differences of the smaller tail.
 
-    An edge is off by a rounding of its size and of the mean.  The slope of log Phi(x) is at most 2 (|x| + 1) times
-    log Phi(x) itself, so that the logarithm of the lower tail, a sum of two such, is known relatively (`units`).
+    The rounding of an edge is that of its size and of the mean. The slope of log Phi(x) is at most 2 (|x| + 1) times
+    log Phi(x) itself. The logarithm of the lower tail is a sum of two such terms, so `units` bounds its relative error.
     """
     from scipy import special
 
@@ -194,7 +200,7 @@ def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray,
     size = np.where(np.isfinite(edges), np.abs(edges), 0.0)
     units = 20.0 + 2.0 * (np.abs(size - mean) + size + mean + 1.0) * (size + mean + 1.0) + 2.0 * size * (size + 1.0)
     lower, upper = np.exp(log), -np.expm1(log)
-    # numbers below e^-746 underflow
+    # e^-746 underflows, so a larger exponent adds no error
     lower_off = ROUNDOFF * (4.0 + units * np.minimum(-log, 746.0)) * lower
     upper_off = ROUNDOFF * units * upper
     in_lower = lower[:-1] <= 0.5

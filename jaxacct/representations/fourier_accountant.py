@@ -1,12 +1,11 @@
-"""The analytical Fourier accountant of Zhu, Dong and Wang 2022, for comparison with our engines.
+"""Analytical Fourier accountant of Zhu, Dong and Wang 2022, for comparison with our engines.
 
-Losses compose by adding log characteristic functions; distribution functions come back by Lévy's formula,
+Losses compose by adding log characteristic functions. Lévy's formula gives the distribution function F of the loss,
 
     F(l) = phi(0)/2 - (1/pi) int_0^inf Im(e^{-itl} phi(t)) / t dt,      delta(eps) = P(L > eps) - e^eps Q(L > eps),
 
-with Gaussian quadrature in t.  Everything here is of kind "estimate".  The errors are absolute, so that
-delta far below 1e-12 is lost, and the quadrature error is estimated from two resolutions.  `ja.delta` has neither
-limit.
+with Gaussian quadrature in t. All answers are of kind "estimate". The errors are absolute, so a delta far below 1e-12
+has no correct digit, and the quadrature error is only estimated, from two resolutions. `ja.delta` has neither limit.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from jaxacct.mechanisms.finite import log_mixture
 
 LogPhi = Callable[[np.ndarray], np.ndarray]
 DOUBLINGS = 4
-"""Most times that the end of t is doubled, while the characteristic function has not decayed there."""
+"""Most doublings of the end of t while the characteristic function has not decayed there."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 """Gauss-Legendre rule of a panel in t."""
 _BLOCK_TERMS = 2**20
-"""Most exponentials formed at a time, 16 MiB of complex numbers."""
+"""Most exponentials computed at a time, 16 MiB of complex numbers."""
 
 
 class _Tail(NamedTuple):
@@ -52,7 +51,7 @@ class _Tail(NamedTuple):
 def fourier_delta(
     mechanism: Mechanism, epsilon: ArrayLike, *, method: str = "double_quadrature", relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """delta(eps) by Lévy's formula from the characteristic functions under P and Q.
+    """Estimate delta(eps) by Lévy's formula from the characteristic functions under P and Q.
 
     Parameters
     ----------
@@ -60,14 +59,14 @@ def fourier_delta(
         One configuration.
     epsilon : array_like, >= 0
     method : {"double_quadrature", "analytical"}
-        "analytical" is for Gaussian, Laplace and finite parts, whose characteristic functions are closed forms.
-        "double_quadrature" is also for Poisson sampled parts, whose characteristic function is itself integrated.
+        "analytical" takes Gaussian, Laplace and finite parts, whose characteristic functions are closed forms.
+        "double_quadrature" also takes Poisson sampled parts, whose characteristic function is an integral itself.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
     Bounds
-        kind "estimate"; status "width" where the characteristic function does not decay (few steps with atoms) or the
+        kind "estimate"; status "width" if the characteristic function does not decay (few steps with atoms) or the
         estimated error exceeds 1e-6.
 
     References
@@ -111,12 +110,12 @@ def riemann_delta(
     cells: int = 20_000,
     reach: float = 9.0,
 ) -> Bounds:
-    """delta(eps) of DP-SGD by Riemann sums of the characteristic function over the output.
+    """Estimate delta(eps) of DP-SGD by Riemann sums of the characteristic function over the output.
 
-    The output is cut into cells.  Each cell carries its exact mass under P and Q, at the loss of its worse end (for
-    the upper end of delta) or of its better end (for the lower).  The loss is monotone in the output, so the two
-    distribution functions bracket the true ones.  So does delta once the mass beyond `reach` standard deviations is
-    added, steps times over.  The width falls only like steps/cells.
+    The output is cut into cells. Each cell carries its exact mass under P and Q, at the loss of its worse end (for the
+    upper end of delta) or of its better end (for the lower end). The loss is monotone in the output, so the two
+    distribution functions bracket the true ones. They also bracket delta if the mass beyond `reach` standard deviations
+    is added once for each step. The width falls only like steps/cells.
 
     Parameters
     ----------
@@ -132,7 +131,7 @@ def riemann_delta(
     Returns
     -------
     Bounds
-        kind "estimate": the ends bracket delta, except that the quadrature error in t is only estimated and added.
+        kind "estimate": the ends bracket delta, apart from the quadrature error in t, which is estimated and added.
 
     References
     ----------
@@ -170,7 +169,7 @@ def riemann_delta(
 
 
 def _cell_masses(edges: np.ndarray) -> np.ndarray:
-    """Masses of N(0, 1) between edges, from the nearer tail, so that they keep their accuracy."""
+    """Return masses of N(0, 1) between edges, from the nearer tail, which keeps their accuracy."""
     below, above = ndtr(edges), ndtr(-edges)
     return np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
 
@@ -188,15 +187,15 @@ def _atoms(loss: np.ndarray, mass: np.ndarray, n: float) -> LogPhi:
 
 
 def _exceeds(log_phi: LogPhi, eps: float) -> _Tail:
-    """Probability that the finite loss exceeds eps by Lévy's formula, at two resolutions."""
+    """Estimate Pr[finite loss > eps] by Lévy's formula, and its error from two resolutions."""
     start = log_phi(np.zeros(1))[0].real
     probe = 1e-3
-    for _ in range(3):  # mean and deviation, from the first terms of log phi
+    for _ in range(3):  # the first terms of log phi give the mean and the deviation
         first = log_phi(np.array([probe]))[0] - start
         deviation = np.sqrt(max(-2.0 * first.real, 1e-24)) / probe
         probe = min(0.05 / max(deviation, 1e-12), 1e6)
     mean = first.imag / probe if abs(first.imag) < 3.0 else 0.0
-    end = 8.6 / deviation  # there a Gaussian phi is e^-37
+    end = 8.6 / deviation  # a Gaussian phi is e^-37 at this t
     for _ in range(DOUBLINGS):
         if np.max(log_phi(np.linspace(end, 1.5 * end, 16)).real) < -37.0:  # e^-37 is below the unit roundoff
             break
@@ -209,7 +208,7 @@ def _exceeds(log_phi: LogPhi, eps: float) -> _Tail:
 
 
 def _levy(log_phi: LogPhi, eps: float, end: float, panels: int) -> float:
-    """`(1/pi) int_0^end Im(e^{-it eps} phi(t)) / t dt` by Gauss-Legendre on equal panels."""
+    """Compute `(1/pi) int_0^end Im(e^{-it eps} phi(t)) / t dt` by Gauss-Legendre on equal panels."""
     half = 0.5 * end / panels
     t = (half * (2.0 * np.arange(panels)[:, None] + 1.0 + _NODES)).ravel()
     weight = half * np.tile(_WEIGHTS, panels)
@@ -223,14 +222,14 @@ def _estimate(low: np.ndarray, value: np.ndarray, high: np.ndarray, engine: str,
 
 
 class LogCharacteristic(NamedTuple):
-    """`value` is complex: exp(value) is the characteristic function; `kind` is "estimate"."""
+    """Logarithm of a characteristic function: exp(value) is the function, `value` is complex, `kind` is "estimate"."""
 
     value: np.ndarray
     kind: str
 
 
 def log_characteristic(parts: Components, row: int, t: np.ndarray) -> np.ndarray:
-    """`log E_P[e^{itL} ; L < inf]` of one configuration at frequencies t (T,), up to multiples of 2 pi i."""
+    """Compute `log E_P[e^{itL} ; L < inf]` of one configuration at frequencies t (T,), up to multiples of 2 pi i."""
     z = 1j * np.asarray(t, np.float64)
     value = parts.mu2[row] * z * (z + 1.0) / 2.0
     removing = parts.sign[row] > 0
@@ -253,7 +252,7 @@ def _laplace(b: float, z: np.ndarray) -> np.ndarray:
 
 
 def _sampled_gaussian(sigma: float, q: float, power: np.ndarray) -> np.ndarray:
-    """The trapezoid rule in u = x/sigma, with a step that follows the phase t du/sigma."""
+    """Integrate by the trapezoid rule in u = x/sigma, with a step that follows the phase t du/sigma."""
     fastest = np.max(np.abs(power.imag)) / sigma
     height = min(6.0, 0.9 * np.pi * sigma)
     step = 2.0 * np.pi / (fastest + 40.0 / height + 0.5 * height)
@@ -274,7 +273,7 @@ def _sampled_laplace(b: float, q: float, power: np.ndarray) -> np.ndarray:
 
 
 def _integrate(power: np.ndarray, loss: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The sum of weight e^{power loss} over the nodes, a block of frequencies at a time."""
+    """Return the sum of weight e^{power loss} over the nodes, a block of frequencies at a time."""
     block = max(1, _BLOCK_TERMS // loss.size)
     pieces = [np.exp(np.multiply.outer(power[i : i + block], loss)) @ weight for i in range(0, power.size, block)]
     return np.concatenate(pieces)

@@ -1,4 +1,4 @@
-"""The privacy of one mechanism in every representation: profile, trade-off function, Rényi, loss distribution."""
+"""Privacy of one mechanism in every representation: profile, trade-off function, Rényi, loss distribution."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""Where slopes end if no epsilon has a delta near the mass at infinity."""
+"""End of the slopes if no epsilon has a delta near the mass at infinity."""
 TRADEOFF_ROUNDS = 4
-"""How often the cells that keep the upper end high are split; the bracket is second order in their width."""
+"""Number of times that the cells with a high upper end are split; the bracket is second order in their width."""
 NARROW_ABSOLUTE = 1e-7
-"""A bracket of the trade-off function no wider than this is narrow, whatever its relative width."""
+"""Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
 FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
-"""What `above_fpr` may be."""
+"""Values that `above_fpr` may take."""
 
 
 class LossDistribution(NamedTuple):
-    """Pr[loss <= l] under P and under Q, each a certified Bounds.
+    """Distribution functions Pr[loss <= l] under P and under Q, each a certified Bounds.
 
     For the direction "remove", P is the law with the record.
 
@@ -71,16 +71,16 @@ class LossDistribution(NamedTuple):
 @register
 @dataclass(frozen=True)
 class Profile:
-    """All representations of one mechanism (or batch) under one neighbouring relation; made by `ja.profile`.
+    """All representations of one mechanism (or batch) under one neighbouring relation, made by `ja.profile`.
 
-    Arguments of the methods broadcast with the batch.  Under `add_or_remove_one` each answer is the worse of the two
-    directions; `relation="remove_one"` or `"add_one"` gives one direction by itself.
+    Arguments of the methods broadcast with the batch. Under `add_or_remove_one` each answer is the worse of the two
+    directions; `relation="remove_one"` or `"add_one"` gives one direction.
 
     Parameters
     ----------
     mechanism : Mechanism
     relation, engine, rtol, memory_bytes, backend
-        As in `ja.epsilon`.
+        Options of `ja.epsilon`.
 
     References
     ----------
@@ -100,7 +100,7 @@ class Profile:
     backend: str = field(metadata={"static": True})
 
     def delta(self, epsilon: ArrayLike) -> Bounds:
-        """The privacy profile delta(eps) for every real eps, certified.
+        """Compute delta at every real eps, the privacy profile, certified.
 
         Below 0 it follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`.
 
@@ -116,15 +116,15 @@ class Profile:
         return account.delta_without_attacks(self.mechanism, epsilon, relation=self.relation, **self._settings())
 
     def epsilon(self, delta: ArrayLike) -> Bounds:
-        """The smallest eps >= 0 with delta(eps) <= delta, certified: the answer of `ja.epsilon`."""
+        """Compute the smallest eps >= 0 with delta(eps) <= delta, certified: the answer of `ja.epsilon`."""
         return account.epsilon(self.mechanism, delta, relation=self.relation, **self._settings())
 
     def tradeoff(self, fpr: ArrayLike) -> Bounds:
-        """The trade-off function: the least false negative rate of a test with false positive rate `fpr`.
+        """Compute the trade-off function f: the least false negative rate of a test with false positive rate `fpr`.
 
-        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation.  Under
-        add_or_remove_one this is the convex envelope of the smaller of the two directions.  Both ends are certified:
-        each slope gives a lower bound, and convexity of delta in e^eps an upper one.
+        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation. Under
+        add_or_remove_one f is the convex envelope of the smaller of the two directions. Both ends are certified: each
+        slope gives a lower bound, and convexity of delta in e^eps an upper one.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class Profile:
         Returns
         -------
         Bounds
-            Status "width" where the bracket is wider than `rtol` relative and 1e-7 absolute after four refinements.
+            Status "width" if the bracket is wider than `rtol` relative and 1e-7 absolute after four refinements.
 
         References
         ----------
@@ -142,19 +142,19 @@ class Profile:
         return _tradeoff(self, check("fpr", fpr, PROBABILITY))
 
     def renyi(self, order: ArrayLike) -> Bounds:
-        """Rényi divergence of order `order` > 0, certified: `renyi_divergence`."""
+        """Compute the Rényi divergence of order `order` > 0, certified: `renyi_divergence`."""
         return renyi_divergence(self.mechanism, order, self.relation)
 
     def zcdp(self) -> Bounds:
-        """The smallest rho of zero-concentrated privacy, certified: `zero_concentrated`."""
+        """Compute the smallest rho of zero-concentrated privacy, certified: `zero_concentrated`."""
         return zero_concentrated(self.mechanism, self.relation)
 
     def cdf(self, loss: PyTree, direction: str = "remove") -> LossDistribution:
-        """Distribution functions of the privacy loss log dP/dQ of one direction under P and Q, certified.
+        """Compute distribution functions of the privacy loss log dP/dQ of one direction under P and Q, certified.
 
-        With E = e^loss, `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H, and
-        `P(L > loss) = H(E) + E Q(L > loss)`.  The brackets narrow with those of delta; at an atom of the loss they
-        stay as wide as the atom.
+        With E = e^loss, `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H, and `P(L > loss) =
+        H(E) + E Q(L > loss)`. The brackets narrow with those of delta; at an atom of the loss they stay as wide as the
+        atom.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class Profile:
         at = side.delta(loss)
         ratio = np.exp(loss)
         least, most = np.zeros(at.shape), np.full(at.shape, np.inf)
-        # short distances err less, long ones feel rounding less
+        # a short distance has a smaller error of the difference quotient, a long one a smaller error of rounding
         for distance in (3e-2, 3e-3, 3e-4, 3e-5):
             right, left = side.delta(loss + distance), side.delta(loss - distance)
             rise, fall = np.exp(loss + distance) - ratio, ratio - np.exp(loss - distance)
@@ -176,19 +176,19 @@ class Profile:
         most = np.minimum(most, np.minimum(1.0, (1.0 - at.lower) / ratio))
         least = np.minimum(least, most)
         base = (1.0 - most, 1.0 - least)
-        # outward by more than the rounding of the two terms
+        # 1e-15 is more than the rounding of the two terms
         with_record = (1.0 - at.upper - ratio * most - 1e-15, 1.0 - at.lower - ratio * least + 1e-15)
         return LossDistribution(*(self._certified(low, high, at) for low, high in (with_record, base)))
 
     def log_characteristic(self, t: ArrayLike, direction: str = "remove") -> LogCharacteristic:
-        """`log E_P[e^{itL} ; L < inf]` of one direction at real frequencies t, kind "estimate".
+        """Estimate `log E_P[e^{itL} ; L < inf]` of one direction at real frequencies t, kind "estimate".
 
         At t = 0 it is log(1 - mass at infinity).
 
         Parameters
         ----------
         t : array_like
-            Broadcasts with the batch.
+            Frequencies, which broadcast with the batch.
         direction : {"remove", "add"}
         """
         choice("direction", direction, DIRECTIONS)
@@ -200,21 +200,21 @@ class Profile:
         return LogCharacteristic(value.reshape(shape)[()], "estimate")
 
     def gdp_mu(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
-        """The smallest mu of Gaussian differential privacy that holds above a floor of the error rates, certified.
+        """Compute the smallest mu of Gaussian differential privacy above a floor of the error rates, certified.
 
-        The claim is `f(a) >= f_mu(a)`, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`, wherever a >= above_fpr and
-        f(a) >= above_fpr, with f the trade-off function of both directions.  Without the floor it would be false: over
+        The claim is `f(a) >= f_mu(a)`, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`, wherever a >= above_fpr and f(a) >=
+        above_fpr, with f the trade-off function of both directions. Without the floor the claim would be false: over
         all of [0, 1] a Poisson sampled Gaussian has no better mu than an unsampled one.
 
         Parameters
         ----------
         above_fpr : array_like in (0, 1/2)
-            The floor, which belongs to every statement about mu.  It broadcasts with the batch.
+            Floor, which belongs to every statement about mu and broadcasts with the batch.
 
         Returns
         -------
         Bounds
-            Composed Gaussians without sampling have the same mu whatever the floor.
+            mu. For composed Gaussians without sampling it does not depend on the floor.
 
         References
         ----------
@@ -227,9 +227,9 @@ class Profile:
         return self.gaussian_readings(above_fpr, regret=False)[0]
 
     def gdp_regret(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
-        """How much `gdp_mu` gives away, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
+        """Compute how much `gdp_mu` gives away, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
 
-        Zero says that f is f_mu.  It is between 0 and 1/2, and belongs to the upper end of `gdp_mu(above_fpr)`.
+        If k is 0, f is f_mu. The regret k is between 0 and 1/2, and belongs to the upper end of `gdp_mu(above_fpr)`.
 
         Parameters
         ----------
@@ -246,8 +246,8 @@ class Profile:
         return self.gaussian_readings(above_fpr, regret=True)[1]
 
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
-        """(`gdp_mu`, `gdp_regret`) together; the second is mu again where the regret is not asked for."""
-        # the relation whose trade-off function is its own inverse; mu is the same under all of them
+        """Return `gdp_mu` and `gdp_regret` together, or mu twice if the regret is not asked for."""
+        # under this relation f is its own inverse; mu is the same under all three relations
         one_sided = self.relation in ("add_one", "remove_one")
         both = replace(self, relation="add_or_remove_one") if one_sided else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
@@ -270,20 +270,23 @@ class Profile:
         return mu, Bounds(lost[0], lost[1], lost[2], kind, lost_words.reshape(shape), "tradeoff")
 
     def advantage(self) -> Bounds:
-        """The membership advantage, the largest TPR - FPR of any test: delta(0), the total variation distance."""
+        """Compute the membership advantage, the largest TPR - FPR of any test.
+
+        Delta(0), the total variation distance.
+        """
         return self.delta(0.0)
 
     def true_positive_rate(self, fpr: ArrayLike) -> Bounds:
-        """The largest true positive rate of any membership test at a false positive rate: 1 - f(fpr)."""
+        """Compute the largest true positive rate of any membership test at a false positive rate: 1 - f(fpr)."""
         f = self.tradeoff(fpr)
         low, high = np.clip(1.0 - f.upper - 1e-16, 0.0, 1.0), np.clip(1.0 - f.lower + 1e-16, 0.0, 1.0)
         status = np.where(is_narrow(low, high, self.rtol), "ok", "width")
         return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, status, f.engine)
 
     def posterior(self, prior: ArrayLike, fpr: ArrayLike) -> Bounds:
-        """The largest probability of membership after a positive test of false positive rate `fpr`, given a prior.
+        """Compute the largest probability of membership, given a prior and a positive test of false positive rate `fpr`.
 
-        It is `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr, and 1 where a test that is never falsely
+        It is `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr, and 1 if a test that is never falsely
         positive can be positive at all.
 
         Parameters
@@ -296,21 +299,20 @@ class Profile:
         return self.posterior_at(prior, fpr, self.true_positive_rate(fpr))
 
     def posterior_at(self, prior: ArrayLike, fpr: ArrayLike, rate: Bounds) -> Bounds:
-        """`posterior` where the true-positive rate at `fpr` is known already."""
+        """Return `posterior` for a known true-positive rate at `fpr`."""
         ends = (rate.lower, rate.estimate, rate.upper)
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
         return Bounds(low, np.clip(middle, low, high), high, rate.kind, rate.status, rate.engine)
 
     def bayes_success(self, prior: ArrayLike) -> Bounds:
-        """The largest probability with which any attack tells rightly whether the record was there, given a prior.
+        """Compute the largest probability that an attack tells rightly whether the record was there, given a prior.
 
-        With `prior` the probability p that it was, before the output is seen, the best rule is right with probability
-        `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`.
-        The form whose epsilon is >= 0 is evaluated.  Without output the best guess is right with probability
-        `max(prior, 1 - prior)`.  The answer is the same under the three relations of adding and removing, since the
-        attack is.
-        Under replace_one, and under zero_out where a record displaces others, `prior` is the probability of one of the
-        two data sets, either one.
+        Let `prior` be the probability p of the record's presence before the output is seen. The best rule is right with
+        probability `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`. The form whose
+        epsilon is >= 0 is evaluated. Without output the best guess is right with probability `max(prior, 1 - prior)`.
+        The three relations of adding and removing have the same answer, since they have the same attack. Under
+        replace_one, and under zero_out if a record displaces others, `prior` is the probability of one of the two data
+        sets, either one.
 
         Parameters
         ----------
@@ -325,7 +327,7 @@ class Profile:
         0.92993931
         """
         rare, odds, found = self._rare_member(prior)
-        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # of the odds, where delta has slope 1 at most, and of the sums
+        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # error of the odds, in which delta has slope at most 1, and of the sums
         low, middle, high = (
             np.clip(1.0 - rare + rare * end + turn * wrong, 1.0 - rare, 1.0)
             for end, turn in ((found.lower, -1.0), (found.estimate, 0.0), (found.upper, 1.0))
@@ -333,10 +335,12 @@ class Profile:
         return Bounds(low, middle, high, found.kind, found.status, found.engine)
 
     def bayes_excess(self, prior: ArrayLike) -> Bounds:
-        """What an attack adds to the best guess: `bayes_success(prior) - max(prior, 1 - prior)`, relatively accurate.
+        """Compute what an attack adds to the best guess.
 
-        It is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior).  Where the success itself differs from the best
-        guess in the eighth digit, this still has all of its digits.
+        `bayes_success(prior) - max(prior, 1 - prior)`, relatively accurate.
+
+        It is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior). The excess has all of its digits even if the
+        success differs from the best guess only in the eighth digit.
 
         Parameters
         ----------
@@ -361,7 +365,7 @@ class Profile:
         return Bounds(low, np.clip(middle, low, high), high, found.kind, found.status, found.engine)
 
     def _rare_member(self, prior: Any) -> tuple[np.ndarray, np.ndarray, Bounds]:
-        """The smaller probability r of presence and absence, its log odds, and delta of that direction at them."""
+        """Return the smaller probability r of presence and absence, its log odds, and delta at the odds."""
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
         whole = self.mechanism.symmetric() or not add_and_remove(self.mechanism, self.relation)
@@ -373,11 +377,11 @@ class Profile:
         return rare, odds, Bounds(low, middle, high, kind, choose("status"), choose("engine"))
 
     def reconstruction(self, baseline: ArrayLike) -> Bounds:
-        """The largest probability that a reconstruction succeeds, given the `baseline` probability without output.
+        """Compute the largest success probability of a reconstruction, given its probability `baseline` without output.
 
-        Success is an event whose probability is at most `baseline` when the output does not depend on the record.  It
-        is then at most 1 - f(baseline) when the output does.  Take the relation under which the record is replaced by
-        one that says nothing about it.
+        Success is an event whose probability is at most `baseline` when the output does not depend on the record. Its
+        probability is at most 1 - f(baseline) when the output does. Take the relation under which the record is
+        replaced by one that says nothing about it.
 
         Parameters
         ----------
@@ -397,7 +401,7 @@ class Profile:
         >>> ja.profile(ja.Gaussian(2.0)).plot(epsilon=[0.0, 0.5]).get_xlabel()
         'privacy loss $\\\\varepsilon$'
         """
-        import jaxacct  # the front door: the room of pictures imports this one
+        import jaxacct  # `jaxacct.plots` imports this module, so it cannot be imported above
 
         return jaxacct.plot_profiles(self, epsilon=epsilon, axes=axes)
 
@@ -430,7 +434,7 @@ class Profile:
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
-        """The function that gives delta for some rows of the flat batch, one epsilon each."""
+        """Return the function that gives delta for some rows of the flat batch, one epsilon each."""
         single = batch_shape(self.mechanism) == ()
 
         def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:
@@ -440,7 +444,7 @@ class Profile:
         return deltas
 
     def element(self, index: tuple[int, ...]) -> Profile:
-        """The profile of one configuration of the batch."""
+        """Return the profile of one configuration of the batch."""
         return replace(self, mechanism=element(self.mechanism, index))
 
 
@@ -454,13 +458,13 @@ def profile(
     memory_bytes: int = GIBIBYTE,
     backend: str = "auto",
 ) -> Profile:
-    """The privacy of a mechanism in every representation, each computed when it is asked for.
+    """Describe the privacy of a mechanism in every representation, each computed when it is asked for.
 
     Parameters
     ----------
     mechanism : Mechanism
     relation, engine, rtol, memory_bytes, backend
-        As in `ja.epsilon`.
+        Options of `ja.epsilon`.
 
     Returns
     -------
@@ -477,13 +481,13 @@ def profile(
     """
     chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
-    # refuses an engine that cannot answer
+    # an engine that cannot answer is refused here
     engine_of_mechanism(MechanismQuestion("delta", mechanism, engine=chosen.engine))
     return Profile(mechanism, *chosen)
 
 
 def _mu_of_gaussians(profile: Profile) -> np.ndarray:
-    """mu of rows that are Gaussians without sampling, or nothing; NaN for others."""
+    """Return mu of rows that are Gaussians without sampling, or nothing; NaN for others."""
     size = int(np.prod(batch_shape(profile.mechanism)))
     if not answered_by_parts(profile.mechanism):
         return np.full(size, np.nan)
@@ -497,14 +501,17 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Certified f(fpr): by three values of delta where that is narrow, else by a grid of slopes for each element."""
+    """Return certified f(fpr).
+
+    By three values of delta where that is narrow, else by a grid of slopes for each element.
+    """
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), np.ones(rows.size)
     quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
     by_lattice = np.zeros(rows.size, bool)
     if quick.size:
-        # where the loss is nearly an atom, as with little noise, the contour takes long and the secant finds no slope
+        # if the loss is nearly an atom, as with little noise, the contour takes long and the secant finds no slope
         at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
         hard = np.atleast_1d(at_zero.engine == "lattice").reshape(width.shape)
@@ -522,7 +529,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
         for each in (replace(one, engine="lattice"), one) if by_lattice[at].any() else (one,):
             found = _tradeoff_by_slopes(each, wanted[at], rtol)
-            # both brackets hold; if they contradict each other neither is used
+            # both brackets hold, but if they contradict each other neither is used
             both = consistent(Interval(np.maximum(low[at], found.low), np.minimum(high[at], found.high)))
             low[at], high[at] = both
             if is_narrow(*both, rtol).all():
@@ -534,7 +541,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
 
 
 def _smooth(profile: Profile) -> np.ndarray:
-    """Rows whose loss has a density and no mass at infinity."""
+    """Return which rows have a loss with a density and no mass at infinity."""
     mechanism = profile.mechanism
     smooth = np.full(int(np.prod(batch_shape(mechanism))), answered_by_parts(mechanism))
     if smooth.size and smooth[0]:
@@ -547,12 +554,12 @@ def _smooth(profile: Profile) -> np.ndarray:
 
 
 def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
-    """Whether a bracket of an error rate is as narrow as asked for."""
+    """Return whether a bracket of an error rate is as narrow as asked for."""
     return high - low <= np.maximum(rtol * high, NARROW_ABSOLUTE)
 
 
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """f between tangents, from the slopes that matter for some rates; cells that keep the upper end high are split."""
+    """Bracket f by tangents of the slopes that matter for some rates; cells with a high upper end are split."""
     floor = _mass_at_infinity(profile)
     roughly = replace(profile, rtol=max(rtol, 0.01)) if profile.engine == "lattice" else profile
     farthest = float(roughly.epsilon(min(1.000001 * floor + 1e-10, 0.5)).upper)
@@ -561,9 +568,9 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         # the best slope e^eps for a rate a has e^eps a <= 1
         highest = min(farthest, -np.log(float(fpr.min())))
         lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
-    # E = 0 belongs to the grid: H(0) = 1
+    # E = 0 is added to the grid, where H(0) = 1
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
-    if profile.engine == "lattice":  # the two directions meet at 0 with a kink
+    if profile.engine == "lattice":  # the two directions meet at 0, where delta has a kink
         epsilon = np.union1d(epsilon, 0.0)
     values = profile.delta(epsilon)
     x, below, above = (np.concatenate([[first], v]) for first, v in _grid_ends(epsilon, values))
@@ -572,7 +579,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         # each grid's bracket holds; a finer one may be wider, since errors of delta count for more on short cells
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
         low, high = np.maximum(low, found.low), np.minimum(high, found.high)
-        wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # as large as errors of delta
+        wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12: errors of delta
         if turn == TRADEOFF_ROUNDS or not wide.any():
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
@@ -590,7 +597,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
 
 
 def _mass_at_infinity(profile: Profile) -> float:
-    """The mass at infinity, below which delta(eps) never falls, rounded down."""
+    """Return the mass at infinity, below which delta(eps) never falls, rounded down."""
     sides = directions(profile.mechanism, profile.relation)
     parts = [components(profile.mechanism, profile.relation, side, below=True) for side in sides]
     rounded = (part.delta_infinity[0] * (1.0 - (4.0 + part.infinity_units[0]) * ROUNDOFF) for part in parts)

@@ -1,7 +1,8 @@
-"""Conversions between profile, trade-off function, Rényi divergence and Gaussian DP, each with its kind.
+"""Conversions between profile, trade-off function and Gaussian DP, each with its kind.
 
-A profile or trade-off function given as an array is taken as a guarantee: an upper bound of delta, a lower bound of f.
-The answer is then a guarantee of kind "bound".  Where Bounds are given, the answer has two ends and their kind.
+A profile or trade-off function given as an array is taken as a guarantee: an upper bound of delta, or a lower bound of
+the trade-off function f. The answer is then a guarantee of kind "bound". For Bounds the answer has two ends and their
+kind.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from jaxacct.engines.loss_moments import Interval
 
 
 class Guarantee(NamedTuple):
-    """An (epsilon, delta) guarantee, delta at most 1, with the kind of statement it is.
+    """An (epsilon, delta) guarantee, delta at most 1, with its kind of statement.
 
     Parameters
     ----------
     epsilon, delta : numpy.ndarray
         Of one shape.
     kind : str
-        "bound": epsilon and delta hold, and need not be the least.
+        "bound": epsilon and delta hold, and may not be the least that hold.
 
     >>> Guarantee(np.array([0.3]), np.array([2e-6])).kind
     'bound'
@@ -39,7 +40,7 @@ class Guarantee(NamedTuple):
 
 
 def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, *, symmetric: bool = True) -> Bounds:
-    """Trade-off function `f(a) = sup_eps {1 - delta(eps) - e^eps a}` from delta on a grid of eps.
+    """Return the trade-off function `f(a) = sup_eps {1 - delta(eps) - e^eps a}` from delta on a grid of eps.
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, 
     Returns
     -------
     Bounds
-        Of the shape of fpr.  From an array, kind "bound": `lower` is the guarantee, and `upper` is 1 - fpr.
+        f in the shape of fpr. For an array the kind is "bound", `lower` is the guarantee, and `upper` is 1 - fpr.
 
     References
     ----------
@@ -82,7 +83,7 @@ def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, 
 
 
 def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) -> Bounds:
-    """Privacy profile `delta(eps) = 1 + f*(-e^eps) = sup_a {1 - f(a) - e^eps a}` from f on a grid.
+    """Return the privacy profile `delta(eps) = 1 + f*(-e^eps) = sup_a {1 - f(a) - e^eps a}` from f on a grid.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) ->
     Returns
     -------
     Bounds
-        Of the shape of epsilon.  From an array, kind "bound": `upper` is the guarantee, and `lower` is 0.
+        delta in the shape of epsilon. For an array the kind is "bound", `upper` is the guarantee, and `lower` is 0.
 
     References
     ----------
@@ -121,14 +122,14 @@ def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) ->
 
 
 def tradeoff_from_approximate_dp(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike) -> Bounds:
-    """The trade-off function of (eps, delta)-DP: `max(0, 1 - delta - e^eps a, e^-eps (1 - delta - a))`.
+    """Return the trade-off function of (eps, delta)-DP: `max(0, 1 - delta - e^eps a, e^-eps (1 - delta - a))`.
 
     Parameters
     ----------
     epsilon : array_like, >= 0
     delta : array_like in [0, 1)
     fpr : array_like in [0, 1]
-        All broadcast.
+        False positive rates a. All arguments broadcast.
 
     Returns
     -------
@@ -145,12 +146,12 @@ def tradeoff_from_approximate_dp(epsilon: ArrayLike, delta: ArrayLike, fpr: Arra
     eps, delta = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     a = np.asarray(check("fpr", fpr, PROBABILITY))
     value = np.maximum(np.maximum(1.0 - delta - np.exp(eps) * a, np.exp(-eps) * (1.0 - delta - a)), 0.0)
-    value = np.maximum(value - 1e-14 * (value > 0), 0.0)  # the rounding of a handful of operations on numbers up to 1
+    value = np.maximum(value - 1e-14 * (value > 0), 0.0)  # rounding of some operations on numbers up to 1
     return Bounds(value, value, np.maximum(np.broadcast_to(1.0 - a, value.shape), value), "bound")
 
 
 def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, str]:
-    """Lower and upper values on the grid, and the kind of the results that follow from them."""
+    """Return lower and upper values on the grid, and the kind of the results that follow from them."""
     if isinstance(values, Bounds):
         kinds = np.unique(np.asarray(values.kind))
         if kinds.size > 1 or values.shape != shape:
@@ -163,7 +164,7 @@ def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray,
 
 
 def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The points in order of x, with equal points joined."""
+    """Return the points in order of x, with equal points joined."""
     unique, where = np.unique(x, return_inverse=True)
     lowest, highest = np.zeros(unique.size), np.ones(unique.size)
     np.maximum.at(lowest, where, low)
@@ -172,18 +173,15 @@ def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarra
 
 
 def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyond: float | None) -> Interval:
-    """Bracket of `sup_x {1 - g(x) - slope x}` for a convex non-increasing g known to lie in [low, high] at x.
+    """Bracket `sup_x {1 - g(x) - slope x}` for a convex non-increasing g known to lie in [low, high] at x.
 
-    Lower end: every grid point is a candidate.  Upper end: on each cell g lies above the chords of the two neighbouring
-    cells, extended.  So it lies above any mixture of the two lines, and `1 - mixture - slope x` is largest at an end of
-    the cell.
+    `x`, `low` and `high` have shape (G,), and x increases from the left end of the domain. `slope` >= 0 has any shape,
+    which is the shape of the answer. On the first cell g(x) >= g(x_0) - steepest (x - x_0); `steepest` is inf if
+    nothing is known. `beyond` is a lower bound of g to the right of the grid, or None if the domain ends with the grid.
 
-    x, low, high : (G,) with x increasing from the left end of the domain.
-    slope : any shape, >= 0; the answer has this shape.
-    steepest : g(x) >= g(x_0) - steepest (x - x_0) on the first cell; inf if nothing is known.
-    beyond : a lower bound of g to the right of the grid, or None where the domain ends with the grid.
-
-    The lower end needs no convexity.  The ends contradict each other where [low, high] holds no convex function.
+    The lower end is the best grid point, and needs no convexity. For the upper end, g lies on each cell above the
+    chords of the two neighbouring cells, extended. So g lies above any mixture of the two lines, and `1 - mixture -
+    slope x` is largest at an end of the cell. The ends contradict each other if [low, high] holds no convex function.
     """
     x, low, high = (np.asarray(v, np.float64) for v in (x, low, high))
     s = np.asarray(slope, np.float64)[..., None]
@@ -199,21 +197,21 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
 
 
 def consistent(found: Interval) -> Interval:
-    """The interval where its ends agree and [0, 1] where they contradict each other: then neither can be trusted."""
+    """Return the interval if its ends agree, and [0, 1], which claims nothing, if they contradict each other."""
     agree = found.low <= found.high
     return Interval(np.where(agree, found.low, 0.0), np.where(agree, found.high, 1.0))
 
 
 def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:
-    """Index of the cell with the largest upper end for each slope: where a finer grid helps."""
+    """Return the index of the cell with the largest upper end for each slope, where a finer grid helps."""
     return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
 
 
 def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
-    """Upper bounds of `1 - g(x) - s x` on each of the G - 1 cells, for slopes s of shape (..., 1)."""
+    """Return upper bounds of `1 - g(x) - s x` on each of the G - 1 cells, for slopes s of shape (..., 1)."""
     width = np.diff(x)
-    chord_low = (low[1:] - high[:-1]) / width  # at most the slope of the chord of g; extended to the right
-    chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)  # at least that slope; extended to the left
+    chord_low = (low[1:] - high[:-1]) / width  # at most the slope of the chord of g, which is extended to the right
+    chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)  # at least the slope of the chord, extended to the left
     known = np.isfinite(steepest)
     from_left = np.concatenate([[-steepest if known else 0.0], chord_low[:-1]])
     from_right = np.concatenate([chord_high[1:], [0.0]])
@@ -231,9 +229,9 @@ def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, stee
 
 
 def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
-    """The mu whose mu-GDP profile passes through (eps, delta): any mechanism that is mu-GDP for it satisfies both.
+    """Return the mu whose mu-GDP profile passes through (eps, delta), which holds for every mechanism that is mu-GDP.
 
-    A mechanism known to be (eps, delta)-DP at one point need not be mu-GDP for this mu.  A mechanism that is mu-GDP
+    A mechanism known to be (eps, delta)-DP at one point need not be mu-GDP for this mu. A mechanism that is mu-GDP
     needs at least the largest such mu over its whole profile.
 
     Parameters
@@ -269,7 +267,7 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
 
 
 def tradeoff_from_gdp(mu: ArrayLike, fpr: ArrayLike) -> Bounds:
-    """The trade-off function of mu-Gaussian differential privacy, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`.
+    """Return the trade-off function of mu-Gaussian differential privacy, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`.
 
     Parameters
     ----------
@@ -280,7 +278,7 @@ def tradeoff_from_gdp(mu: ArrayLike, fpr: ArrayLike) -> Bounds:
     Returns
     -------
     Bounds
-        kind "certified", granting SciPy's normal distribution an accuracy of 1e-14.
+        kind "certified", if SciPy's normal distribution is accurate to 1e-14.
 
     References
     ----------
@@ -293,7 +291,7 @@ def tradeoff_from_gdp(mu: ArrayLike, fpr: ArrayLike) -> Bounds:
     quantile = -ndtri(a)
     value = ndtr(quantile - mu)
     with np.errstate(invalid="ignore"):
-        # error allowed to SciPy's normal distribution
+        # error that SciPy's normal distribution may have
         relative = 1e-14 * (4.0 + (np.abs(quantile - mu) + 1.0) * (np.abs(quantile) + mu))
     relative = np.where(np.isfinite(quantile), np.minimum(relative, 1.0), 0.0)
     return Bounds(value * (1.0 - relative), value, np.minimum(value * (1.0 + relative), 1.0), "certified")

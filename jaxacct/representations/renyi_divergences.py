@@ -25,13 +25,13 @@ from jaxacct.mechanisms.base import on_batch, register
 _ORDERS_ZCDP = np.geomspace(0.02, 50.0, 1500)
 """Orders less 1 that are tried, relative to the best order of the simple bound."""
 UP_EXPONENTIAL = 1.0 + 1e-12
-"""Rounds an exponential up: its relative error grows with the exponent, which is at most about 745."""
+"""Factor that rounds an exponential up; its relative error grows with the exponent, which is at most about 745."""
 CUT = 1e-290
-"""A mass at infinity below this stands for a tail that was cut off, such as the tail of discrete Gaussian noise."""
+"""Largest mass at infinity that counts as a tail cut off, such as the tail of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
-"""The divergence of order 1 lies between the divergences of orders 1 -+ this, since divergences rise with the order."""
+"""Distance d of the orders 1 - d and 1 + d, whose divergences bracket that of order 1."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
-"""Orders less 1 between which zCDP is bounded by convexity: dense about 1, where the largest ratio mostly lies."""
+"""Orders less 1 between which convexity bounds zCDP: dense about 1, where the largest ratio mostly lies."""
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 """Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order less 1."""
 
@@ -39,7 +39,7 @@ ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 @register
 @dataclass(frozen=True)
 class RenyiCurve:
-    """Upper bounds of Rényi divergences at some orders; the curves of composed mechanisms add, adaptive ones included.
+    """Upper bounds of Rényi divergences at some orders. The curves of composed mechanisms add, adaptive ones included.
 
     Parameters
     ----------
@@ -60,32 +60,32 @@ class RenyiCurve:
     values: Leaf
 
     def __add__(self, other: RenyiCurve) -> RenyiCurve:
-        """Composition with another curve at the same orders."""
+        """Return the curve of the composition with another curve at the same orders."""
         if not np.array_equal(self.orders, other.orders):
             raise InputError("the curves have different orders; evaluate both at the same orders")
         return RenyiCurve(self.orders, self.values + other.values)
 
     def __mul__(self, times: Any) -> RenyiCurve:
-        """Composition with itself `times` times."""
+        """Return the curve of the composition with itself `times` times."""
         return RenyiCurve(self.orders, self.values * np.asarray(check("times", times, NON_NEGATIVE)))
 
     __rmul__ = __mul__
 
     def epsilon(self, delta: ArrayLike) -> Bounds:
-        """`epsilon_from_renyi` of this curve."""
+        """Return `epsilon_from_renyi` of this curve."""
         return epsilon_from_renyi(self.orders, self.values, delta)
 
     def delta(self, epsilon: ArrayLike) -> Bounds:
-        """`delta_from_renyi` of this curve."""
+        """Return `delta_from_renyi` of this curve."""
         return delta_from_renyi(self.orders, self.values, epsilon)
 
     def tradeoff(self, fpr: ArrayLike) -> Bounds:
-        """`tradeoff_from_renyi` of this curve, which must bound both directions."""
+        """Return `tradeoff_from_renyi` of this curve, which must bound both directions."""
         return tradeoff_from_renyi(self.orders, self.values, fpr)
 
 
 def renyi_curve(mechanism: Mechanism, orders: ArrayLike = ORDERS, relation: str = "add_or_remove_one") -> RenyiCurve:
-    """The Rényi curve of a mechanism: the upper ends of `renyi_divergence`.
+    """Return the Rényi curve of a mechanism: the upper ends of `renyi_divergence`.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def renyi_curve(mechanism: Mechanism, orders: ArrayLike = ORDERS, relation: str 
     Returns
     -------
     RenyiCurve
-        With values (O, *batch shape of the mechanism).
+        Its values have shape (O, *batch shape of the mechanism).
 
     References
     ----------
@@ -115,11 +115,11 @@ def renyi_curve(mechanism: Mechanism, orders: ArrayLike = ORDERS, relation: str 
 def rdp_epsilon(
     mechanism: Mechanism, delta: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """eps of a mechanism through Rényi accounting: the best order's bound, the larger over the directions.
+    """Bound eps of a mechanism through Rényi accounting: the best order's bound, the larger over the directions.
 
-    `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and
-    kappa(c) = c^c/(1+c)^{1+c}.  K(c) is the log moment of the finite loss, evaluated with its error bound, and
-    delta_inf is the mass at infinity.  eps is 0 where delta^2 is at least R/2 or 1 - e^-R for a divergence R.
+    `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and kappa(c) =
+    c^c/(1+c)^{1+c}. K(c) is the log moment of the finite loss, computed with its error bound, and delta_inf is the mass
+    at infinity. eps is 0 if delta^2 is at least R/2 or 1 - e^-R for a divergence R.
 
     Parameters
     ----------
@@ -160,7 +160,9 @@ def rdp_epsilon(
 def rdp_delta(
     mechanism: Mechanism, epsilon: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """delta of a mechanism at eps >= 0 through Rényi accounting: the best order's bound, the larger over directions.
+    """Bound delta of a mechanism at eps >= 0 through Rényi accounting.
+
+    The best order's bound, the larger over directions.
 
     `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`, with the symbols of `rdp_epsilon`.
 
@@ -198,7 +200,7 @@ def rdp_delta(
 
 
 def _orders_less_one(orders: Any) -> np.ndarray | None:
-    """The user's orders, each less 1."""
+    """Return the user's orders, each less 1."""
     if orders is None:
         return None
     grid = np.atleast_1d(check("orders", orders, POSITIVE))
@@ -210,24 +212,24 @@ def _orders_less_one(orders: Any) -> np.ndarray | None:
 
 
 def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "add_or_remove_one") -> Bounds:
-    """The Rényi divergence of order alpha of the dominating pair, the larger over the relation's directions.
+    """Compute the Rényi divergence of order alpha of the dominating pair, the larger over the relation's directions.
 
-    `R_alpha(P || Q) = log E_Q[(dP/dQ)^alpha] / (alpha - 1)`, in nats; alpha = 1 is the Kullback-Leibler divergence.
-    This is what a mechanism is Rényi differentially private with.  For one Poisson sampled Gaussian it is exact at
-    every order, fractional ones included.
+    `R_alpha(P || Q) = log E_Q[(dP/dQ)^alpha] / (alpha - 1)`, in nats; alpha = 1 is the Kullback-Leibler divergence. A
+    mechanism is Rényi differentially private with this value. For one Poisson sampled Gaussian it is exact at every
+    order, fractional ones included.
 
     Parameters
     ----------
     mechanism : Mechanism
     order : array_like, finite, > 0
-        Broadcasts with the mechanism's fields; the answer has their common shape.
+        alpha, which broadcasts with the mechanism's fields. The answer has the common shape.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
     Bounds
-        kind "certified", or "bound" with lower 0 where the mechanism's pair only bounds it.  (inf, inf) with status
-        "mass_at_infinity" where an infinite loss has positive probability and order >= 1.
+        kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Both ends are inf, with status
+        "mass_at_infinity", where an infinite loss has positive probability and order >= 1.
 
     References
     ----------
@@ -245,7 +247,7 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
         side = _divergence(parts, flat)
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     low = np.minimum(np.maximum(low, 0.0), high)
-    # a pair that joins several attains each delta(eps), but no pair of data sets has all of its loss
+    # a pair that joins several pairs attains each delta(eps), but no pair of data sets has its law of the loss
     kind = mechanism.kind_under(relation, composed=True)
     low = low if kind == "certified" else np.zeros_like(low)
     status = np.where(np.isinf(low), "mass_at_infinity", "ok")
@@ -256,11 +258,11 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
-    """The smallest rho for which the dominating pair is rho-zCDP: `sup_{alpha > 1} R_alpha / alpha`.
+    """Compute the smallest rho for which the dominating pair is rho-zCDP: `sup_{alpha > 1} R_alpha / alpha`.
 
-    The bracket holds for all orders: between grid points by convexity of K(c) = c R_{1+c}, beyond the last point by
-    the largest bounded loss and by the unsampled Gaussian.  Poisson sampling a Gaussian does not improve rho: at high
-    orders R_alpha/alpha tends to n/(2 sigma^2).
+    The bracket holds for all orders. Between grid points it follows from the convexity of K(c) = c R_{1+c}; beyond the
+    last point it follows from the largest bounded loss and the unsampled Gaussian. Poisson sampling a Gaussian does not
+    improve rho: at high orders R_alpha/alpha tends to n/(2 sigma^2).
 
     Parameters
     ----------
@@ -270,8 +272,8 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     Returns
     -------
     Bounds
-        kind "certified", or "bound" with lower 0 where the mechanism's pair only bounds it; infinite where a loss can
-        be infinite.
+        kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Both ends are infinite where a
+        loss can be infinite.
 
     References
     ----------
@@ -300,7 +302,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
 def sides(
     mechanism: Mechanism, values: float | np.ndarray, name: str, relation: str
 ) -> tuple[tuple[int, ...], list[Components], np.ndarray]:
-    """The common shape of a mechanism and values, the components of every direction on it, the values flattened."""
+    """Return the common shape of a mechanism and values, each direction's components, and the flat values."""
     shape, rows, flat = on_batch(mechanism, name, values)
     return shape, [components(mechanism, relation, d).take(rows) for d in directions(mechanism, relation)], flat
 
@@ -322,7 +324,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
 
 
 def _largest_ratio(parts: Components) -> Interval:
-    """Bracket of `sup_{c > 0} K(c)/(c (c + 1))`."""
+    """Bracket `sup_{c > 0} K(c)/(c (c + 1))`."""
     size, grid = parts.mu2.size, _GRID
     rows, orders = np.repeat(np.arange(size), grid.size), np.tile(grid, size)
     moments = log_moments(parts.take(rows), orders)
@@ -349,33 +351,39 @@ def _largest_ratio(parts: Components) -> Interval:
 
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Whether a loss is infinite, and whether a tail was cut off (then only its mass is known)."""
+    """Return whether a loss is infinite, and whether a tail was cut off, of which only the mass is known."""
     lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # a guarantee's moments need no tail
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
-    """The largest loss of the Laplace and finite parts, or 0; a part that represents a zCDP guarantee counts xi."""
+    """Return the largest loss of the Laplace and finite parts, or 0.
+
+    A part that represents a zCDP guarantee counts xi.
+    """
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)
     each = parts.finite_n * np.where(parts.finite_n > 0, top, 0.0)
-    if each.shape[1]:  # at order infinity a guarantee allows xi beside rho alpha
+    if each.shape[1]:  # beside rho alpha a guarantee allows xi at order infinity
         each[:, -1] = np.where(parts.guaranteed(), parts.xi, each[:, -1])
     return np.maximum(laplace + np.sum(each, axis=1), 0.0)
 
 
 def log_kappa(c: np.ndarray) -> np.ndarray:
-    """log kappa(c), kappa(c) = c^c/(1+c)^{1+c}: the least constant with (1 - e^-x)_+ <= kappa e^{cx} for all x."""
+    """Compute log kappa(c), kappa(c) = c^c/(1+c)^{1+c}.
+
+    kappa(c) is the least constant with (1 - e^-x)_+ <= kappa e^{cx} for all x.
+    """
     return -np.log1p(c) - c * np.log1p(1.0 / c)
 
 
 def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -> Bounds:
-    """eps such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
+    """Return eps such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
-    `eps = min over alpha > 1 of R + log((alpha-1)/alpha) - (log delta + log alpha)/(alpha-1)`, and 0 where
-    `delta^2 >= 1 - e^-R` for some alpha >= 1.
+    `eps = min over alpha > 1 of R + log((alpha-1)/alpha) - (log delta + log alpha)/(alpha-1)`, and 0 if `delta^2 >= 1 -
+    e^-R` for some alpha >= 1.
 
     Parameters
     ----------
@@ -410,7 +418,7 @@ def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -
 
 
 def delta_from_renyi(orders: ArrayLike, values: ArrayLike, epsilon: ArrayLike) -> Bounds:
-    """delta such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
+    """Return delta such that a mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
     `delta = min over alpha > 1 of e^{(alpha-1)(R - eps)} (1 - 1/alpha)^{alpha-1} / alpha`, at most 1, and at most
     `sqrt(1 - e^-R)`.
@@ -447,12 +455,12 @@ def delta_from_renyi(orders: ArrayLike, values: ArrayLike, epsilon: ArrayLike) -
 def tradeoff_from_renyi(
     orders: ArrayLike, values: ArrayLike, fpr: ArrayLike, *, both_directions: bool = True
 ) -> Bounds:
-    """The trade-off function that Rényi divergences imply: the largest lower bound that any order gives.
+    """Return the trade-off function that Rényi divergences imply: the largest lower bound that any order gives.
 
-    A test with false positive rate x and false negative rate y is a post-processing.  The Rényi divergence of its
+    A test with false positive rate x and false negative rate y is a post-processing. The Rényi divergence of its
     Bernoulli laws therefore obeys `D_alpha(1-y, x) <= R_alpha` for every order alpha, and with both directions
-    `D_alpha(x, 1-y) <= R_alpha`.  Orders in (1/2, 1) and 1 count as well.  An order of 1/2 or less says no more than
-    the order 1 - alpha when both directions hold.
+    `D_alpha(x, 1-y) <= R_alpha`. Orders in (1/2, 1] count as well. If both directions hold, an order of 1/2 or less
+    says no more than the order 1 - alpha.
 
     Parameters
     ----------
@@ -466,7 +474,7 @@ def tradeoff_from_renyi(
     Returns
     -------
     Bounds
-        Of the shape of fpr, kind "bound": `lower` is the guarantee (the safe end of a bisection), `upper` is 1 - fpr.
+        f in the shape of fpr, kind "bound": `lower` is the guarantee (the safe end of a bisection), `upper` is 1 - fpr.
 
     References
     ----------
@@ -492,7 +500,7 @@ def tradeoff_from_renyi(
 
 
 def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarray, np.ndarray]:
-    """Orders shaped to broadcast along the first axis of values, and the values."""
+    """Return orders shaped to broadcast along the first axis of values, and the values."""
     orders = np.atleast_1d(check("orders", orders, POSITIVE))
     values = np.asarray(values, np.float64)
     if np.isnan(values).any() or (values < 0).any():
@@ -508,7 +516,7 @@ def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarr
 
 
 def _excess(orders: np.ndarray, allowed: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Whether the Rényi divergence of Bernoulli(p) from Bernoulli(q) exceeds the allowed value at some order."""
+    """Return whether the Rényi divergence of Bernoulli(p) from Bernoulli(q) exceeds the allowed value at some order."""
     found = np.zeros(np.broadcast_shapes(p.shape, q.shape), bool)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         logs = [np.log(v) for v in (p, q, 1.0 - p, 1.0 - q)]
@@ -525,7 +533,7 @@ def _excess(orders: np.ndarray, allowed: np.ndarray, p: np.ndarray, q: np.ndarra
 
 
 def renyi_from_zcdp(rho: ArrayLike, orders: ArrayLike) -> np.ndarray:
-    """The Rényi divergences that rho-zCDP bounds: `rho alpha` at orders alpha >= 1.
+    """Return the Rényi divergences that rho-zCDP bounds: `rho alpha` at orders alpha >= 1.
 
     Parameters
     ----------
@@ -535,7 +543,7 @@ def renyi_from_zcdp(rho: ArrayLike, orders: ArrayLike) -> np.ndarray:
     Returns
     -------
     numpy.ndarray
-        (O, *shape of rho): upper bounds of the divergences.
+        Upper bounds of the divergences, shape (O, *shape of rho).
 
     References
     ----------
@@ -549,10 +557,10 @@ def renyi_from_zcdp(rho: ArrayLike, orders: ArrayLike) -> np.ndarray:
 
 
 def epsilon_from_zcdp(rho: ArrayLike, delta: ArrayLike) -> Bounds:
-    """eps such that rho-zCDP gives (eps, delta)-DP: the Rényi conversion minimised over orders.
+    """Return eps such that rho-zCDP gives (eps, delta)-DP: the Rényi conversion minimised over orders.
 
-    It is never above the simpler `rho + 2 sqrt(rho log(1/delta))`.  `jaxacct.epsilon(ZCDP(rho), delta)` is smaller at
-    large deltas.
+    The answer is never above the simpler `rho + 2 sqrt(rho log(1/delta))`. At large deltas `jaxacct.epsilon(ZCDP(rho),
+    delta)` is smaller.
 
     Parameters
     ----------
@@ -578,7 +586,7 @@ def epsilon_from_zcdp(rho: ArrayLike, delta: ArrayLike) -> Bounds:
     eps = np.min(rho * (1.0 + c) + (log_kappa(c) - np.log(delta)) / c, axis=0)
     simple = rho + 2.0 * np.sqrt(rho * np.log(1.0 / delta))
     eps = np.maximum(np.minimum(eps, simple), 0.0) * (1.0 + 1e-13)  # two logarithms are rounded
-    # the square of the total variation that rho allows, by Pinsker and by Bretagnolle and Huber
+    # Pinsker, and Bretagnolle and Huber, bound the square of the total variation under rho-zCDP
     variation = np.minimum(0.5 * rho, -np.expm1(-rho))
     eps = np.where(delta**2 * (1.0 - 1e-14) >= variation, 0.0, eps)
     return Bounds(np.zeros_like(eps), eps, eps, "bound", engine="renyi")

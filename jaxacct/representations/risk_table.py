@@ -1,4 +1,4 @@
-"""`ja.risk`: what an attacker can do with the output of a mechanism, in one table of certified readings."""
+"""`ja.risk`: the success of the best attack on the output of a mechanism, in one table of certified readings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxacct.representations.mechanism_profile import FLOOR, profile
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One risk: its name, its rates or priors, and its bracket in the shape of the batch.
+    """One risk: its name, the rates or priors that it is taken at, and its bracket in the shape of the batch.
 
     Parameters
     ----------
     name : str
     at : dict of str to float
-        Such as {"fpr": 0.01}; empty where it needs nothing.
+        Rates or priors, such as {"fpr": 0.01}; empty for a risk without any.
     bounds : Bounds
 
     >>> import jaxacct as ja
@@ -38,7 +38,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RiskTable:
-    """The readings of `ja.risk`; prints as a table.
+    """Readings of `ja.risk`, printed as a table.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class RiskTable:
     relation: str
 
     def __getitem__(self, key: str | tuple[Any, ...]) -> Bounds:
-        """The bracket of a reading by its name, or by its name and the numbers it is taken at, in their order."""
+        """Return the bracket of a reading by its name, or by its name and the numbers that it is taken at."""
         name, *numbers = (key,) if isinstance(key, str) else key
         named = [reading for reading in self.readings if reading.name == name]
         if not named:
@@ -66,7 +66,7 @@ class RiskTable:
         raise KeyError(f"{name} at {numbers}; it was read at {[list(reading.at.values()) for reading in named]}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict for each risk of each configuration: name, rates or priors, index, ends, kind and status."""
+        """Return one dict for each risk of each configuration: name, rates or priors, index, ends, kind and status."""
         found = []
         for reading in self.readings:
             bounds = reading.bounds
@@ -79,7 +79,7 @@ class RiskTable:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """The relation and, under "readings", the readings with their ends as (lists of) numbers."""
+        """Return a dict of the relation and, under "readings", the readings with their ends as (lists of) numbers."""
         readings = []
         for one in self.readings:
             names = ("lower", "estimate", "upper", "kind", "status")
@@ -112,13 +112,14 @@ def risk(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> RiskTable:
-    """What the best attack on a mechanism achieves, in the readings that the field uses, each a certified bracket.
+    """Compute what the best attack on a mechanism achieves, in the readings that are in use, each a certified bracket.
 
     * advantage: the largest TPR - FPR of a membership test, `delta(0)`.
     * true_positive_rate at each `fpr`: `min over eps of {delta(eps) + e^eps fpr}`.
     * posterior at each `prior` and `fpr`: the largest probability of membership after a positive test.
     * bayes_success at each `prior`, and its excess over the best guess without output, `max(prior, 1 - prior)`.
-    * reconstruction at each `baseline`: the largest success of a reconstruction that succeeds so often by guessing.
+    * reconstruction at each `baseline`: the largest success of a reconstruction whose success without output is
+      `baseline`.
     * gdp_mu and gdp_regret above the floor `above_fpr`, which is part of the claim (`Profile.gdp_mu`, `gdp_regret`).
 
     Parameters
@@ -128,7 +129,7 @@ def risk(
     fpr, prior, baseline : float or list of floats in (0, 1)
     above_fpr : float in (0, 1/2)
     relation, rtol, backend
-        As for `jaxacct.epsilon`.
+        Options of `jaxacct.epsilon`.
 
     Returns
     -------
@@ -151,7 +152,7 @@ def risk(
     check("above_fpr", above_fpr, FLOOR, "one floor serves the whole table")
     p = profile(mechanism, relation, rtol=rtol, backend=backend)
     axes = (1,) * len(batch_shape(mechanism))
-    alike = np.unique([*rates, *baselines])  # a reconstruction is a true-positive rate
+    alike = np.unique([*rates, *baselines])  # the largest success of a reconstruction is a true-positive rate
     power = p.true_positive_rate(alike.reshape(-1, *axes))
     tpr = {float(rate): power[place] for place, rate in enumerate(alike)}
     readings = [Reading("advantage", {}, p.advantage())]
