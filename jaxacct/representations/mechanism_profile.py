@@ -284,7 +284,7 @@ class Profile:
         return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, status, f.engine)
 
     def posterior(self, prior: ArrayLike, fpr: ArrayLike) -> Bounds:
-        """Compute the largest probability of membership, given a prior and a positive test of false positive rate `fpr`.
+        """Compute the largest probability of membership, given a prior and a positive test at the rate `fpr`.
 
         It is `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr, and 1 if a test that is never falsely
         positive can be positive at all.
