@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 import jaxacct as ja
-from jaxacct.mechanisms.poisson_sampled import cap_of
+from jaxacct.mechanisms.sampled_batches import cap_of
 
 TABLE = [
     (1, 1000, 0.05, 75, 1000, 1e-5, 0.000399828227, 0.0483596264, 11.1512186, 8.46555317, 11.1703637, 18.8129636),

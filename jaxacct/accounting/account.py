@@ -19,13 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct.accounting.dispatch import (
-    Side,
-    ask_engines,
-    engine_of_mechanism,
-    is_open,
-    kinds_of,
-)
+from jaxacct.accounting.dispatch import Side, ask_engines, engine_of_mechanism, is_open, kinds_of
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.keywords import with_hints

@@ -32,8 +32,8 @@ from jaxacct.mechanisms.base import DIRECTIONS, Combinator, Part, take_rows, wea
 from jaxacct.mechanisms.base import register as register_mechanism
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, OfGaussianMixtures
-from jaxacct.mechanisms.poisson_sampled import groups_inside
 from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation, replaced_in_two_steps
+from jaxacct.mechanisms.sampled_batches import groups_inside
 from jaxacct.mechanisms.sampled_releases import Several
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches, attacks_on
 

@@ -47,16 +47,7 @@ from jaxacct.calibration.dp_sgd_search import (
     search_for,
     started,
 )
-from jaxacct.calibration.search import (
-    AIM,
-    CLAIMED,
-    BestValues,
-    Start,
-    beside,
-    certified_search,
-    conclude,
-    least_apart,
-)
+from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Start, beside, certified_search, conclude, least_apart
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import InputError

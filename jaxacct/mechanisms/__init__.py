@@ -13,7 +13,6 @@ from jaxacct.mechanisms.combinators import Composed, ProposeTestRelease, Repeate
 from jaxacct.mechanisms.concentrated import ZCDP
 from jaxacct.mechanisms.dp_sgd_run import SAMPLING, dp_sgd
 from jaxacct.mechanisms.finite import ApproximateDP, FiniteOutput, PureDP, RandomisedResponse, RandomizedResponse
-from jaxacct.mechanisms.fixed_size_batches import SampledWithoutReplacement, SampledWithReplacement
 from jaxacct.mechanisms.gaussian_mixtures import MixtureOfGaussians
 from jaxacct.mechanisms.loss_components import Components, components, directions
 from jaxacct.mechanisms.noisy_choices import (
@@ -23,9 +22,15 @@ from jaxacct.mechanisms.noisy_choices import (
     NumericSparse,
     ReportNoisyMax,
 )
-from jaxacct.mechanisms.poisson_sampled import PoissonSampled, TruncatedPoissonSampled, cap_for
 from jaxacct.mechanisms.profile import PrivacyProfile, profile_from_cdfs
 from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation
+from jaxacct.mechanisms.sampled_batches import (
+    PoissonSampled,
+    SampledWithoutReplacement,
+    SampledWithReplacement,
+    TruncatedPoissonSampled,
+    cap_for,
+)
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
 
 __all__ = [

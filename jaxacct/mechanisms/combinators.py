@@ -29,8 +29,8 @@ from jaxacct.mechanisms.base import (
 )
 from jaxacct.mechanisms.finite import ApproximateDP, sample_pair
 from jaxacct.mechanisms.loss_components import exact_product
-from jaxacct.mechanisms.poisson_sampled import PoissonSampled
 from jaxacct.mechanisms.profile import either_order
+from jaxacct.mechanisms.sampled_batches import PoissonSampled
 
 MOST_DIGITS = 2**20
 """Most binary digits of an exact power; some 20,000 steps reach this number."""

@@ -29,9 +29,13 @@ from jaxacct.core.validation import (
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import Mechanism
 from jaxacct.mechanisms.combinators import Repeated
-from jaxacct.mechanisms.fixed_size_batches import SampledWithoutReplacement, SampledWithReplacement
-from jaxacct.mechanisms.poisson_sampled import PoissonSampled, TruncatedPoissonSampled
 from jaxacct.mechanisms.random_allocation import RandomAllocation
+from jaxacct.mechanisms.sampled_batches import (
+    PoissonSampled,
+    SampledWithoutReplacement,
+    SampledWithReplacement,
+    TruncatedPoissonSampled,
+)
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
 
 NUMBERS: dict[str, Constraint] = {

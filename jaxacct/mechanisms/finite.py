@@ -133,7 +133,7 @@ class PureDP(FiniteMechanism):
         return Fraction(0)
 
     def pair(self) -> FinitePair:
-        return _response_pair(np.asarray(self.epsilon, np.float64), np.asarray(0.0))
+        return ApproximateDP(self.epsilon, 0.0).pair()
 
 
 @register
@@ -167,8 +167,11 @@ class ApproximateDP(FiniteMechanism):
         return Fraction(float(self.delta))
 
     def pair(self) -> FinitePair:
-        epsilon, delta = np.asarray(self.epsilon, np.float64), np.asarray(self.delta, np.float64)
-        return _response_pair(epsilon, delta)
+        epsilon, delta = np.broadcast_arrays(np.asarray(self.epsilon, np.float64), self.delta)
+        likely = (1.0 - delta) / (1.0 + np.exp(-epsilon))
+        rare = likely * np.exp(-epsilon)
+        loss = np.stack([epsilon, -epsilon], -1)
+        return FinitePair(loss, np.stack([likely, rare], -1), np.stack([rare, likely], -1), delta, delta)
 
 
 def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePart:
@@ -251,15 +254,6 @@ def _product_less_one(k: int, p: np.ndarray) -> np.ndarray:
     """Compute k p - 1, rounded once."""
     exact = [float(k * Fraction(float(x)) - 1) for x in p.ravel()]
     return np.array(exact, np.float64).reshape(p.shape)
-
-
-def _response_pair(epsilon: np.ndarray, delta: np.ndarray) -> FinitePair:
-    """Return (1 - delta) times randomised response with ratio e^epsilon, and mass delta at infinity on each side."""
-    epsilon, delta = np.broadcast_arrays(epsilon, delta)
-    likely = (1.0 - delta) / (1.0 + np.exp(-epsilon))
-    rare = likely * np.exp(-epsilon)
-    loss = np.stack([epsilon, -epsilon], -1)
-    return FinitePair(loss, np.stack([likely, rare], -1), np.stack([rare, likely], -1), delta, delta)
 
 
 def _atoms(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -233,20 +233,17 @@ def _of_rows(
     sigma: np.ndarray, slots: np.ndarray, group: np.ndarray, present: np.ndarray, direction: str, below: bool
 ) -> FinitePart:
     """Return the finite law of each configuration; if the part is absent, the law is a single loss 0."""
-    nothing = np.zeros(1), np.ones(1), np.ones(1)
-    pairs = []
-    for noise, t, g, here in zip(*(x.ravel() for x in (sigma, slots, group, present)), strict=True):
-        if not here or (below and g > 1.0):  # groups have no lower bound
-            pairs.append(FinitePair(*nothing, np.asarray(0.0), np.asarray(0.0)))
-        elif below:
-            loss, mass, _ = law_below_round(float(noise), float(t), direction)
-            pairs.append(FinitePair(loss, mass, mass, np.asarray(0.0), np.asarray(0.0)))
-        else:
-            pairs.append(pair_above_round(float(noise), float(t), float(g)))
-    pair = stacked(pairs, sigma.shape)
-    if below:  # `law_below_round` has made the law for this direction
-        return FinitePart(pair.loss, pair.p, pair.p_infinity)
-    return sample_pair(pair, np.asarray(1.0), direction)
+    rows = list(zip(*(x.ravel().tolist() for x in (sigma, slots, group, present)), strict=True))
+    zero, one, nowhere = np.zeros(1), np.ones(1), np.asarray(0.0)
+    if below:
+        nothing = FinitePart(zero, one, nowhere)
+        laws = [  # groups have no lower bound
+            law_below_round(noise, t, direction) if here and g == 1.0 else nothing for noise, t, g, here in rows
+        ]
+        return stacked_parts(laws, sigma.shape)
+    absent = FinitePair(zero, one, one, nowhere, nowhere)
+    pairs = [pair_above_round(noise, t, g) if here else absent for noise, t, g, here in rows]
+    return sample_pair(stacked(pairs, sigma.shape), np.asarray(1.0), direction)
 
 
 def require_gaussian_slots(owner: str, mechanism: Any) -> None:
@@ -415,7 +412,7 @@ def prepare(rounds: Sequence[tuple[float, float]]) -> None:
             _profiles_of(missing, losses)
     for sigma, slots in rounds:
         pair_above_round(sigma, slots, 1.0)
-        _below(sigma, slots)
+        law_below_round(sigma, slots, DIRECTIONS[0])
 
 
 def pair_above_round(sigma: float, slots: float, group: float) -> FinitePair:
@@ -425,14 +422,8 @@ def pair_above_round(sigma: float, slots: float, group: float) -> FinitePair:
 
 def law_below_round(sigma: float, slots: float, direction: str) -> FinitePart:
     """Return the law of the loss of a pair that a round dominates."""
-    if direction not in DIRECTIONS:
-        raise ValueError(direction)
-    return _below(sigma, slots)[DIRECTIONS.index(direction)]
-
-
-def _below(sigma: float, slots: float) -> tuple[FinitePart, ...]:
     nothing = FinitePart(np.zeros(1), np.ones(1), np.asarray(0.0))
-    return _or_else(_parts_below, lambda: (nothing,) * len(DIRECTIONS), sigma, slots)
+    return _or_else(_parts_below, lambda: (nothing, nothing), sigma, slots)[DIRECTIONS.index(direction)]
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -129,7 +128,8 @@ def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
 
 def pair_of_releases(base: Mechanism, under: str) -> FinitePair:
     """Return the pair that dominates the composition of all releases, for every configuration of the base."""
-    return _stacked(base, lambda one: _above(one, under))
+    shape = batch_shape(base)
+    return stacked([_above(one, under) for one in _elements(base, shape)], shape)
 
 
 def part_below_sampled(
@@ -198,10 +198,6 @@ def _elements(base: Mechanism, shape: tuple[int, ...]) -> list[Mechanism]:
     """Return the base's configuration for each row of a batch of this shape."""
     each = [element(base, index) for index in np.ndindex(*batch_shape(base))]
     return [each[row] for row in rows_in(base, shape)]
-
-
-def _stacked(base: Mechanism, pair: Callable[[Mechanism], FinitePair]) -> FinitePair:
-    return stacked([pair(one) for one in _elements(base, batch_shape(base))], batch_shape(base))
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -41,13 +41,6 @@ _BLOCK_TERMS = 2**20
 """Most exponentials computed at a time, 16 MiB of complex numbers."""
 
 
-class _Tail(NamedTuple):
-    """Probability that the finite loss exceeds eps, and an estimate of its error."""
-
-    value: float
-    error: float
-
-
 def fourier_delta(
     mechanism: Mechanism, epsilon: ArrayLike, *, method: str = "double_quadrature", relation: str = "add_or_remove_one"
 ) -> Bounds:
@@ -83,20 +76,20 @@ def fourier_delta(
     if batch_shape(mechanism):
         raise InputError("mechanism must be one configuration here; call once for each, or use ja.delta for a batch")
     each = {d: components(mechanism, relation, d) for d in DIRECTIONS}
-    if method == "analytical" and _sampled(each["remove"]):
+    parts = each["remove"]
+    sampled = np.any(parts.gauss_n > 0) or np.any((parts.laplace_n > 0) & (parts.laplace_q < 1))
+    if method == "analytical" and sampled:
         raise InputError("method = 'analytical' needs unsampled parts; use method='double_quadrature'")
     value, error = np.zeros(eps.shape), np.zeros(eps.shape)
     for direction in directions(mechanism, relation):
         forward, backward = each[direction], each["add" if direction == "remove" else "remove"]
         for index, e in np.ndenumerate(eps):
-            under_p = _exceeds(_of(forward, np.positive), float(e))
+            p, p_error = _exceeds(lambda t, parts=forward: log_characteristic(parts, 0, t), float(e))
             # under Q the loss is minus the loss of the reverse pair
-            under_q = _exceeds(_of(backward, np.conj), float(e))
-            delta = under_p.value + float(forward.delta_infinity[0]) - np.exp(e) * under_q.value
-            wrong = under_p.error + np.exp(e) * under_q.error
-            if delta > value[index]:
-                value[index] = min(delta, 1.0)
-            error[index] = max(error[index], wrong)
+            q, q_error = _exceeds(lambda t, parts=backward: np.conj(log_characteristic(parts, 0, t)), float(e))
+            delta = p + float(forward.delta_infinity[0]) - np.exp(e) * q
+            value[index] = max(value[index], min(delta, 1.0))
+            error[index] = max(error[index], p_error + np.exp(e) * q_error)
     return _estimate(value - error, value, value + error, "fourier")
 
 
@@ -158,14 +151,15 @@ def riemann_delta(
     missing = min(n * 2.0 * float(ndtr(-reach)), 1.0)
     sides = []
     for under_p, under_q in (ends, ends[::-1]):
-        first = _exceeds(_atoms(under_p, p, n), eps)
-        second = _exceeds(_atoms(under_q, other, n), eps)
-        sides.append((first.value - np.exp(eps) * second.value, first.error + np.exp(eps) * second.error))
+        (first, error), (second, other_error) = (
+            _exceeds(lambda t, loss=loss, mass=mass: n * np.log(_integrate(1j * t, loss, mass)), eps)
+            for loss, mass in ((under_p, p), (under_q, other))
+        )
+        sides.append((first - np.exp(eps) * second, error + np.exp(eps) * other_error))
     (low, low_error), (high, high_error) = sides
     allowance = missing * (1.0 + np.exp(eps))
     low, high = max(low - low_error - allowance, 0.0), min(high + high_error + allowance, 1.0)
-    found = np.asarray([low, 0.5 * (low + high), high])
-    return _estimate(found[0], found[1], found[2], "riemann", narrow=np.inf)
+    return _estimate(*np.asarray([low, 0.5 * (low + high), high]), "riemann", narrow=np.inf)
 
 
 def _cell_masses(edges: np.ndarray) -> np.ndarray:
@@ -174,19 +168,7 @@ def _cell_masses(edges: np.ndarray) -> np.ndarray:
     return np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
 
 
-def _sampled(parts: Components) -> bool:
-    return bool(np.any(parts.gauss_n > 0) or np.any((parts.laplace_n > 0) & (parts.laplace_q < 1)))
-
-
-def _of(parts: Components, turn: Callable[[np.ndarray], np.ndarray]) -> LogPhi:
-    return lambda t: turn(log_characteristic(parts, 0, t))
-
-
-def _atoms(loss: np.ndarray, mass: np.ndarray, n: float) -> LogPhi:
-    return lambda t: n * np.log(_integrate(1j * t, loss, mass))
-
-
-def _exceeds(log_phi: LogPhi, eps: float) -> _Tail:
+def _exceeds(log_phi: LogPhi, eps: float) -> tuple[float, float]:
     """Estimate Pr[finite loss > eps] by Lévy's formula, and its error from two resolutions."""
     start = log_phi(np.zeros(1))[0].real
     probe = 1e-3
@@ -204,7 +186,7 @@ def _exceeds(log_phi: LogPhi, eps: float) -> _Tail:
     panels = int(np.ceil(end * (abs(eps - mean) + 4.0 * deviation) / 5.0)) + 4
     rough, fine = (_levy(log_phi, eps, end, count) for count in (panels, 2 * panels))
     value = 0.5 * np.exp(start) + fine
-    return _Tail(float(np.clip(value, 0.0, np.exp(start))), abs(fine - rough) + left / np.pi + 1e-14)
+    return float(np.clip(value, 0.0, np.exp(start))), abs(fine - rough) + left / np.pi + 1e-14
 
 
 def _levy(log_phi: LogPhi, eps: float, end: float, panels: int) -> float:

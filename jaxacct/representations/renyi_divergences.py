@@ -247,14 +247,19 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
         side = _divergence(parts, flat)
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     low = np.minimum(np.maximum(low, 0.0), high)
+    return _answer(mechanism, relation, low.reshape(shape), high.reshape(shape), 1.0)
+
+
+def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray, width: float) -> Bounds:
+    """Return the bracket with its kind, of status "ok" if its relative width is at most `width`."""
     # a pair that joins several pairs attains each delta(eps), but no pair of data sets has its law of the loss
     kind = mechanism.kind_under(relation, composed=True)
     low = low if kind == "certified" else np.zeros_like(low)
-    status = np.where(np.isinf(low), "mass_at_infinity", "ok")
-    status = np.where(np.isinf(high) & np.isfinite(low), "width", status)
-    middle = np.where(np.isinf(high), np.where(np.isinf(low), np.inf, low), 0.5 * (low + high))
-    ends = [x.reshape(shape) for x in (low, np.clip(middle, low, high), high)]
-    return Bounds(ends[0], ends[1], ends[2], kind, status.reshape(shape), "quadrature")
+    with np.errstate(invalid="ignore"):
+        narrow = np.isfinite(high) & (high - low <= width * high)
+        middle = np.where(np.isinf(high), low, np.clip(0.5 * (low + high), low, high))
+    status = np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
+    return Bounds(low, middle, high, kind, status, "quadrature")
 
 
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
@@ -289,14 +294,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     for direction in directions(mechanism, relation):
         side = _largest_ratio(components(mechanism, relation, direction))
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
-    low, high = low.reshape(shape), high.reshape(shape)
-    kind = mechanism.kind_under(relation, composed=True)  # as in `renyi_divergence`
-    low = low if kind == "certified" else np.zeros_like(low)
-    with np.errstate(invalid="ignore"):
-        narrow = np.isfinite(high) & (high - low <= 1e-3 * high)
-    status = np.where(np.isinf(low), "mass_at_infinity", np.where(narrow, "ok", "width"))
-    middle = np.where(np.isinf(high), low, 0.5 * (low + np.where(np.isinf(high), low, high)))
-    return Bounds(low, np.clip(middle, low, high), high, kind, status, "quadrature")
+    return _answer(mechanism, relation, low.reshape(shape), high.reshape(shape), 1e-3)
 
 
 def sides(

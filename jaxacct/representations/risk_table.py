@@ -71,9 +71,8 @@ class RiskTable:
         for reading in self.readings:
             bounds = reading.bounds
             for index in np.ndindex(bounds.shape):
-                one = bounds[index] if bounds.shape else bounds
-                row = {"reading": reading.name, **reading.at, "index": list(index)} if bounds.shape else None
-                row = row or {"reading": reading.name, **reading.at}
+                one = bounds[index]
+                row = {"reading": reading.name, **reading.at} | ({"index": list(index)} if index else {})
                 ends = {"lower": float(one.lower), "estimate": float(one.estimate), "upper": float(one.upper)}
                 found.append(row | ends | {"kind": str(one.kind), "status": str(one.status)})
         return found
