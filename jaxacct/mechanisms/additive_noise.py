@@ -158,9 +158,9 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return the pair of largest loss l on losses x that are d apart, with atoms at both ends.
+    """Return the pair of largest loss l.
 
-    The P-masses between the ends are hats e^{(x - l)/2} tanh(d/4).
+    Atoms at both ends and hats e^{(x - l)/2} tanh(d/4) on losses x that are d apart.
     """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
@@ -314,10 +314,7 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 def _grouped(
     at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split each outcome between the nodes around it, so that the profile becomes its chords.
-
-    See README.md, "Discrete noise".
-    """
+    """Split each outcome between its two nodes: the profile becomes its chords (README.md, "Discrete noise")."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
     # grouping with so many nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
@@ -398,10 +395,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the upper and lower x where log dP/dQ = epsilon >= 0, in deviations of P and then of Q.
-
-    P is N(m, R^2) and Q is N(0, 1).
-    """
+    """Return high and low x where log N(m, R^2)/N(0, 1) = epsilon, in deviations of the first and of the second law."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)
@@ -423,10 +417,7 @@ def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above.
-
-    P exceeds e^eps Q in an interval, which is empty for large eps.
-    """
+    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above: the gain in an interval, which is empty for large eps."""
     from scipy import special
 
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)

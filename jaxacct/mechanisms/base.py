@@ -116,9 +116,9 @@ class Mechanism(ABC):
         """Return the independent parts in one direction, each with its count (a whole number in float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return parts that the mechanism dominates; they differ from those of `expand` if `has_bracket`.
+        """Return parts that the mechanism dominates, for lower ends only.
 
-        Only a lower end of epsilon or delta may be drawn from these parts.
+        They are those of `expand` unless `has_bracket`.
         """
         return self.expand(relation, direction)
 

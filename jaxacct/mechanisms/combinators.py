@@ -212,10 +212,7 @@ def _without_one(mechanism: Mechanism) -> Mechanism:
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
-    """Return the parts of a mechanism under a symmetric relation.
-
-    Each finite part covers its two laws in either order.
-    """
+    """Return the parts under a symmetric relation, where each finite part covers its two laws in either order."""
     parts: list[tuple[Part, np.ndarray]] = []
     forward, reverse = (mechanism.expand(relation, direction) for direction in DIRECTIONS)
     for (one, count), (two, _) in zip(forward, reverse, strict=True):
@@ -323,9 +320,9 @@ class ProposeTestRelease(Combinator):
         return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
 
     def _passing(self) -> np.ndarray:
-        """Return delta_infinity, rounded up and never 0, since epsilon at delta 0 is infinite.
+        """Return delta_infinity, rounded up and never 0 (README.md, "A Gaussian's profile").
 
-        README.md, "A Gaussian's profile", bounds the rounding.
+        Epsilon at 0 is infinite.
         """
         with np.errstate(over="ignore"):
             # e^-800 is below the smallest float64

@@ -93,10 +93,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """Return the log-ratio s of the optimal test at epsilon 0, whose outputs have log-ratios s and -s.
-
-    The profile then has delta(0) <= tanh(s/2).
-    """
+    """Return s of the optimal test at epsilon 0, whose outputs have log-ratios s and -s: delta(0) <= tanh(s/2)."""
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))
@@ -122,7 +119,7 @@ def _orders(rho: float, count: int) -> np.ndarray:
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
     """Return (t, c) for each log-ratio s.
 
-    The order alpha = 1 + c limits the test most, and the other log-ratio is -t.
+    Alpha = 1 + c limits the test most, and the other output's log-ratio is -t.
     """
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)

@@ -232,9 +232,7 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
 
 
 def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Compute log(p/q) within 8 units of itself for positive masses p and q.
-
-    Exchanging the masses changes the sign alone.
+    """Compute log(p/q) within 8 units of itself for positive masses p and q; exchanging them only changes the sign.
 
     `difference` is p - q, known to a few units, and is used where p and q are near. Otherwise the ratio is rounded to a
     few units while its logarithm is at least .4. The difference of logarithms is used only beyond 690, where it does

@@ -61,9 +61,9 @@ def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
-    """Return (eps, delta): the gain of P over e^eps Q above u (`sign` 1) or below u (`sign` -1).
+    """Return (eps, gain of P over e^eps Q) above u for `sign` 1, below u for -1.
 
-    The ratio p/q must exceed 1 and be monotone there.
+    P/q must exceed 1 and be monotone there.
     """
     from scipy import special  # slow to import
 
@@ -134,10 +134,8 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
 def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | None = None) -> FinitePair:
     """Return the pair, from above, of a number j that is drawn with probability weight_j and revealed.
 
-    The number moves the mean by shift_j.
-
-    README.md, "Pairs of mixtures", has the proof. `always` are shifts by which the record takes part in any case; they
-    give a second bound, and the smaller bound is taken.
+    The number moves the mean by shift_j (README.md, "Pairs of mixtures"). The shifts `always`, by which the record
+    takes part in any case, give a second bound. The smaller bound is taken.
     """
     reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # rounded up: delta rises with it
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
@@ -178,10 +176,7 @@ def two_points(first: float, second: float, q: float) -> Mixture:
 
 
 def zero_out_points(rate: float, s: float) -> tuple[Points, Points]:
-    """Return points of both directions for a contribution that is there or 0.
-
-    See README.md, "Zero-out where the slot is kept".
-    """
+    """Return points of both directions if a contribution is set to 0 (README.md, "Zero-out where the slot is kept")."""
     u = quantiles(-s, s)
     with_it, without = two_points(-s, s, rate), two_points(-s, 0.0, rate)
     forward = half_line_points(with_it, without, np.append(0.5 * s, u[u > 0.5 * s]))
@@ -195,10 +190,7 @@ def sampled_points(q: float, shift: float) -> Points:
 
 
 def replaced_gaussian(q: float, s: float) -> FinitePair:
-    """Return the pair ((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), which is its own mirror image.
-
-    It has 8 times the usual points.
-    """
+    """Return the pair ((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), its own mirror image, on 8 times the points."""
     points = half_line_points(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s, 8))
     return profile_of_points(points, points, 2.0 * s)
 
@@ -247,10 +239,7 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """Return the loss of a mixture if only the cell of the output is seen, which is a law from below.
-
-    The masses of the law that the output is drawn from are rounded down, and the other masses up.
-    """
+    """Return the loss of a mixture if only the output's cell is seen; P-masses are rounded down and Q-masses up."""
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
@@ -297,14 +286,14 @@ class Branch(NamedTuple):
 class OfGaussianMixtures(Mechanism):
     """Mechanism with branches, for engines/mixture.py.
 
-    For the lattice, `expand` is above and the cells of u are below.
+    The lattice takes `expand` from above and cells of u from below.
     """
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        """Return the branches of every configuration, flat, for "remove"; None if there are none.
+        """Return the branches of every configuration, flat, for "remove"; "add" exchanges the laws.
 
-        For "add" the two laws are exchanged.
+        None without branches.
         """
 
     def ordinary(self) -> bool:

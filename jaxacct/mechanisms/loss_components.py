@@ -250,10 +250,7 @@ def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _columns(
     counted: list[tuple[Part, np.ndarray]], kind: type[Part], shape: tuple[int, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the fields of the parts of one kind, and their counts (B, J).
-
-    A column for each part, equal parts joined.
-    """
+    """Return the fields and the counts (B, J) of the parts of one kind: a column for each part, equal parts joined."""
     joined: dict[tuple[bytes, ...], tuple[list[np.ndarray], np.ndarray]] = {}
     for part, count in counted:
         if not isinstance(part, kind):

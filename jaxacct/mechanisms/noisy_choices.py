@@ -177,10 +177,7 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Return hat masses e^{l/2} tanh(d/4)/sinh(epsilon/2) on losses l that are d apart.
-
-    The density of the loss is e^{l/2}/(4 sinh(epsilon/2)).
-    """
+    """Return the pair of density e^{l/2}/(4 sinh(epsilon/2)): hats e^{l/2} tanh(d/4)/sinh(epsilon/2), d apart."""
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
     # sinh(epsilon/2) = e^{epsilon/2} (1 - e^-epsilon)/2

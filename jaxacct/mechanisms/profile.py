@@ -196,7 +196,7 @@ def _as_one(
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
     """Return the two terms of p_k.
 
-    `before` -1 means the centre, at eps 0 with value `first`; `after` -1 means no point.
+    `before` -1 is the centre, at eps 0 with value `first`, and `after` -1 is no point.
     """
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
@@ -255,10 +255,7 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join the two chains by their common tangent.
-
-    Return its value at eps 0 and the points of the chains on the hull.
-    """
+    """Join the two chains by their common tangent; return its value at eps 0 and the points that stay on the hull."""
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]
@@ -292,10 +289,7 @@ class BracketedProfile(NamedTuple):
 
 
 def pair_above(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
-    """Return the pair that dominates two profiles, each at its own points.
-
-    `forward` is H_{e^eps}(P || Q) and `reverse` is H_{e^eps}(Q || P).
-    """
+    """Return the pair that dominates H_{e^eps}(P || Q), `forward`, and H_{e^eps}(Q || P), `reverse`."""
     return pair_of_profile(*_joined(forward.epsilon, forward.upper, reverse.epsilon, reverse.upper))
 
 

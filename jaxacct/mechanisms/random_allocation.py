@@ -466,9 +466,9 @@ def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
 
 
 def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
-    """Return the profile of g records: delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps}).
+    """Return the profile of g records, added in turn.
 
-    The records are added one after the other.
+    Delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps}).
     """
     if group == 1.0:
         return profile
@@ -483,10 +483,7 @@ def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
 
 
 def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
-    """Return the profile with losses beyond its last one, by the Gaussian that reveals the slot.
-
-    Less mass is then at infinity.
-    """
+    """Return the profile with further losses, by the Gaussian that reveals the slot; less mass is at infinity."""
     # the Gaussian's delta at `end` is some 1e-300
     last, end = profile.epsilon[-1], min(mu * (0.5 * mu + 37.0), LARGEST_LOSS)
     if not (last < end and profile.upper[-1] > 0.0):
@@ -628,10 +625,7 @@ def _powers(value: Decimal, most: int) -> list[Decimal]:
 
 
 def _outputs(base: FiniteMechanism) -> list[tuple[Decimal, Decimal]]:
-    """Return (p, q) of every output.
-
-    Outputs with equal ratio are merged, since telling them apart reveals nothing more.
-    """
+    """Return (p, q) of every output; outputs of equal ratio are merged, since distinguishing them reveals nothing."""
     if isinstance(base, RandomizedResponse):
         true = Fraction(float(base.probability))
         other = (1 - true) / (base.categories - 1)

@@ -201,10 +201,7 @@ class PoissonSampled(OfGaussianMixtures):
         return "bound" if bound else base.kind_of_bracket(relation, composed)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases from one sample.
-
-        None if their profile does not determine the answer for this relation.
-        """
+        """Return the releases from one sample; None if their profile does not determine the answer."""
         base, rate = self._flat()
         if isinstance(base, BaseMechanism) or (relation == "replace_one" and self._draws()):
             return None
@@ -256,10 +253,7 @@ class PoissonSampled(OfGaussianMixtures):
         return found
 
     def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
-        """Return the base under all nested sampling, and the product of the rates.
-
-        `up` rounds noise up instead of down.
-        """
+        """Return the base under all nested sampling and the product of the rates; `up` rounds noise up, not down."""
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
             base: Mechanism = self.mechanism
@@ -476,10 +470,7 @@ class Cap(NamedTuple):
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:
-    """Compute tau and q' with all rounding, from ratios of neighbouring terms.
-
-    See README.md, "A cap on a Poisson sample".
-    """
+    """Compute tau and q' with all rounding, from ratios of terms (README.md, "A cap on a Poisson sample")."""
     n = size - 1.0
     if cap >= size or q == 0.0:
         return Cap((0.0, 0.0), (0.0, 0.0))
@@ -655,10 +646,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return super().has_bracket() or not isinstance(base, BaseMechanism) or base != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases from one sample.
-
-        None if their profile does not determine the answer for this relation.
-        """
+        """Return the releases from one sample; None if their profile does not determine the answer."""
         base = self._base()
         if isinstance(base, BaseMechanism) or relation == "zero_out":
             return None

@@ -90,9 +90,11 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """Return the Gaussian of noise (sum n/z^2)^{-1/2} that equals a composition of Gaussians; None for others.
+    """Return the Gaussian, of noise (sum n/z^2)^{-1/2}, that equals a composition of Gaussians.
 
-    The first answer has its noise rounded down, the second up.
+    None for other mechanisms.
+
+    The noise is rounded down in the first answer, and up in the second.
     """
     parts = mechanism.gaussians()
     if parts is None:
@@ -173,9 +175,9 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Bound delta of a replacement by q min_x {delta_remove(x) + f delta_add(log(a/f))}, f = e^x - (a - 1)(1 - q)/q.
+    """Bound a replacement in either order by q min_x {delta_remove(x) + f delta_add(log(a/f))}.
 
-    The larger of both orders is taken at each a = e^eps.
+    Here a = e^eps and f = e^x - (a - 1)(1 - q)/q.
     """
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])
@@ -249,10 +251,7 @@ def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
-    """Return the law of a base of one part.
-
-    For a zero-concentrated part, the law of its pair; None for several parts.
-    """
+    """Return the law of a base of one part, or of the pair of a zero-concentrated part; None for several parts."""
     parts = [part for part, _ in base.expand(relation, direction)]
     if isinstance(parts[0], ConcentratedPart):
         return direction_of(base.finite_pair(relation), direction)

@@ -97,9 +97,7 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return compositions that a composition of shuffled batches dominates, each with a certified pair.
-
-    Else an empty list.
+    """Return compositions with certified pairs that a composition of shuffled batches dominates; there may be none.
 
     `size` is the number of answers asked for; with more than MOST_ROWS no attack is computed. A pass with a single
     batch has no attack, since the trainer writes a single batch if it does not know their number.
@@ -172,7 +170,7 @@ class _SeenBatches(Mechanism):
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
     """Return the loss of the largest of `batches` outputs, by cells.
 
-    One output has the mean `with_record` under P and `without` under Q, in deviations.
+    One has mean `with_record` (P) or `without` (Q).
     """
     from scipy import special  # slow to import
 

@@ -270,10 +270,7 @@ class Profile:
         return mu, Bounds(lost[0], lost[1], lost[2], kind, lost_words.reshape(shape), "tradeoff")
 
     def advantage(self) -> Bounds:
-        """Compute the membership advantage, the largest TPR - FPR of any test.
-
-        Delta(0), the total variation distance.
-        """
+        """Compute delta(0), the largest TPR - FPR of any test (membership advantage, total variation distance)."""
         return self.delta(0.0)
 
     def true_positive_rate(self, fpr: ArrayLike) -> Bounds:
@@ -501,10 +498,7 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Return certified f(fpr).
-
-    By three values of delta where that is narrow, else by a grid of slopes for each element.
-    """
+    """Return certified f(fpr), by three values of delta where that is narrow, else by a grid of slopes."""
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), np.ones(rows.size)

@@ -356,10 +356,7 @@ def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
-    """Return the largest loss of the Laplace and finite parts, or 0.
-
-    A part that represents a zCDP guarantee counts xi.
-    """
+    """Return the largest loss of the Laplace and finite parts, or 0; a zCDP guarantee counts xi."""
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)
@@ -370,10 +367,7 @@ def _largest_bounded(parts: Components) -> np.ndarray:
 
 
 def log_kappa(c: np.ndarray) -> np.ndarray:
-    """Compute log kappa(c), kappa(c) = c^c/(1+c)^{1+c}.
-
-    kappa(c) is the least constant with (1 - e^-x)_+ <= kappa e^{cx} for all x.
-    """
+    """Compute log kappa(c) for kappa(c) = c^c/(1+c)^{1+c}, the least kappa with (1 - e^-x)_+ <= kappa e^{cx}."""
     return -np.log1p(c) - c * np.log1p(1.0 / c)
 
 
