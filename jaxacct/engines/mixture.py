@@ -30,9 +30,9 @@ from jaxacct.kernels.contour.mixture import (
 )
 from jaxacct.kernels.special import logsumexp
 from jaxacct.mechanisms import Composed, Mechanism, Repeated, batch_shape
-from jaxacct.mechanisms.base import GaussianPart
 from jaxacct.mechanisms.gaussian_mixtures import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
+from jaxacct.mechanisms.parts import GaussianPart
 
 __all__ = [
     "UNKNOWN",

@@ -22,7 +22,8 @@ from jaxacct.core.validation import (
     check_int,
     refuse_where,
 )
-from jaxacct.mechanisms.base import BaseMechanism, FinitePair, FinitePart, Part, register
+from jaxacct.mechanisms.base import BaseMechanism, register
+from jaxacct.mechanisms.parts import FinitePair, FinitePart, Part
 
 SUM_LIMIT = 1e-12
 """Largest distance of a probability vector's sum from 1; the vector is divided by its sum."""
