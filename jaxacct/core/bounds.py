@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -284,17 +285,10 @@ class Bounds:
             "does not"
         )
 
-    def __lt__(self, other: Any) -> bool:
-        self._refuse_order("<", other)
-
-    def __le__(self, other: Any) -> bool:
-        self._refuse_order("<=", other)
-
-    def __gt__(self, other: Any) -> bool:
-        self._refuse_order(">", other)
-
-    def __ge__(self, other: Any) -> bool:
-        self._refuse_order(">=", other)
+    __lt__ = functools.partialmethod(_refuse_order, "<")
+    __le__ = functools.partialmethod(_refuse_order, "<=")
+    __gt__ = functools.partialmethod(_refuse_order, ">")
+    __ge__ = functools.partialmethod(_refuse_order, ">=")
 
     def __eq__(self, other: object) -> bool:
         value = _named(other)

@@ -84,9 +84,9 @@ def fourier_delta(
     for direction in directions(mechanism, relation):
         forward, backward = each[direction], each["add" if direction == "remove" else "remove"]
         for index, e in np.ndenumerate(eps):
-            p, p_error = _exceeds(lambda t, parts=forward: log_characteristic(parts, 0, t), float(e))
+            p, p_error = _exceeds(_of(forward, np.positive), float(e))
             # under Q the loss is minus the loss of the reverse pair
-            q, q_error = _exceeds(lambda t, parts=backward: np.conj(log_characteristic(parts, 0, t)), float(e))
+            q, q_error = _exceeds(_of(backward, np.conj), float(e))
             delta = p + float(forward.delta_infinity[0]) - np.exp(e) * q
             value[index] = max(value[index], min(delta, 1.0))
             error[index] = max(error[index], p_error + np.exp(e) * q_error)
@@ -151,21 +151,28 @@ def riemann_delta(
     missing = min(n * 2.0 * float(ndtr(-reach)), 1.0)
     sides = []
     for under_p, under_q in (ends, ends[::-1]):
-        (first, error), (second, other_error) = (
-            _exceeds(lambda t, loss=loss, mass=mass: n * np.log(_integrate(1j * t, loss, mass)), eps)
-            for loss, mass in ((under_p, p), (under_q, other))
-        )
+        first, error = _exceeds(_atoms(under_p, p, n), eps)
+        second, other_error = _exceeds(_atoms(under_q, other, n), eps)
         sides.append((first - np.exp(eps) * second, error + np.exp(eps) * other_error))
     (low, low_error), (high, high_error) = sides
     allowance = missing * (1.0 + np.exp(eps))
     low, high = max(low - low_error - allowance, 0.0), min(high + high_error + allowance, 1.0)
-    return _estimate(*np.asarray([low, 0.5 * (low + high), high]), "riemann", narrow=np.inf)
+    low, middle, high = np.asarray([low, 0.5 * (low + high), high])
+    return _estimate(low, middle, high, "riemann", narrow=np.inf)
 
 
 def _cell_masses(edges: np.ndarray) -> np.ndarray:
     """Return masses of N(0, 1) between edges, from the nearer tail, which keeps their accuracy."""
     below, above = ndtr(edges), ndtr(-edges)
     return np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
+
+
+def _of(parts: Components, turn: Callable[[np.ndarray], np.ndarray]) -> LogPhi:
+    return lambda t: turn(log_characteristic(parts, 0, t))
+
+
+def _atoms(loss: np.ndarray, mass: np.ndarray, n: float) -> LogPhi:
+    return lambda t: n * np.log(_integrate(1j * t, loss, mass))
 
 
 def _exceeds(log_phi: LogPhi, eps: float) -> tuple[float, float]:
