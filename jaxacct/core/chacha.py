@@ -67,8 +67,8 @@ def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp)
 def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
     """Compute keystream for noise as uint32 of shape (16, n), a column for each triple (counter, first, second).
 
-    The three arguments have shape (n,). The caller must not use a triple twice. No other purpose shares a block with
-    them.
+    The three arguments have shape (n,). The caller must not use a triple twice. Noise shares no block with other
+    purposes.
 
     >>> import numpy as np
     >>> ones = np.ones(3, np.uint32)

@@ -27,7 +27,7 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, and rename it to `path` once its content is on the disk."""
+    """Yield a temporary path to write to, and rename the file to `path` once its content is on the disk."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         yield temporary
@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def rename_new(old: Path, new: Path) -> None:
-    """Rename a file to a name that no file has; raise FileExistsError if a file has it."""
+    """Rename a file; raise FileExistsError if another file has the new name."""
     try:
         os.link(old, new)
     except FileExistsError:
@@ -85,7 +85,7 @@ def regular_file(name: str, path: str | os.PathLike[str]) -> Path:
         raise InputError(f"{name} = {os.fspath(path)!r} names no file; give its path")
     try:
         mode = place.stat().st_mode
-    except (OSError, ValueError):  # opening the file reports these, such as a name with a zero byte
+    except (OSError, ValueError):  # opening the file will report the error, such as a zero byte in the name
         return place
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}

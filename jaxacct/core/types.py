@@ -11,6 +11,6 @@ Leaf: TypeAlias = Any
 Foreign: TypeAlias = Any
 """Object of a package that need not be installed, such as a figure of Matplotlib or a data frame of pandas."""
 Numbers: TypeAlias = Any
-"""Number if every argument is a number, else an array. Types cannot tell which, since it depends on shapes."""
+"""Number if every argument is a number, else an array. The choice depends on shapes, which types cannot express."""
 Index: TypeAlias = Any
 """Anything that NumPy takes between brackets: whole numbers, slices, masks, and tuples of these."""

@@ -44,7 +44,7 @@ class InputError(ValueError):
     jaxacct.InputError: noise_multiplier[1] = -1.0 must be > 0; use a positive, finite noise multiplier
     """
 
-    __module__ = "jaxacct"  # where users find it
+    __module__ = "jaxacct"  # users import the class from here
 
     def __init__(self, message: str = "") -> None:
         super().__init__(re.sub(r"\s*\n\s*", " ", message))

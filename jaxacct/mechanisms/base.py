@@ -22,7 +22,7 @@ from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, b
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 
 MOST_NUMBERS = 8
-"""Most numbers of an array that an expression shows; the expression then says how many there are."""
+"""Most numbers of an array that an expression shows; of a longer array it shows the first ones and their count."""
 DIRECTIONS = ("remove", "add")
 """Directions of a dominating pair (P, Q): P is the law with the record ("remove") or without the record ("add")."""
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
@@ -66,12 +66,12 @@ class Mechanism(ABC):
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         """Return parts that the mechanism dominates, for lower ends only.
 
-        They are those of `expand` unless `has_bracket`.
+        Unless `has_bracket` is true, the parts are those of `expand`.
         """
         return self.expand(relation, direction)
 
     def infinity_exactly(self, direction: str) -> Fraction | None:
-        """Return the mass at infinity of one configuration in one direction, exactly; None if it is not known."""
+        """Return the mass at infinity of one configuration in one direction, exactly; None if the mass is not known."""
         return None
 
     def has_bracket(self) -> bool:
@@ -163,7 +163,10 @@ class BaseMechanism(Mechanism):
     """
 
     finite: ClassVar[bool] = True
-    """Whether ``finite_pair`` is the pair itself; otherwise it has finitely many losses and dominates the pair."""
+    """Whether ``finite_pair`` is the mechanism's own pair.
+
+    Otherwise it is a finite pair that dominates the own pair.
+    """
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
@@ -256,14 +259,14 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # `Composed` keeps it: it may be long
+    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # kept by `Composed`, which may be long
     return cast(tuple[int, ...], known) if known is not None else broadcast_shape(dict(_shapes(mechanism)))
 
 
 def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Broadcast values against a batch: return the common shape, and flat rows of the batch and values of (B,).
+    """Broadcast values against a batch of mechanisms; return the common shape, flat rows of the batch, and flat values.
 
-    For each of the B elements of the common shape there is the number of its configuration and its value.
+    Rows and values have shape (B,), with one entry for each element of the common shape.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> shape, rows, deltas = on_batch(Gaussian([1.0, 2.0]), "delta", [[1e-5], [1e-6]])

@@ -27,6 +27,8 @@ LEAST_ORDER = 1e-6
 class ZCDP(BaseMechanism):
     """Any (xi, rho)-zCDP mechanism.
 
+    Its Rényi divergences are at most xi + rho alpha for all alpha > 1, in both directions.
+
     Rényi divergences of order alpha at most xi + rho alpha for all alpha > 1, both ways.
 
     A composition adds the rho and the xi of its guarantees, also beside other mechanisms. The profile of one guarantee

@@ -51,9 +51,12 @@ NUMBERS: dict[str, Constraint] = {
 }
 """Numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
 RATES = ("sampling_probability", "batch_size", "slots")
-"""Numbers that give the size of the batches; a run has exactly one of them. `batch_size` needs `dataset_size`."""
+"""Numbers that give the size of the batches.
+
+A run has exactly one of these numbers; `batch_size` needs `dataset_size`.
+"""
 LENGTHS = ("steps", "epochs")
-"""Numbers that give the length of the run; a run has exactly one of them."""
+"""Numbers that give the length of the run. A run has exactly one of these numbers."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
 """Numbers from which the sampling probability and the steps may follow."""
 NOISE_RANGE = (0.1, 1e6)
@@ -297,7 +300,7 @@ MEANING = {
     "dataset_size": "the number of records",
     "batch_size": "the number of draws of a step",
 }
-"""Meaning of each number, for the message that says that it is missing."""
+"""Meaning of each number, for the message about a missing number."""
 
 
 def _plain(value: Any) -> float | np.ndarray:
@@ -353,6 +356,6 @@ RULES = {
 SAME = {"fixed_batches": "shuffled"}
 """Other names of a rule."""
 OTHER_RULES = {"balls_in_bins": "ja.BallsInBins(ja.Gaussian(noise_multiplier), slots, epochs)"}
-"""Batch rules whose runs are no repeated step, each with the mechanism that accounts for it."""
+"""Batch rules whose runs are not one repeated step, each with the mechanism that accounts for the run."""
 SAMPLING = tuple(RULES)
 """Names of the batch rules."""

@@ -35,10 +35,7 @@ CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
 So many quantiles add about 1e-4 to epsilon; at 37 deviations the normal tail is 6e-300.
 """
 LEAST_RELATIVE_GAP = 1e-7
-"""Least distance of two points, relative to the largest shift in deviations.
-
-Slopes between nearer points lose their digits.
-"""
+"""Least distance of two points, relative to the largest shift in deviations; slopes of nearer points lose digits."""
 Points = tuple[np.ndarray, np.ndarray]
 
 
@@ -62,9 +59,9 @@ def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
-    """Return (eps, gain of P over e^eps Q) above u for `sign` 1, below u for -1.
+    """Return eps and the gain of P over e^eps Q on half lines: above u for `sign` 1, below u for `sign` -1.
 
-    P/q must exceed 1 and be monotone there.
+    The ratio p/q must exceed 1 and be monotone on each half line.
     """
     from scipy import special  # slow to import
 
@@ -138,7 +135,7 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
     The number moves the mean by shift_j (README.md, "Pairs of mixtures"). The shifts `always`, by which the record
     takes part in any case, give a second bound. The smaller bound is taken.
     """
-    reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # rounded up: delta rises with it
+    reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # rounded up, since delta rises with reach
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
     laws, grids = [], [np.zeros(1)]
     z = np.concatenate([np.linspace(-1.0, 12.0, 400), np.linspace(12.0, 37.0, 80)[1:]])
@@ -307,7 +304,7 @@ class OfGaussianMixtures(Mechanism):
 
     @abstractmethod
     def attained(self, relation: str) -> bool:
-        """Return whether the branches are the mechanism's own pair, and not only a bound of it."""
+        """Return whether neighbouring data sets attain the branches, which are otherwise only a bound."""
 
     def has_bracket(self) -> bool:
         return self.of_gaussians() and not self.ordinary()

@@ -178,7 +178,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
-    """Return the directions whose worse one answers for a relation.
+    """Return the directions of a relation; the larger of their answers answers for the relation.
 
     remove_one and add_one need their own direction. add_or_remove_one, replace_one and zero_out need both directions,
     or only ``("remove",)`` where the two coincide (nothing is sampled at 0 < q < 1).
@@ -213,7 +213,7 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
 def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
     """Return whether the two directions of a relation are add_one and remove_one, so that each can be asked alone.
 
-    They are not for replace_one, nor for zero_out if an added record displaces others (README.md, "Zero out").
+    The answer is False for replace_one, and for zero_out if an added record displaces others (README.md, "Zero out").
 
     >>> from jaxacct.mechanisms import Gaussian, SampledWithoutReplacement
     >>> add_and_remove(Gaussian(1.0), "zero_out")
@@ -284,7 +284,7 @@ def _concentrated(counted: list[tuple[Part, np.ndarray]], shape: tuple[int, ...]
 
 
 def _padded(atoms: np.ndarray, width: int) -> np.ndarray:
-    """Return atoms on the last axis with zeros behind them."""
+    """Return atoms with zeros added at the end of the last axis."""
     return np.pad(atoms, ((0, 0), (0, 0), (0, max(width - atoms.shape[-1], 0))))
 
 

@@ -19,7 +19,7 @@ from jaxacct.mechanisms.parts import FinitePair, FinitePart
 MASS_UNITS = 128.0
 """Units by which a mass is rounded outward.
 
-16 that `pair_of_profile` adds, 16 of its error, and those of sums and exp here.
+16 added by `pair_of_profile`, 16 of its error, the others for sums and exp.
 """
 LEAST_GAP = 1e-9
 """Least distance of two epsilons of a profile, since slopes between nearer points lose digits."""
@@ -217,10 +217,10 @@ def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> 
 
 
 def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
-    """Return the points on the lower convex hull, from the first of them on.
+    """Return the points on the lower convex hull, beginning with the first point.
 
-    A point that is not below the chord of its neighbours is no vertex. If such points are neighbours, every other one
-    of them is left out at a time, since rounding may hide a bend that several of them have together.
+    A point that is not below the chord of its neighbours is no vertex. If several such points are neighbours, every
+    other one is left out in each round, since rounding may hide a bend that several points have together.
     """
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
@@ -309,7 +309,7 @@ def direction_of(pair: FinitePair, direction: str) -> FinitePart:
     loss, p, q = (x[order] for x in pair[:3])
     keep = (p > 0.0) & (q > 0.0)
     loss, p, q = loss[keep], p[keep], q[keep]
-    # a mass is the difference of two sums of masses beyond it, times e^|loss|
+    # a mass at a loss is e^|loss| times the difference of two sums of masses at larger losses
     beyond = np.where(loss >= 0.0, np.cumsum(q[::-1])[::-1], np.cumsum(p))
     with np.errstate(over="ignore"):
         wrong = MASS_UNITS * ROUNDOFF * (p + q + 2.0 * beyond * np.exp(np.abs(loss)))
@@ -441,7 +441,10 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
 
 
 def spaced(points: np.ndarray) -> np.ndarray:
-    """Return ascending points without those too near the point before; leaving knots out only raises a profile."""
+    """Return ascending points without the points too near their predecessor.
+
+    Leaving knots out only raises a profile.
+    """
     kept = [points[0]]
     for point in points[1:]:
         if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):

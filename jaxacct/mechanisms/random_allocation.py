@@ -361,7 +361,7 @@ def replaced_in_two_steps(mechanism: Mechanism) -> bool:
 
 @contextlib.contextmanager
 def with_losses(which: Losses) -> Iterator[None]:
-    """Use these losses for rounds within the `with` block."""
+    """Use the set of losses `which` for all rounds within the `with` block."""
     token = _LOSSES.set(which)
     try:
         yield
@@ -437,7 +437,7 @@ def _parts_below(sigma: float, slots: float, losses: Losses) -> tuple[FinitePart
 def _or_else(
     make: Callable[..., Made], otherwise: Callable[[], Made], sigma: float, slots: float, *more: float
 ) -> Made:
-    """Return the result of `make`; if it fails, that of `otherwise`, which claims less and is not cached."""
+    """Return the result of `make`; if `make` fails, the result of `otherwise`, which claims less and is not cached."""
     try:
         return make(sigma, slots, _LOSSES.get(), *more)
     except FAILURES as error:
@@ -470,7 +470,7 @@ def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
     if group == 1.0:
         return profile
     eps = profile.epsilon
-    # the sum is at most g e^{(g-1) eps}; for eps > 0 it is the quotient of two expm1
+    # the sum is a quotient of two expm1 for eps > 0, and at most g e^{(g-1) eps}
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.where(eps > 0.0, np.expm1(group * eps) / np.expm1(np.where(eps > 0.0, eps, 1.0)), group)
         sums = np.minimum(np.where(np.isnan(sums), np.inf, sums), group * np.exp((group - 1.0) * eps))
@@ -512,7 +512,7 @@ class AllocatedLaw(NamedTuple):
     q_infinity: float
 
     def part(self, direction: str, below: bool) -> FinitePart:
-        """Return the law in a direction; with `below`, without the smallest masses, so that it is dominated."""
+        """Return the law in a direction; `below` leaves out the smallest masses, so that the law is dominated."""
         loss, mass, infinity = self.loss, self.p, self.p_infinity
         if direction == "add":
             loss, mass, infinity = -loss, self.q, self.q_infinity

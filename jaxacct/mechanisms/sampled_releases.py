@@ -38,7 +38,7 @@ from jaxacct.mechanisms.profile import (
 POINTS = 480
 """Number of intervals between the losses at which a profile is bracketed.
 
-It has many divisors, so that the losses of equal releases are among the ends.
+The number has many divisors, so that the losses of equal releases are among the ends.
 """
 BEYOND = 1e5
 """Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""
@@ -215,7 +215,7 @@ def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedP
 
 
 def _losses(base: Mechanism, under: str) -> np.ndarray:
-    """Return losses from 0 until delta is negligible, and the largest loss if it is finite."""
+    """Return losses from 0 until delta is negligible, and the largest loss if the losses are bounded."""
     infinite = float(_ask(base, np.asarray(BEYOND), under).upper)
     last = float(_epsilon(base, infinite * (1.0 + 1e-9) + 1e-40, under)) if infinite < 1.0 else 0.0
     last = min(last, BEYOND)

@@ -89,10 +89,10 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return compositions with certified pairs that a composition of shuffled batches dominates; there may be none.
+    """Return compositions with certified pairs that a composition of shuffled batches dominates, or an empty list.
 
     `size` is the number of answers asked for; with more than MOST_ROWS no attack is computed. A pass with a single
-    batch has no attack, since the trainer writes a single batch if it does not know their number.
+    batch has no attack, since the trainer writes a single batch if it does not know the number of batches.
     """
     if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []
@@ -114,7 +114,10 @@ def _in_reach(mechanism: Mechanism, times: float) -> bool:
 
 
 def _in_bulk(mechanism: Mechanism, sensitivity: float) -> bool:
-    """Return whether all outputs of every pass usually tell more than the largest; else they only take longer."""
+    """Return whether all outputs of every pass usually reveal more than the largest output alone.
+
+    If not, the attack on all outputs only takes longer.
+    """
     if isinstance(mechanism, ShuffledBatches):
         sigma = np.asarray(mechanism.mechanism.noise_multiplier) / sensitivity
         return bool(np.all((sigma >= 1.0) & (sigma >= np.sqrt(60.0 / np.asarray(mechanism.batches)))))
@@ -181,8 +184,8 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
 def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray, np.ndarray]:
     """Return masses of the largest output between edges, and their errors, as differences of the smaller tail.
 
-    The rounding of an edge is that of its size and of the mean. The slope of log Phi(x) is at most 2 (|x| + 1) times
-    log Phi(x) itself. The logarithm of the lower tail is a sum of two such terms, so `units` bounds its relative error.
+    An edge has the rounding of its size and of the mean. The slope of log Phi(x) is at most 2 (|x| + 1) times log
+    Phi(x). The logarithm of the lower tail is a sum of two terms log Phi(x), so `units` bounds its relative error.
     """
     from scipy import special
 

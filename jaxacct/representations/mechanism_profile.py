@@ -102,7 +102,7 @@ class Profile:
     def delta(self, epsilon: ArrayLike) -> Bounds:
         """Compute delta at every real eps, the privacy profile, certified.
 
-        Below 0 it follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`.
+        Below 0 delta follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`.
 
         Parameters
         ----------
@@ -214,7 +214,7 @@ class Profile:
         Returns
         -------
         Bounds
-            mu. For composed Gaussians without sampling it does not depend on the floor.
+            The smallest mu, which does not depend on the floor for composed Gaussians without sampling.
 
         References
         ----------
@@ -332,7 +332,7 @@ class Profile:
         return Bounds(low, middle, high, found.kind, found.status, found.engine)
 
     def bayes_excess(self, prior: ArrayLike) -> Bounds:
-        """Compute what an attack adds to the best guess.
+        """Compute `bayes_success(prior) - max(prior, 1 - prior)`, the gain of an attack over the best guess.
 
         `bayes_success(prior) - max(prior, 1 - prior)`, relatively accurate.
 
@@ -455,7 +455,7 @@ def profile(
     memory_bytes: int = GIBIBYTE,
     backend: str = "auto",
 ) -> Profile:
-    """Describe the privacy of a mechanism in every representation, each computed when it is asked for.
+    """Return the privacy of a mechanism in every representation; each is computed when it is asked for.
 
     Parameters
     ----------

@@ -229,7 +229,7 @@ def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, stee
 
 
 def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
-    """Return the mu whose mu-GDP profile passes through (eps, delta), which holds for every mechanism that is mu-GDP.
+    """Return the mu whose mu-GDP profile passes through (eps, delta): a mu-GDP mechanism is (eps, delta)-DP.
 
     A mechanism known to be (eps, delta)-DP at one point need not be mu-GDP for this mu. A mechanism that is mu-GDP
     needs at least the largest such mu over its whole profile.

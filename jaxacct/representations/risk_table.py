@@ -111,7 +111,7 @@ def risk(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> RiskTable:
-    """Compute what the best attack on a mechanism achieves, in the readings that are in use, each a certified bracket.
+    """Compute what the best attack on a mechanism achieves, in the usual readings, each a certified bracket.
 
     * advantage: the largest TPR - FPR of a membership test, `delta(0)`.
     * true_positive_rate at each `fpr`: `min over eps of {delta(eps) + e^eps fpr}`.
