@@ -102,15 +102,8 @@ class Profile:
     def delta(self, epsilon: ArrayLike) -> Bounds:
         """Compute delta at every real eps, the privacy profile, certified.
 
-        Below 0 delta follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`.
-
-        Parameters
-        ----------
-        epsilon : array_like
-
-        References
-        ----------
-        Zhu, Dong and Wang (2022), Lemma 45.
+        Below 0 delta follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`. Source: Zhu,
+        Dong and Wang (2022), Lemma 45.
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         return account.delta_without_attacks(self.mechanism, epsilon, relation=self.relation, **self._settings())
@@ -122,22 +115,11 @@ class Profile:
     def tradeoff(self, fpr: ArrayLike) -> Bounds:
         """Compute the trade-off function f: the least false negative rate of a test with false positive rate `fpr`.
 
-        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation. Under
-        add_or_remove_one f is the convex envelope of the smaller of the two directions. Both ends are certified: each
-        slope gives a lower bound, and convexity of delta in e^eps an upper one.
-
-        Parameters
-        ----------
-        fpr : array_like in [0, 1]
-
-        Returns
-        -------
-        Bounds
-            Status "width" if the bracket is wider than `rtol` relative and 1e-7 absolute after four refinements.
-
-        References
-        ----------
-        Dong, Roth and Su (2022), Proposition 2.12; both ends are derived in jaxacct/representations/README.md.
+        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, with delta of this relation [Dong, Roth and Su
+        2022, Proposition 2.12]. Under add_or_remove_one f is the convex envelope of the smaller of the two directions.
+        Both ends are certified: each slope gives a lower bound, and convexity of delta in e^eps an upper one
+        (jaxacct/representations/README.md). The status is "width" if the bracket is wider than `rtol` relative and 1e-7
+        absolute after four refinements.
         """
         return _tradeoff(self, check("fpr", fpr, PROBABILITY))
 
@@ -150,16 +132,11 @@ class Profile:
         return zero_concentrated(self.mechanism, self.relation)
 
     def cdf(self, loss: PyTree, direction: str = "remove") -> LossDistribution:
-        """Compute distribution functions of the privacy loss log dP/dQ of one direction under P and Q, certified.
+        """Compute distribution functions of the privacy loss log dP/dQ under P and Q, in one direction, certified.
 
         With E = e^loss, `Q(L > loss) = -dH/dE` lies between difference quotients of the convex H, and `P(L > loss) =
         H(E) + E Q(L > loss)`. The brackets narrow with those of delta; at an atom of the loss they stay as wide as the
         atom.
-
-        Parameters
-        ----------
-        loss : array_like
-        direction : {"remove", "add"}
         """
         choice("direction", direction, DIRECTIONS)
         loss = np.asarray(check("loss", loss, REAL))
@@ -183,13 +160,7 @@ class Profile:
     def log_characteristic(self, t: ArrayLike, direction: str = "remove") -> LogCharacteristic:
         """Estimate `log E_P[e^{itL} ; L < inf]` of one direction at real frequencies t, kind "estimate".
 
-        At t = 0 it is log(1 - mass at infinity).
-
-        Parameters
-        ----------
-        t : array_like
-            Frequencies, which broadcast with the batch.
-        direction : {"remove", "add"}
+        The frequencies broadcast with the batch. At t = 0 the value is log(1 - mass at infinity).
         """
         choice("direction", direction, DIRECTIONS)
         shape, rows, flat = on_batch(self.mechanism, "t", check("t", t, REAL))
@@ -203,22 +174,11 @@ class Profile:
         """Compute the smallest mu of Gaussian differential privacy above a floor of the error rates, certified.
 
         The claim is `f(a) >= f_mu(a)`, `f_mu(a) = Phi(Phi^-1(1 - a) - mu)`, wherever a >= above_fpr and f(a) >=
-        above_fpr, with f the trade-off function of both directions. Without the floor the claim would be false: over
-        all of [0, 1] a Poisson sampled Gaussian has no better mu than an unsampled one.
-
-        Parameters
-        ----------
-        above_fpr : array_like in (0, 1/2)
-            Floor, which belongs to every statement about mu and broadcasts with the batch.
-
-        Returns
-        -------
-        Bounds
-            The smallest mu, which does not depend on the floor for composed Gaussians without sampling.
-
-        References
-        ----------
-        Dong, Roth and Su (2022), Definition 2.6; jaxacct/representations/README.md, "Gaussian differential privacy".
+        above_fpr, with f the trade-off function of both directions [Dong, Roth and Su 2022, Definition 2.6]. The floor
+        `above_fpr` in (0, 1/2) broadcasts with the batch and belongs to every statement about mu. Without the floor the
+        claim would be false: over all of [0, 1] a Poisson sampled Gaussian has no better mu than an unsampled one. The
+        mu of composed Gaussians without sampling does not depend on the floor. Proof:
+        jaxacct/representations/README.md, "Gaussian differential privacy".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_mu(1e-10).upper), 5)
@@ -229,15 +189,9 @@ class Profile:
     def gdp_regret(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
         """Compute how much `gdp_mu` gives away, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
 
-        If k is 0, f is f_mu. The regret k is between 0 and 1/2, and belongs to the upper end of `gdp_mu(above_fpr)`.
-
-        Parameters
-        ----------
-        above_fpr : array_like in (0, 1/2)
-
-        References
-        ----------
-        Gomez et al. (2025), arXiv:2503.10945; jaxacct/representations/README.md, "Gaussian differential privacy".
+        If k is 0, f is f_mu. The regret k is between 0 and 1/2, and belongs to the upper end of `gdp_mu(above_fpr)`
+        [Gomez et al. 2025, arXiv:2503.10945]. Proof: jaxacct/representations/README.md, "Gaussian differential
+        privacy".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_regret(1e-10).upper), 3)
@@ -283,13 +237,8 @@ class Profile:
     def posterior(self, prior: ArrayLike, fpr: ArrayLike) -> Bounds:
         """Compute the largest probability of membership, given a prior and a positive test at the rate `fpr`.
 
-        It is `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr, and 1 if a test that is never falsely
-        positive can be positive at all.
-
-        Parameters
-        ----------
-        prior : array_like in (0, 1)
-        fpr : array_like in [0, 1]
+        The answer is `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr, with 0 < prior < 1. If a test that
+        is never falsely positive can be positive at all, the answer is 1.
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
@@ -304,20 +253,12 @@ class Profile:
     def bayes_success(self, prior: ArrayLike) -> Bounds:
         """Compute the largest probability that an attack tells rightly whether the record was there, given a prior.
 
-        Let `prior` be the probability p of the record's presence before the output is seen. The best rule is right with
-        probability `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`. The form whose
-        epsilon is >= 0 is evaluated. Without output the best guess is right with probability `max(prior, 1 - prior)`.
-        The three relations of adding and removing have the same answer, since they have the same attack. Under
-        replace_one, and under zero_out if a record displaces others, `prior` is the probability of one of the two data
-        sets, either one.
-
-        Parameters
-        ----------
-        prior : array_like in (0, 1)
-
-        References
-        ----------
-        Derived in jaxacct/representations/README.md, "Bayes success".
+        Let `prior` be the probability p of the record's presence before the output is seen, 0 < p < 1. The best rule is
+        right with probability `1 - p + p delta_remove(log((1 - p)/p)) = p + (1 - p) delta_add(log(p/(1 - p)))`, of
+        which the form with an epsilon >= 0 is evaluated. Without output the best guess is right with probability
+        `max(prior, 1 - prior)`. The three relations of adding and removing have the same answer, since they have the
+        same attack. Under replace_one, and under zero_out if a record displaces others, `prior` is the probability of
+        one of the two data sets, either one. Proof: jaxacct/representations/README.md, "Bayes success".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(0.5)).bayes_success(0.1).upper), 8)
@@ -334,18 +275,8 @@ class Profile:
     def bayes_excess(self, prior: ArrayLike) -> Bounds:
         """Compute `bayes_success(prior) - max(prior, 1 - prior)`, the gain of an attack over the best guess.
 
-        `bayes_success(prior) - max(prior, 1 - prior)`, relatively accurate.
-
-        It is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior). The excess has all of its digits even if the
+        The excess is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior). It has all of its digits even if the
         success differs from the best guess only in the eighth digit.
-
-        Parameters
-        ----------
-        prior : array_like in (0, 1)
-
-        References
-        ----------
-        As `bayes_success`.
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(2.0)).bayes_excess(0.1).upper), 9)
@@ -377,16 +308,8 @@ class Profile:
         """Compute the largest success probability of a reconstruction, given its probability `baseline` without output.
 
         Success is an event whose probability is at most `baseline` when the output does not depend on the record. Its
-        probability is at most 1 - f(baseline) when the output does. Take the relation under which the record is
-        replaced by one that says nothing about it.
-
-        Parameters
-        ----------
-        baseline : array_like in [0, 1]
-
-        References
-        ----------
-        Hayes, Mahloujifar and Balle (2023); Kaissis et al. (2023).
+        probability is at most 1 - f(baseline) when the output does [Hayes, Mahloujifar and Balle 2023; Kaissis et al.
+        2023]. Take the relation under which the record is replaced by one that says nothing about it.
         """
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
