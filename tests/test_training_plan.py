@@ -182,7 +182,7 @@ def test_without_replacement_is_accounted_as_such():
     given_rate = given | {"expected_batch_size": None, "sampling_probability": 0.2 - 1e-12}
     drawn = Plan(**given_rate, steps=1, noise_multiplier=5.0)
     assert (drawn.sampling_probability, drawn.expected_batch_size) == (0.2, 20.0)  # what is drawn is accounted for
-    # half the noise, Poisson sampled, is the same pair (fixed_size_batches.py)
+    # half the noise, Poisson sampled, is the same pair (sampled_batches.py)
     assert plan.epsilon.upper == pytest.approx(float(ja.epsilon(ja.dp_sgd(2.5, 0.2, 60), DELTA).upper), rel=1e-6)
 
 
