@@ -219,7 +219,10 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
-        if operation not in LANE_BY_LANE or not _is_jaxs_own(eqn.primitive):
+        own = (
+            getattr(public, f"{operation.replace('-', '_')}_p", eqn.primitive) is eqn.primitive
+        )  # of JAX, by this name
+        if operation not in LANE_BY_LANE or not own:
             call, why, remedy = _KNOWN_TO_MIX.get(operation, (operation, *_UNKNOWN))
             raise InputError(f"{name} calls {call}, which {why}, but must keep examples apart; {remedy}")
         _refuse_keys(f"{name} calls {operation} with", (*eqn.invars, *eqn.outvars))
@@ -250,11 +253,6 @@ def _known_keys() -> tuple[Any, ...]:
     return tuple(
         jax.eval_shape(lambda impl=impl: jax.random.key(0, impl=impl)).dtype for impl in ("threefry2x32", CHACHA20)
     )
-
-
-def _is_jaxs_own(primitive: Any) -> bool:
-    """Return False for an operation that has the name of a JAX operation but is another one."""
-    return getattr(public, f"{primitive.name.replace('-', '_')}_p", primitive) is primitive
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:

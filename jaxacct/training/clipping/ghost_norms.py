@@ -82,8 +82,10 @@ class Site:
                 column.append(values)
         together = [jnp.concatenate(column, axis=1) if column else None for column in columns]
         # Widening is exact and takes memory: it waits until the rows have left the branch that computes them once.
-        wider = lambda values: values is not None and values.dtype.itemsize > dtype.itemsize
-        return Rows(together[0], *(values.astype(dtype) if wider(values) else values for values in together[1:]))
+        return Rows(
+            together[0],
+            *(a if a is None or a.dtype.itemsize <= dtype.itemsize else a.astype(dtype) for a in together[1:]),
+        )
 
     def measured(self, rows: Rows, dtype: Any) -> tuple[Any, Any, Any]:
         """Return E, an upper bound on the square of |g|/2^E, and whether g is surely finite, as (groups, examples)."""

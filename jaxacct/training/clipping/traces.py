@@ -25,8 +25,8 @@ _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 
 def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:
     """Trace the loss of one example on the flattened parameters and example, with calls of jit written out."""
-    closed = jax.make_jaxpr(loss_fn)(*jax.tree.map(_shape_of, (params, example)))
-    return written_out(closed)
+    shape_of = lambda value: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+    return written_out(jax.make_jaxpr(loss_fn)(*jax.tree.map(shape_of, (params, example))))
 
 
 def written_out(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -59,11 +59,6 @@ def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
     with eqn.ctx.manager:
         outputs = eqn.primitive.bind(*functions, *operands, **params)
     return outputs if eqn.primitive.multiple_results else [outputs]
-
-
-def _shape_of(value: Any) -> Any:
-    """Return the shape and dtype of an array or a number."""
-    return jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
 
 
 def computed_once(true: Any, function: Callable[[], Any]) -> Any:

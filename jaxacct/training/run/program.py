@@ -7,11 +7,11 @@ release.  The keys' dependence on digests is argued in jaxacct/training/step/REA
 from __future__ import annotations
 
 import hashlib
-import queue
 import secrets
 import threading
+from collections import deque
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -331,43 +331,23 @@ class Ahead(Generic[Item]):
 
     def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop
-        self._room = threading.Semaphore(depth)
-        self._made: queue.SimpleQueue[tuple[Item | None, BaseException | None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="jaxacct source", daemon=True) if depth else None
-        if self._thread is not None:
-            self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "jaxacct source")
+        self._made = deque(self._thread.submit(next, items) for _ in range(depth))
 
     def take(self) -> Item:
         """Return the next item; raise StopIteration after the last one."""
-        if self._thread is None:
+        if not self._made:
             return next(self._items)
-        item, error = self._made.get()
-        if error is not None:
-            self._made.put((None, error))  # each further call raises the error again
-            raise error
-        self._room.release()
-        return item  # type: ignore[return-value]  # without an error there is an item
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._room.acquire()
-                if self._stop.is_set():
-                    return
-                self._made.put((next(self._items), None))
-        except BaseException as error:  # the waiting thread must get any exception
-            self._made.put((None, error))
-        finally:
-            self._items.close()
+        item = self._made[0].result()
+        self._made.popleft()
+        self._made.append(self._thread.submit(next, self._items))
+        return item
 
     def close(self) -> None:
         """End the thread and wait for it."""
         self._stop.set()
-        self._room.release()
-        if self._thread is None:
-            self._items.close()
-            return
-        self._thread.join(_PATIENCE)
-        if self._thread.is_alive():
+        running = [each for each in self._made if not each.cancel()]
+        if wait(running, _PATIENCE).not_done:
             say("waiting for the source to finish what it is loading")
-            self._thread.join()
+        self._thread.shutdown()
+        self._items.close()

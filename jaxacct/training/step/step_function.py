@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +30,6 @@ from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
 from jaxacct.training.step.models import Untrained, join_model, paths
 from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED
-
-
-class StepSettings(Protocol):
-    """Fields of a plan's `Segment` that a step needs: noise in clip norms, rate, divisor of the noisy sum."""
-
-    @property
-    def noise_multiplier(self) -> float: ...
-    @property
-    def sampling_probability(self) -> float: ...
-    @property
-    def expected_batch_size(self) -> float: ...
 
 
 class Carried(NamedTuple):
@@ -76,14 +65,14 @@ class Numbers(NamedTuple):
 
 
 def numbers(
-    segment: StepSettings,
+    segment: Any,
     sampling: str,
     adaptive: AdaptiveClip | None,
     position: int,
     private_loss: PrivateLoss | None = None,
     words: Any = None,
 ) -> Numbers:
-    """Return the numbers of a step, with the noise that the host draws from the words of its key.
+    """Return the numbers of a step of a plan's `Segment`, with the noise that the host draws from the key's words.
 
     Raises InputError if the further releases leave no room for the gradients.
     """
@@ -102,9 +91,7 @@ def numbers(
     )
 
 
-def draws(
-    segment: StepSettings, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any
-) -> tuple[Any, Any]:
+def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
     """Return the noise on a step's count and loss, from its key's words; None for what is not released."""
     expected = segment.expected_batch_size
     drawn = (None if one is None or words is None else one.draw(words, expected) for one in (adaptive, private_loss))
@@ -251,7 +238,9 @@ def add(
     indices : the number of each place's record (or user) in all of the data.
     mask : False for a place without a member.
     """
-    members = (batch, member_keys(key, indices)) if rule.rngs else (batch,)
+    members: tuple[Any, ...] = (batch,)
+    if rule.rngs:  # a member's key follows from its number in the data, so every device computes the same key
+        members += (jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices),)
     loss = rule.member_loss(frozen)
     summed, seen = clipped_sum(loss, carried.params, members, mask, carried.clip_norm, rule.method, has_aux=True)
     return jax.tree.map(jnp.add, so_far, Sums(summed, jnp.sum(mask, dtype=jnp.int32), seen))
@@ -366,11 +355,6 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.map(mean, found)
 
     return loss
-
-
-def member_keys(key: Any, indices: Any) -> Any:
-    """Return a key for each member, from the step's key and the member's number in the data, on any device."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices)
 
 
 def require_optimizer(optimizer: Any) -> None:
