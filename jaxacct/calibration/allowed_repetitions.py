@@ -1,6 +1,6 @@
-"""How many candidates a budget allows: `ja.repetitions_allowed`, the largest E[K] for which a selection meets a target.
+"""The largest number of candidates that a budget allows: `ja.repetitions_allowed`, the largest E[K] of a selection.
 
-Every number of candidates that is tried is evaluated by the certified upper end of `selection.select`, and the one
+Every number of candidates that is tried is evaluated by the certified upper end of `selection.select`.  The number
 returned met the target, whether or not epsilon grows with the number everywhere.
 """
 
@@ -26,8 +26,6 @@ from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.selection.law_of_k import ETA_RANGE, Law, PointMass, Poisson, TruncatedNegativeBinomial
 from jaxacct.selection.mechanism import select
 
-__all__ = ["FAMILIES", "AllowedRepetitions", "repetitions_allowed"]
-
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
 """Families of laws of K, each with one free number, that can be searched."""
 LARGEST_GAMMA = 1.0 - 1e-6
@@ -38,22 +36,26 @@ LARGEST_MEAN = 1e6
 
 @dataclass(frozen=True, eq=False)
 class AllowedRepetitions:
-    """The largest numbers of candidates with the certified epsilon that they give; made by `ja.repetitions_allowed`.
+    """The largest numbers of candidates, with the certified epsilon that they give; made by `ja.repetitions_allowed`.
 
     Parameters
     ----------
     repetitions : float or numpy.ndarray
         E[K], of the batch shape; NaN where `ok` is False.
     parameter : float or numpy.ndarray
-        Of the law of K with this mean: gamma, of Poisson laws the mean, of point masses the number itself.
+        Parameter of the law of K with this mean: gamma, the mean of a Poisson law, or the number of a point mass.
     epsilon : Bounds
-        At that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K searched.
+        Epsilon at that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K
+        searched.
     status : str or numpy.ndarray
         "ok" (no more candidates meet the target), "not_binding" (the largest number searched meets it), "loose" (it is
-        not shown that no more do) or "infeasible".
+        not shown that no more candidates do) or "infeasible".
     ok : bool or numpy.ndarray
+        Whether there is a number.
     family : str
+        Family of the law of K.
     eta : float or numpy.ndarray
+        Eta of a truncated negative binomial law.
 
     >>> import jaxacct as ja
     >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)
@@ -77,7 +79,7 @@ class AllowedRepetitions:
         return _law(self.family, self.eta, self.parameter)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain Python, ready for JSON; `Bounds.from_dict` reads its "epsilon" back."""
+        """Return the result as plain Python, ready for JSON; `Bounds.from_dict` reads its "epsilon" back."""
         return plain_record(self)
 
     def _repr_html_(self) -> str:
@@ -100,7 +102,7 @@ def repetitions_allowed(
     relation: str = "add_or_remove_one",
     rtol: float = 1e-3,
 ) -> AllowedRepetitions:
-    """How many candidates a budget allows: the largest E[K] for which "run K times, release the best" meets it.
+    """Return the largest E[K] for which "run K times, release the best" meets a privacy budget.
 
     The noise is fixed, and the law of K is of one family.  The target is met by the certified upper end of the worst
     case over all scores, `ja.epsilon(selection.select(run, law), target_delta)`.
@@ -110,25 +112,27 @@ def repetitions_allowed(
     run : Mechanism
         One mechanism or a batch; it broadcasts with the targets and eta.
     target_epsilon : array_like > 0
+        Largest epsilon allowed.
     target_delta : array_like in (0, 1)
+        Delta at which epsilon is taken.
     family : {"geometric", "logarithmic", "truncated_negative_binomial", "poisson", "point_mass"}
-        The family of laws of K; "point_mass" is K always the same.
+        The family of laws of K; "point_mass" is a fixed K.
     eta : array_like > -1, optional
-        Of the truncated negative binomial laws, and only of these.
+        Eta of the truncated negative binomial laws, and of no other family.
     relation : str
-        As for `ja.epsilon`.
+        Neighbouring relation, as for `ja.epsilon`.
     rtol : float
-        How close, relatively, E[K] comes to one that no longer meets the target; a point mass to the next whole number.
+        Relative distance of E[K] from a value that misses the target; a point mass comes to the next whole number.
 
     Returns
     -------
     AllowedRepetitions
         E[K] up to 10^6 and gamma down to 10^-9 are searched: where these meet the target, the status is "not_binding".
-        Where E[K] of 1 (Poisson .001) does not meet it, the status is "infeasible".
+        Where E[K] of 1 (Poisson .001) does not meet the target, the status is "infeasible".
 
     References
     ----------
-    README.md of this folder: "How many candidates a target allows", and "What every guarantee here assumes".
+    jaxacct/selection/README.md: "How many candidates a target allows", and "What every guarantee here assumes".
 
     >>> import jaxacct as ja
     >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)
@@ -163,8 +167,8 @@ def repetitions_allowed(
             (least, most),
             relation,
             Effort(1e-4),
-            # the search ends where epsilon is within half of this share of rtol below the target: E[K] is then nearer
-            # to its largest than rtol, unless epsilon grows by less than a hundredth of what E[K] grows by
+            # the search ends where epsilon is at most 0.01 rtol below the target: E[K] is then within rtol of its
+            # largest, unless epsilon grows (relatively) by less than a hundredth of the growth of E[K]
             rtol=0.02 * rtol,
             whole=family == "point_mass",
             closest=rtol,
@@ -186,18 +190,18 @@ def _law(family: str, eta: Any, parameter: Any) -> Law:
 
 
 def _parameter(family: str, values: np.ndarray) -> np.ndarray:
-    """The parameter of a law from the searched value: from the odds 1/gamma - 1, the Poisson mean, or the number."""
+    """Return the parameter of a law from the searched value: the odds 1/gamma - 1, the Poisson mean, or the number."""
     return values if family in ("poisson", "point_mass") else 1.0 / (1.0 + values)
 
 
 def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
-    """The ends of the search range."""
+    """Return the ends of the search range."""
     if family == "point_mass":
         return np.ones(()), np.full((), LARGEST_MEAN)
     if family == "poisson":
-        # smallest mean of a Poisson law that is searched: nearly always nothing is released
+        # at a mean of 1e-3, the least that is searched, nearly always nothing is released
         return np.full((), 1e-3), np.full((), LARGEST_MEAN)
-    # smallest gamma of a truncated negative binomial law that is searched: the largest E[K] of the family
+    # 1e-9 is the smallest gamma of a truncated negative binomial law that is searched, with its largest E[K]
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))
     most = high.copy()
     for _ in range(60):  # bisect for the parameter at which the mean is the largest that is searched

@@ -31,12 +31,8 @@ from jaxacct.engines.protocol import Effort, MechanismEngine, MechanismQuestion
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, take_rows
 
-__all__ = ["calibrate", "search_mechanisms"]
-
-STEP = 1e-3
-"""Step in x with which the slope of a guess is estimated."""
 ROUGH = 0.9, 0.05
-"""rtol of epsilon at the two ends of the bracket: the second is used if the first does not tell them apart."""
+"""rtol of epsilon at the ends of the bracket; the second is used if epsilons at the first are not told apart."""
 
 
 @with_hints
@@ -52,32 +48,35 @@ def calibrate(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
-    """The value of any one parameter of any mechanism that meets (target_epsilon, target_delta).
+    """Return the value of any one parameter of any mechanism that meets (target_epsilon, target_delta).
 
     The search takes `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as possible
-    to the less private end of the bracket.  It evaluates both ends to find out which end that is.  The returned value
-    was itself evaluated, so it meets the target.  That no less private value does is known only if epsilon is monotone
-    in the parameter, which the library cannot see from a function: say so by `monotone=True`.
+    to the less private end of the bracket.  It evaluates both ends to find out which end is less private.  The returned
+    value was itself evaluated, so it meets the target.  No less private value meets it if epsilon is monotone in the
+    parameter. The library cannot see this from a function: say so by `monotone=True`.
 
     Parameters
     ----------
     mechanism : function of x that returns a Mechanism
-        It is given one float, or an array of the shape of the batch; the batch shape of what it returns must
+        Its argument is one float, or an array of the shape of the batch.  The batch shape of the mechanism must
         broadcast with the targets.
     target_epsilon : array_like > 0
+        Largest epsilon allowed.
     target_delta : array_like in [0, 1)
-        At 0 no value of a mechanism with an unbounded loss meets the target; the status says so.
+        Delta at which epsilon is taken.  At 0 no value of a mechanism with an unbounded loss meets the target; the
+        status says so.
     bracket : (lowest, highest), array_likes > 0
         All arguments broadcast, one search for each element.
     whole : bool
         Whether the parameter is a whole number, such as a number of steps.
     monotone : bool
-        The caller's statement that epsilon only grows, or only falls, with x in the bracket; `Calibration.best`
-        repeats it.
+        The caller's statement that epsilon only grows, or only falls, with x in the bracket; `Calibration.best` repeats
+        it.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
+        Neighbouring relation.
     rtol : float
-        The certified epsilon lies within this (relatively) below the target, unless the search ends at an end of the
-        bracket, between two adjacent whole numbers, or at a jump of epsilon.
+        The certified epsilon lies within this relative distance below the target, unless the search ends at an end of
+        the bracket, between two adjacent whole numbers, or at a jump of epsilon.
     backend : {"auto", "numpy", "xla"}
         As for `jaxacct.epsilon`.
 
@@ -149,11 +148,11 @@ def search_mechanisms(
     whole: bool,
     closest: float = 1e-12,
 ) -> BestValues:
-    """The least private value of each element, for arrays of one shape; what is found is flat.
+    """Search the least private value of each element, for arrays of one shape; the result is flat.
 
     `make` is asked for all elements, since it may hold arrays of the shape of the batch; elements that are settled keep
-    the value tried last.  Where an evaluation is costly only the others are evaluated.  Both ends of the bracket are
-    evaluated roughly: they only tell which way epsilon goes, and what a search tries first.
+    the value tried last.  Where an evaluation is costly, only the elements that are left are evaluated.  Both ends of
+    the bracket are evaluated roughly: they decide only the direction of epsilon, and the value that is tried first.
     """
     low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)
@@ -165,7 +164,7 @@ def search_mechanisms(
         return take_rows(made, places) if mine else made
 
     def at(rows: np.ndarray, some: np.ndarray) -> tuple[Mechanism, MechanismEngine | None]:
-        """The mechanism at the values of some rows, and the engine that answers for these rows alone."""
+        """Return the mechanism at the values of some rows, and the engine that answers for these rows alone."""
         values[rows] = some
         made = make(values.reshape(epsilon.shape))
         known = engine_of_mechanism(MechanismQuestion("epsilon", made, relation=relation))
@@ -197,17 +196,17 @@ def search_mechanisms(
 
     def excess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
         made, known = at(rows, some)
-        # the solution of estimates lies this far below the target, in units of rtol: half of what still counts as met
+        # estimates aim 0.25 rtol below the target, half of the largest distance that counts as met
         aim = target[rows] * (1.0 - 0.25 * rtol)
         return None if known is None else known.excess(part_of(made, rows), aim, deltas[rows], relation)
 
-    while (deltas == 0.0).any():  # there epsilon is infinite for an unbounded loss
+    while (deltas == 0.0).any():  # at delta = 0 epsilon is infinite for an unbounded loss
         try:
             evaluate(np.arange(low.size), low, effort._replace(rtol=ROUGH[0]))
             break
         except UnboundedLossError as error:
             unbounded |= error.bad.reshape(-1)
-            deltas[unbounded] = 0.5  # any delta: the answers for these rows are not used
+            deltas[unbounded] = 0.5  # any delta serves: the answers for these rows are not used
     at_low, at_high, falls = _at_ends(evaluate, guess, target, low, high, effort)
     search = Search(
         evaluate=evaluate,
@@ -242,24 +241,24 @@ def _started(
     falls: np.ndarray,
     rtol: float,
 ) -> Start:
-    """A start: bisect until a guess of log(epsilon) meets the goal, then use secant steps until estimates do.
+    """Return a start: bisect until a guess of log(epsilon) meets the goal, then take secant steps on estimates.
 
-    All but `rows` and `rtol` are for the whole batch.  Estimates only decide where the certified search begins.
+    All arguments but `rows` and `rtol` are for the whole batch.  Estimates decide only where the certified search
+    begins.
     """
     none = np.zeros(rows.size)
     left, right, solved = low[rows], high[rows], np.zeros(rows.size, bool)
     if rows.size == 0:
         return Start(none, none, solved, none)
-    # of the logarithm of the bracket, for where a guess meets the target
     for _ in range(10):
         x = 0.5 * (left + right)
         further = (_known(guess(rows, np.exp(x))) > goal[rows]) == falls[rows]
         left, right = np.where(further, x, left), np.where(further, right, x)
     x = 0.5 * (left + right)
-    slope = (_known(guess(rows, np.exp(x + STEP))) - _known(guess(rows, np.exp(x)))) / STEP
+    step = 1e-3
+    slope = (_known(guess(rows, np.exp(x + step))) - _known(guess(rows, np.exp(x)))) / step
     at, before, seen, fresh = np.arange(rows.size), np.full(rows.size, np.nan), np.full(rows.size, np.nan), slope.copy()
-    # most steps from the guess to the solution by estimates
-    for _ in range(5):
+    for _ in range(5):  # steps from the guess to the solution by estimates
         found = excess(rows[at], np.exp(x[at]))
         if found is None:
             break
@@ -271,7 +270,7 @@ def _started(
         new = x[at] - found / fresh[at]
         good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
         x[at] = np.where(good, new, x[at])
-        # distance in log(epsilon), in units of rtol, from which one more step of a secant is the last
+        # within 10 rtol in log(epsilon) (0.05 rtol for a first step), one more step of the secant is the last
         near = np.abs(found) < np.where(second, 10.0 * rtol, 0.05 * rtol)
         solved[at] = good & near
         at = at[good & ~near]
@@ -293,16 +292,16 @@ def _at_ends(
     high: np.ndarray,
     effort: Effort,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(upper ends of epsilon at both ends of the bracket, whether epsilon falls), only as narrow as this needs.
+    """Return upper ends of epsilon at both ends of the bracket, and whether epsilon falls, only as narrow as needed.
 
-    Where guesses lie clearly on both sides of the target they are taken: nothing is claimed from them.
+    Where guesses lie clearly on both sides of the target, the guesses are returned: nothing is claimed from them.
     """
     rows = np.arange(low.size)
     at_low, at_high, falls = np.full(low.size, np.nan), np.full(low.size, np.nan), np.zeros(low.size, bool)
     first, last = guess(rows, low), guess(rows, high)
     if first is not None and last is not None:
         at_low, at_high, falls = np.exp(first), np.exp(last), last < first
-        # factor from the target beyond which a guess says on which side an end of the bracket lies
+        # beyond a factor of 2 from the target, a guess shows on which side an end of the bracket lies
         clear = np.minimum(np.abs(first - np.log(target)), np.abs(last - np.log(target))) > np.log(2.0)
         rows = rows[~(clear & ((first > np.log(target)) != (last > np.log(target))))]
     for rtol in ROUGH:
@@ -316,5 +315,5 @@ def _at_ends(
 
 
 def _made(mechanism: Callable[[Any], Mechanism], values: np.ndarray) -> Mechanism:
-    """The mechanism that the function returns for values of the shape of the batch."""
+    """Return the mechanism that the function gives for values of the shape of the batch."""
     return require_mechanism("mechanism", mechanism(values if values.shape else float(values)))

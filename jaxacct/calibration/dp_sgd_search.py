@@ -39,46 +39,22 @@ from jaxacct.kernels import calibration
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.dp_sgd_run import NUMBERS, dp_sgd
 
-__all__ = [
-    "BESIDE",
-    "RISK_RULES",
-    "TARGETS",
-    "USUAL_FLOOR",
-    "Calibration",
-    "Goal",
-    "RiskTarget",
-    "calibration_start",
-    "certified",
-    "checked",
-    "found_for",
-    "given_target",
-    "result",
-    "search_for",
-    "started",
-]
-
 ORDER = ("noise_multiplier", "sampling_probability", "steps")
 TOLERANCE = 3e-7
 """Relative accuracy of delta in the fast solves."""
 PLAIN = contour.LADDER[:2]
 """Rungs of the plain solve."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
-"""Rungs where a delta must be met: near eps = 0 the integrand decays slowly, and the plain contour still serves."""
-REACH, HALVINGS = 3.0, 14
-"""`_one_hit` bisects between x - REACH and x + REACH, HALVINGS times."""
+"""Rungs where delta is the target: near eps = 0 the integrand decays slowly, and the plain contour still serves."""
 NEARLY = 1.5
-"""A rung's solution is accepted if a certificate would need at most this many times its nodes: it is an estimate."""
+"""Largest factor on a rung's nodes at which its solution is accepted: the solution is an estimate."""
 RATE_RANGE = (1e-12, 1.0)
 """Sampling probabilities that are searched."""
 MAX_STEPS = 10**9
-"""The largest number of steps that is searched, unless the call says otherwise."""
+"""Largest number of steps that is searched, unless the call says otherwise."""
 LEAST_RTOL = 1e-7
-"""The smallest rtol: brackets narrower than that cannot be relied on to be found."""
-INFEASIBLE = {
-    "noise_multiplier": "infeasible_noise",
-    "sampling_probability": "infeasible_rate",
-    "steps": "infeasible_steps",
-}
+"""Least rtol: narrower brackets cannot be relied on to be found."""
+INFEASIBLE = dict(zip(ORDER, ("infeasible_noise", "infeasible_rate", "infeasible_steps"), strict=True))
 """Status of a row in which no value holds."""
 TARGETS = (
     "target_advantage",
@@ -118,7 +94,7 @@ class RiskTarget(NamedTuple):
 
 
 def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) -> RiskTarget | None:
-    """The one risk that is a target, None where epsilon with delta is; InputError, one line, where it is not one."""
+    """Return the risk that is the only target, or None where epsilon with delta is; raise InputError otherwise."""
     named = [name for name in TARGETS if risks[name] is not None]
     wanted = [*(["target_epsilon"] if target_epsilon is not None or target_delta is not None else []), *named]
     choices = f"target_epsilon with target_delta, or one of {', '.join(TARGETS)}"
@@ -133,12 +109,10 @@ def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) 
         if risks[other] is None and other in belongs and other != "above_fpr":
             raise InputError(f"{wanted[0]} needs {other}; give both")
     if not named:
-        for name, value, other in (
-            ("target_epsilon", target_epsilon, "target_delta"),
-            ("target_delta", target_delta, "target_epsilon"),
-        ):
-            if value is None:
-                raise InputError(f"{other} needs {name}; give both")
+        if target_epsilon is None:
+            raise InputError("target_delta needs target_epsilon; give both")
+        if target_delta is None:
+            raise InputError("target_epsilon needs target_delta; give both")
         return None
     values = {name: risks[name] for name in (named[0], *belongs)}
     if "above_fpr" in belongs and values["above_fpr"] is None:
@@ -155,20 +129,20 @@ class Calibration:
     value : array of the batch shape
         NaN where `ok` is False.
     epsilon : Bounds
-        At that value; `epsilon.upper <= target_epsilon` wherever `ok`.  For a risk as target: the eps of the privacy
-        profile from which the risk follows, all three ends the same; at this eps delta was evaluated.
+        Epsilon at that value; `epsilon.upper <= target_epsilon` wherever `ok`.  With a risk as target it is the eps of
+        the privacy profile from which the risk follows: all three ends are that eps, and delta was evaluated there.
     status : str or array of str
         "ok" (the value meets the target, and either a slightly less private one is shown to miss it, or epsilon is
         within rtol of it), "not_binding" (every searched value meets the target; the value is the end of the search
-        range), "loose" (the value meets the target, but neither is shown), or
-        "infeasible_..." (`jaxacct.explain(status)` says what would help).
+        range), "loose" (the value meets the target, but neither is shown), or "infeasible_..."
+        (`jaxacct.explain(status)` says what would help).
     ok : bool or array of bool
         Whether there is a value.
     best : bool or array of bool
         Whether the value is shown to be the best one, up to a relative distance of 10 rtol and at most max(0.01, rtol).
         It is shown if epsilon is monotone in the value, and either a value that much less private misses the target, or
         epsilon is within rtol of the target and changes with the value at a usual rate.  For an epsilon of kind "bound"
-        it is the best value for that bound; with a risk as target the risk takes the place of epsilon.  False at
+        the value is the best for that bound.  With a risk as target the risk takes the place of epsilon.  False at
         "not_binding", unless the value is a sampling probability of 1.
     risk : Bounds, or None where epsilon is the target
         The risk at that value; `risk.upper` is at most the target wherever `ok`, NaN elsewhere.
@@ -190,11 +164,11 @@ class Calibration:
     relation: str = field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain Python, ready for JSON; `Bounds.from_dict` reads its "epsilon" and "risk" back."""
+        """Return the result as plain Python, ready for JSON; `Bounds.from_dict` reads "epsilon" and "risk" back."""
         return plain_record(self)
 
     def _repr_html_(self) -> str:
-        """Values in full, since a rounded one need not meet the target, with the ends of their epsilon or risk."""
+        """Show values in full, since a rounded value need not meet the target, with the ends of epsilon or risk."""
         name, bounds = ("epsilon", self.epsilon) if self.risk is None else ("risk", self.risk)
 
         def cells(index: tuple[int, ...]) -> list[str]:
@@ -215,19 +189,19 @@ class Goal(NamedTuple):
     limits: tuple[float, float]
     relation: str
     rtol: float
-    hint: contour.Hint  # where the certificate should begin; filled in as it becomes known
-    near: np.ndarray | None = None  # where the unknown is expected
-    on_delta: bool = False  # whether delta at exactly this epsilon is to be met, instead of epsilon at this delta
+    hint: contour.Hint  # where the certificate should begin; filled in by the fast solves
+    near: np.ndarray | None = None  # guess of the unknown
+    on_delta: bool = False  # whether delta at this epsilon is the target, instead of epsilon at this delta
 
     def take(self, rows: np.ndarray) -> Goal:
-        """The goal for some rows."""
+        """Return the goal for some rows."""
         epsilon, delta, known, hint, near = jax.tree.map(
             itemgetter(rows), (self.epsilon, self.delta, self.known, self.hint, self.near)
         )
         return self._replace(epsilon=epsilon, delta=delta, known=known, hint=hint, near=near)
 
     def run(self, rows: np.ndarray, values: np.ndarray) -> Mechanism:
-        """The runs of some rows with these values of the unknown."""
+        """Return the runs of some rows with these values of the unknown."""
         return dp_sgd(**{name: column[rows] for name, column in self.known.items()} | {self.unknown: values})
 
 
@@ -241,9 +215,9 @@ def checked(
     backend: str,
     more_shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> tuple[Goal, dict[str, np.ndarray], tuple[int, ...]]:
-    """The arguments of a public call, flat: the goal, the numbers of its target, and the shape of the batch.
+    """Check the arguments of a public call; return the goal, the numbers of its target, flat, and the batch shape.
 
-    InputError where they are refused.  For a risk the epsilon and delta of the goal are 0.
+    InputError where an argument is refused.  For a risk the epsilon and delta of the goal are 0.
     """
     refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **target, **known)
     chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
@@ -260,16 +234,16 @@ def checked(
 
 
 def found_for(goal: Goal, backend: str) -> BestValues:
-    """The value of the unknown that meets epsilon at delta for Poisson samples."""
+    """Find the value of the unknown that meets epsilon at delta for Poisson samples."""
     with job(goal.epsilon.size, backend):
         search = search_for(goal, lambda rows, values: certified(goal, goal.relation, rows, values))
-        if goal.relation == "add_or_remove_one":  # remove is the larger direction as a rule
+        if goal.relation == "add_or_remove_one":  # remove is usually the larger direction
             search = search._replace(leader=lambda rows, values: certified(goal, "remove_one", rows, values))
         return certified_search(search, lambda rows: started(goal, rows))
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
-    """The search that a goal describes; which values are tried first where nothing depends on them."""
+    """Return the search that a goal describes, with the rows whose least private value is tried first."""
     size = goal.epsilon.size
     first = np.full(size, True) if goal.unknown == "sampling_probability" else goal.known["sampling_probability"] == 0
     return Search(
@@ -287,7 +261,7 @@ def search_for(goal: Goal, evaluate: Any) -> Search:
 
 
 def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
-    """The certified epsilon of some rows at some values, as narrow as a search needs it."""
+    """Return the certified epsilon of some rows at some values, as narrow as a search needs it."""
     effort, hint = account.effort_of_search(goal.rtol), jax.tree.map(itemgetter(rows), goal.hint)
     return answer(MechanismQuestion("epsilon", goal.run(rows, values), goal.delta[rows], relation, effort, hint=hint))
 
@@ -300,9 +274,9 @@ def result(
     bounds: Bounds | None = None,
     risk: Bounds | None = None,
 ) -> Calibration:
-    """The result in the shape of the batch; scalars for one configuration.
+    """Return the result in the shape of the batch; scalars for one configuration.
 
-    bounds : of epsilon; by default those of the search.
+    bounds : Bounds of epsilon; by default those of the search.
     """
     ok = np.isin(found.status, CLAIMED).reshape(shape)
     status = found.status.reshape(shape) if shape else str(found.status[0])
@@ -312,7 +286,7 @@ def result(
 
 
 def started(goal: Goal, rows: np.ndarray) -> Start:
-    """Where the search starts; the fast solves leave what certificates can use in the goal's hint."""
+    """Start the search of some rows; write what certificates can use into the goal's hint."""
     start, hint = calibration_start(goal, rows)
     for known, found_out in zip(jax.tree.leaves(goal.hint), jax.tree.leaves(hint), strict=True):
         known[rows] = found_out
@@ -333,10 +307,12 @@ class _Equation(NamedTuple):
         return _Equation(*(column[rows] for column in self))
 
 
-@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # targets at the ends of float64: x may be anything
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # targets at the ends of float64 give any x
 def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
-    """A start for some rows of a goal, in the middle of the limits where no solve succeeds, and a hint for
-    certificates."""
+    """Return a start for some rows of a goal, and a hint for certificates.
+
+    The start is the middle of the limits where no solve succeeds.
+    """
     known = {name: column[rows] for name, column in goal.known.items()}
     if goal.on_delta:  # epsilon may be 0
         epsilon, delta = goal.epsilon[rows], goal.delta[rows]
@@ -344,7 +320,8 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
         log_delta, mu = np.log(delta), gaussian_mu(epsilon, delta)
     else:
         epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
-        mu = _gaussian_mu_by_tail(epsilon, log_delta)
+        z = np.sqrt(-2.0 * log_delta)
+        mu = 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))  # by the tail of the normal law
     nothing = np.zeros(rows.size)
     x = by_central_limit(goal, known, mu) if goal.near is None else np.log(goal.near[rows])
     found, hint = Start(x, nothing, nothing.astype(bool)), contour.no_hint(rows.size)
@@ -378,13 +355,13 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
 
 
 def room(delta: np.ndarray) -> np.ndarray:
-    """The unit of distances from a target delta: the smaller of delta and 1 - delta."""
+    """Return the unit of distances from a target delta: the smaller of delta and 1 - delta."""
     return np.minimum(delta, 1.0 - delta)
 
 
 def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """The mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu (an estimate)."""
-    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
+    """Estimate the mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu."""
+    from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
 
     low, high = np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0)
     for _ in range(60):
@@ -394,13 +371,8 @@ def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
     return np.exp(low)
 
 
-def _gaussian_mu_by_tail(epsilon: np.ndarray, log_delta: np.ndarray) -> np.ndarray:
-    z = np.sqrt(-2.0 * log_delta)
-    return 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))
-
-
 def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
-    """x by the central limit theorem."""
+    """Estimate x by the central limit theorem."""
     with np.errstate(over="ignore", divide="ignore"):
         if goal.unknown == "noise_multiplier":
             x = -0.5 * np.log(np.log1p(mu**2 / (known["sampling_probability"] ** 2 * known["steps"])))
@@ -416,7 +388,7 @@ def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -
 def _plainly(
     goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
 ) -> None:
-    """Solve on the rungs of the plain contour in turn; each row climbs to the rung that its kernel says it needs."""
+    """Solve on the rungs of the plain contour in turn; each row climbs to the rung that its kernel asks for."""
     rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)
     variance = mu**2
@@ -446,7 +418,7 @@ def _plainly(
 
 
 def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint) -> None:
-    """Secant steps on the split contour until they are small, for the rows that are left."""
+    """Solve the rows that are left by secant steps on the split contour, until the steps are small."""
     left = ~found.solved
     if not left.any():
         return
@@ -454,13 +426,13 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
     rows = np.flatnonzero(left)
-    if not goal.on_delta:  # at eps = 0 that sum of single steps is above the true delta
+    if not goal.on_delta:  # at eps = 0 the sum of single steps is above the true delta
         found.x[rows], slope[rows] = _one_hit(equation.take(rows), found.x[rows], slope[rows], sign)
     for place, rung in enumerate(contour.LADDER):
         if not rung.split or rung.chunk == 1:
             continue
         active = left.copy()
-        # most calls of the split solve for a row on one rung; each call places the windows anew
+        # at most six calls for a row on one rung; each call places the windows anew
         for _ in range(6):
             todo = np.flatnonzero(active)
             if todo.size == 0:
@@ -474,7 +446,7 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
             fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])
             slope[todo] = np.where(usable & (new.slope * sign > 0), new.slope, slope[todo])
-            # a row is solved when the estimated error of x after the last secant step is below this
+            # a row is solved if the estimated error of x after the last secant step is below 1e-6
             close = fits & (new.off < 1e-6) & (new.moved < calibration.SETTLED)
             steep = goal.delta[asked[todo]] * new.slope if goal.on_delta else new.epsilon_slope
             found.slope[todo] = np.where(close, steep, found.slope[todo])
@@ -486,28 +458,23 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
 
 
 def _note(
-    hint: contour.Hint,
-    rows: np.ndarray,
-    close: np.ndarray,
-    rung: int,
-    near: np.ndarray,
-    found: calibration.Solved,
+    hint: contour.Hint, rows: np.ndarray, close: np.ndarray, rung: int, near: np.ndarray, found: calibration.Solved
 ) -> None:
-    """Leave placements and rungs in the hint, so that the certificate need not find them again."""
+    """Write placements and rungs into the hint, so that the certificate need not search for them."""
     rows = rows[close]
     hint.near[rows], hint.rung[rows] = near[close], rung
-    # if x moved by less than this in its last call, the certificate uses the windows and the contour of that call
+    # the certificate uses windows and contour of the last call if x moved by less than 0.05 in it
     hint.usable[rows] = found.moved[close] < 0.05
     for kept, new in zip(jax.tree.leaves(hint.placed), jax.tree.leaves(found.placed), strict=True):
         kept[rows] = new[close]
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """(x, d log delta / dx), replaced by the x at which n times the delta of one step is the target, if more private.
+    """Return x and d log delta/dx; x is moved to where n times the delta of one step is the target, if more private.
 
     This product is nearly a lower bound of the true delta, and nearly equal to it if few hits are expected.
     """
-    from jaxacct.engines import closed_form  # SciPy, which takes a while to import: only where a row needs it
+    from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
 
     def residual(x: np.ndarray) -> np.ndarray:
         sigma, q, n = np.exp(equation.base + x[:, None] * equation.unknown).T
@@ -515,9 +482,8 @@ def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float)
         value, _ = closed_form.log_delta_of_one_step(sigma, q, equation.sign > 0, equation.epsilon)
         return np.log(n) + value - equation.log_delta
 
-    # more private, and less private
-    safe, bold = x + REACH * -sign, x + REACH * sign
-    for _ in range(HALVINGS):
+    safe, bold = x + 3.0 * -sign, x + 3.0 * sign  # more private, and less private
+    for _ in range(14):
         middle = 0.5 * (safe + bold)
         above = residual(middle) > 0
         bold, safe = np.where(above, middle, bold), np.where(above, safe, middle)

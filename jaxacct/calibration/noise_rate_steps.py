@@ -48,8 +48,6 @@ from jaxacct.mechanisms.dp_sgd_run import (
 if TYPE_CHECKING:
     from jaxacct.selection.law_of_k import Law
 
-__all__ = ["Calibration", "calibrate_noise_multiplier", "calibrate_sampling_probability", "calibrate_steps"]
-
 
 @with_hints
 def calibrate_noise_multiplier(
@@ -81,51 +79,51 @@ def calibrate_noise_multiplier(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
-    """The smallest noise multiplier for which Poisson sampled DP-SGD meets (target_epsilon, target_delta), or a risk.
+    """Return the least noise multiplier for which DP-SGD meets (target_epsilon, target_delta), or a risk.
 
     All arguments broadcast; thousands of configurations are solved in one call.  The noise multiplier is relative to
     the clip norm.  The certified epsilon at the value lies within `rtol` (relatively) below the target.
 
-    Give exactly one target: epsilon with delta, or one risk with what belongs to it.
+    Give exactly one target: epsilon with delta, or one risk with its settings.
 
     * `target_advantage`: the largest TPR - FPR of any membership test, `delta(0)`.
-    * `target_tpr` with `at_fpr`: the largest true-positive rate of any test at a false-positive rate a, at most
-      `delta(eps) + e^eps a` for every eps >= 0, the best of which is looked for.
-    * `target_bayes_success` with `prior`: the largest probability of telling rightly whether the record was there,
-      `1 - r + r delta(log((1 - r)/r))` with r = min(prior, 1 - prior); the same under every relation.
+    * `target_tpr` with `at_fpr`: the largest true-positive rate of any test at a false-positive rate a.  It is at most
+      `delta(eps) + e^eps a` for every eps >= 0; the calibration searches for the best eps.
+    * `target_bayes_success` with `prior`: the largest probability of a right guess whether the record was there,
+      `1 - r + r delta(log((1 - r)/r))` with r = min(prior, 1 - prior), under every relation.
     * `target_posterior` with `prior` and `at_fpr`: the largest probability of membership after a positive test.
-    * `target_reconstruction` with `baseline`: the largest probability that a reconstruction succeeds which does so with
-      probability `baseline` without output; the true-positive rate at that false-positive rate.
+    * `target_reconstruction` with `baseline`: the largest probability of a reconstruction that succeeds with
+      probability `baseline` without output.  It is the true-positive rate at that false-positive rate.
     * `target_mu` with `above_fpr`: mu of Gaussian differential privacy wherever both error rates are at least
-      `above_fpr` (`Profile.gdp_mu`); under both directions, whatever the relation.
+      `above_fpr` (`Profile.gdp_mu`), in both directions for every relation.
 
     Parameters
     ----------
     target_epsilon : array_like > 0
     target_delta : array_like in (0, 1)
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction : array_like in (0, 1)
-        Above what holds without any output: at_fpr, max(prior, 1 - prior), prior, or baseline.
+        Above the risk without any output: at_fpr, max(prior, 1 - prior), prior, or baseline.
     target_mu : array_like > 0
     at_fpr, prior, baseline : array_like in (0, 1)
-        What belongs to a target.
+        Settings of a target.
     above_fpr : array_like in (0, 1/2)
-        1e-10 where it is left out.
+        Setting of `target_mu`; 1e-10 where it is left out.
     sampling_probability : array_like in [0, 1]
     steps : array_like of whole numbers >= 1
     repetitions : a law of K (`jaxacct.selection`), which broadcasts too
-        The target is then met by the whole private selection, which runs K times and releases the best by any score,
-        not only by a single run.  The value is within about .1 % of the smallest one.  Targets below .01, where the
-        bracket of a selection is wide, may be found infeasible.  Rows are solved one by one; with sampling below 1
-        every noise tried takes half a minute or more.
+        The whole private selection then meets the target: it runs K times and releases the best by any score.  The
+        value is within about .1 % of the smallest one.  Targets below .01, where the bracket of a selection is wide,
+        may be found infeasible.  Rows are solved one by one; with sampling below 1 every noise tried takes half a
+        minute or more.
     candidates : {"iid", "adaptive"}
-        What is assumed of the candidates (`jaxacct.selection.select`).
+        Assumption on the candidates (`jaxacct.selection.select`).
     batch_size, dataset_size, slots, epochs, sampling, cap, group
         The run, as for `jaxacct.dp_sgd`: `batch_size` with `dataset_size`, or `slots`, in place of
-        `sampling_probability`; `epochs` in place of `steps`.  What is not Poisson sampling of single records has
-        epsilon and delta as its only target here.
+        `sampling_probability`; `epochs` in place of `steps`.  Runs other than Poisson sampling of single records have
+        epsilon and delta as their only target here.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
-        Where it is left out, "add_or_remove_one", and "zero_out" for shuffled batches; `Calibration.relation` says
-        which.  "replace_one" has epsilon and delta as its only target.
+        By default "add_or_remove_one", and "zero_out" for shuffled batches; `Calibration.relation` has the relation
+        used.  "replace_one" has epsilon and delta as its only target.
     rtol : float in [1e-7, 1)
     backend : {"auto", "numpy", "xla"}
         As for `jaxacct.epsilon`.
@@ -185,9 +183,9 @@ def calibrate_sampling_probability(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
-    """The largest sampling probability for which Poisson sampled DP-SGD meets the target.
+    """Return the largest sampling probability for which Poisson sampled DP-SGD meets the target.
 
-    Where even the full batch meets it, the value is 1 with status "not_binding".
+    Where even the full batch meets the target, the value is 1 with status "not_binding".
 
     Parameters
     ----------
@@ -241,12 +239,12 @@ def calibrate_steps(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
-    """The largest number of steps whose certified epsilon meets the target; a whole number (as float64).
+    """Return the largest number of steps whose certified epsilon meets the target; a whole number (as float64).
 
-    The answer may fall short of the largest by the relative distance that `Calibration.best` allows.
+    The answer may fall short of the largest number by the relative distance that `Calibration.best` allows.
 
-    Where `max_steps` meets it, the value is `max_steps` with status "not_binding".  Where one step already exceeds
-    it, the status is "infeasible_steps".
+    Where `max_steps` meets the target, the value is `max_steps` with status "not_binding".  Where one step already
+    exceeds the target, the status is "infeasible_steps".
 
     Parameters
     ----------
@@ -277,13 +275,13 @@ def calibrate_steps(
 
 
 def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]) -> Calibration:
-    """The least private value of `unknown` that meets the target; `given` are the arguments of the public function."""
+    """Return the least private value of `unknown` that meets the target; `given` has the public call's arguments."""
     sampling, group, backend, law = given["sampling"], given["group"], given["backend"], given.get("repetitions")
     target = {name: given[name] for name in ("target_epsilon", "target_delta")}
     risk = given_target(given["target_epsilon"], given["target_delta"], {name: given[name] for name in RISK_RULES})
     run = {name: given[name] for name in NUMBERS if name != "group" and given.get(name) is not None}
     run = described(run, sampling, group, unknown)
-    numbers = numbers_of_rule(sampling, run, group)  # the run's numbers beside the unknown one
+    numbers = numbers_of_rule(sampling, run, group)  # the numbers of the run without the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
     settings = relation, limits, given["rtol"], backend
@@ -293,7 +291,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     if risk is not None:
         if beyond:
             raise InputError(f"a risk cannot be met here with {beyond}; give target_epsilon and target_delta instead")
-        from jaxacct.calibration.risks import calibrated_to_risk  # SciPy: only where a risk is the target
+        from jaxacct.calibration.risks import calibrated_to_risk  # imports SciPy: only where a risk is the target
 
         return calibrated_to_risk(risk.name, *checked(unknown, risk.values, numbers, *settings), backend)
     if law is not None:
@@ -321,7 +319,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
 
 
 def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: int, relation: str) -> str:
-    """A setting that the quick calibration (Poisson samples of single records) does not cover; "" if there is none."""
+    """Return a setting that the quick calibration (Poisson samples of single records) does not cover, or ""."""
     if sampling != "poisson":
         return f"sampling = {sampling!r}"
     if group != 1:
@@ -341,8 +339,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
         return answer(MechanismQuestion("epsilon", run, goal.delta[rows], goal.relation, effort))
 
     search = search_for(goal, certified)
-    if "epochs" in goal.known:  # a smaller rate has more steps than are counted
-        # steps of the smallest sampling probability that is searched if the epochs are given
+    if "epochs" in goal.known:  # at a smaller rate the steps would exceed 2^52
         search = search._replace(lowest=np.clip(goal.known["epochs"] / 2.0**52, *goal.limits))
 
     def started(rows: np.ndarray) -> Start:
@@ -353,16 +350,15 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
 
     usual = {name: goal.known[name] for name in ORDER if name in goal.known}
     if "epochs" in goal.known:
-        # sampling probability near which one is searched if the epochs are given
-        usual["steps"] = np.ceil(goal.known["epochs"] / 0.01)
+        usual["steps"] = np.ceil(goal.known["epochs"] / 0.01)  # the start assumes a sampling probability of 0.01
     near = goal._replace(known=usual, relation="add_or_remove_one")
     with job(goal.epsilon.size, backend):
         return certified_search(search, started)
 
 
 def law_shape(law: Any, candidates: str = "iid") -> tuple[int, ...]:
-    """The batch shape of a law of K; InputError for anything else."""
-    from jaxacct.selection.law_of_k import Law  # takes a while to import, and single runs do not need it
+    """Return the batch shape of a law of K; raise InputError for anything else."""
+    from jaxacct.selection.law_of_k import Law  # slow to import, and single runs do not need it
     from jaxacct.selection.mechanism import CANDIDATES
 
     choice("candidates", candidates, CANDIDATES)
@@ -373,16 +369,15 @@ def law_shape(law: Any, candidates: str = "iid") -> tuple[int, ...]:
 
 
 def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates: str, backend: str) -> BestValues:
-    """The noise multiplier of every row for which the whole selection, not only a single run, meets the target."""
+    """Return the noise multiplier of every row for which the whole selection meets the target."""
     from jaxacct.selection.mechanism import select
 
-    # relative closeness to the target that is wanted at most of a private selection: its bracket is no narrower than
-    # about 1e-4
+    # no closer to the target than 1e-3: the bracket of a private selection is no narrower than about 1e-4
     laws, rtol = law.flattened(shape), max(goal.rtol, 1e-3)
 
     def certify(relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
         pieces = []
-        for row, value in zip(rows, values, strict=True):  # each has a curve of its own, and one program serves all
+        for row, value in zip(rows, values, strict=True):  # each row has a curve, and one program serves all rows
             run = goal.run(np.array([row]), np.array([value]))
             chosen = select(run, jax.tree.map(lambda x, row=row: x[[row]], laws), candidates=candidates)
             pieces.append(account.epsilon(chosen, goal.delta[[row]], relation=relation, rtol=rtol))
@@ -393,7 +388,7 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     search = search._replace(rtol=rtol, closest=0.25 * rtol)
     if goal.relation == "add_or_remove_one":
         search = search._replace(leader=lambda rows, values: certify("remove_one", rows, values))
-    # the search for its noise begins where a single run takes this share of the target
+    # the search for the noise begins where a single run takes 0.65 of the target
     near = goal._replace(epsilon=0.65 * goal.epsilon)
     with job(goal.epsilon.size, backend):
         return certified_search(

@@ -1,10 +1,10 @@
 """Calibration to a risk: the least private parameter of DP-SGD for which no attack succeeds more often than allowed.
 
-Every target but mu follows from one certified value of the privacy profile: `delta(eps*) <= d*`.  The parameter is
-searched for at that eps*.  Where eps* is free (true-positive rates), any choice is valid, and the best one is looked
-for.  mu is searched for by its own certified bracket: the tangents of a contour show it, chosen beforehand, close
-together near the best eps at the floor, where mu is attained as a rule, and rough far from it.  What they do not decide
-is left to `gaussian_fit`.  Derivations: jaxacct/representations/README.md.
+Every target but mu follows from one certified value of the privacy profile, `delta(eps*) <= d*`.  The parameter is
+searched for at that eps*.  For a true-positive rate eps* is free: any eps* is valid, and the best is searched for.
+mu has a certified bracket, which follows from tangents of one contour that are chosen beforehand.  They lie close
+together near the best eps at the floor, where mu is usually attained, and far apart elsewhere.  `gaussian_fit` decides
+the rows that these tangents leave open.  Derivations: jaxacct/representations/README.md.
 """
 
 from __future__ import annotations
@@ -59,39 +59,35 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.base import take_rows
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
-__all__ = ["calibrated_to_risk", "shown_on_one_contour"]
-
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
-"""Two attempts at the lower end of a true-positive rate: the assumed distance of eps from the best one, in deviations
-of the loss, and the rtol of the deltas.  That end is then some 0.05 % or 1 % low."""
+"""Assumed distance of eps from the best eps, in deviations of the loss, and rtol of the deltas, for two attempts.
+
+The attempts bound the lower end of a true-positive rate, which is then some 0.05 % or 1 % low."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
-"""The best values; the ends of the risk, (3, n); the eps from which the risk follows."""
+"""The best values, the ends of the risk (3, n), and the eps from which the risk follows."""
 
 
 def calibrated_to_risk(
     name: str, goal: Goal, flat: dict[str, np.ndarray], shape: tuple[int, ...], backend: str
 ) -> Calibration:
-    """The least private value of the unknown that keeps the risk of that name at its target."""
+    """Return the least private value of the unknown that keeps the named risk at its target."""
     by_name = {"target_advantage": _to_advantage, "target_bayes_success": _to_bayes_success, "target_mu": _to_mu}
     with job(goal.epsilon.size, backend):
         found, ends, epsilon = by_name.get(name, _to_rate)(goal, name, flat, shape)
-    # only values that are shown to hold are claimed
+    # a value is claimed only if it is shown to hold
     claimed = np.isin(found.status, CLAIMED)
     found.fail(np.flatnonzero(claimed & ~(ends[2] <= flat[name])), INFEASIBLE[goal.unknown])
     ok = np.isin(found.status, CLAIMED)
     ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan).reshape(shape)
     words = (np.where(ok, found.word, found.status), found.engine)
     risk = Bounds(*(column.reshape(shape) for column in (*ends, found.kind, *words)))
-    # the eps is a choice, and known exactly
+    # the eps is chosen, hence known exactly
     at = Bounds(epsilon, epsilon, epsilon, "certified", np.where(ok, "ok", found.status).reshape(shape))
     return result(found, shape, goal.relation, bounds=at, risk=risk)
 
 
-# One certified value of delta.
-
-
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
-    """The least private value for which the certified delta at the goal's epsilon is at most the goal's delta.
+    """Return the least private value whose certified delta at the goal's epsilon is at most the goal's delta.
 
     solved : noise multipliers found earlier; the search starts from those that are `close`.
     """
@@ -144,13 +140,13 @@ def _to_bayes_success(goal: Goal, name: str, flat: dict[str, np.ndarray], shape:
 
 
 def _together(pieces: list[tuple[np.ndarray, BestValues]]) -> BestValues:
-    """The best values of several groups of rows, in the order of the rows."""
+    """Join the best values of several groups of rows, in the order of the rows."""
     order = np.argsort(np.concatenate([rows for rows, _ in pieces]))
     return BestValues(*(np.concatenate(columns)[order] for columns in zip(*(some for _, some in pieces), strict=True)))
 
 
 def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, shape: tuple[int, ...]) -> None:
-    """InputError where a target is at most what holds without any output."""
+    """Raise InputError where a target is at most the risk without any output."""
     low = np.flatnonzero(~(value > floor))
     if low.size:
         index = f"[{', '.join(map(str, np.unravel_index(low[0], shape)))}]" if shape else ""
@@ -160,18 +156,16 @@ def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, 
         )
 
 
-# True-positive rates, and risks that are equivalent to one: a posterior probability, a reconstruction.
-
-
 def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
+    """Calibrate to a true-positive rate, or to a posterior probability or reconstruction, which come to one."""
     beside_it = {"target_posterior": "prior", "target_tpr": "at_fpr", "target_reconstruction": "baseline"}[name]
     _require_above(name, flat[name], beside_it, flat[beside_it], shape)
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]
     wanted = _rate_of_posterior(flat[name], flat["prior"], fpr) if name == "target_posterior" else flat[name]
     asked = (wanted < 1.0) & (wanted > fpr)
-    # the best eps, about -mu (quantile(a) + quantile(b))/2, is below 0 where a + b > 1
+    # the best eps is about -mu (quantile(a) + quantile(b))/2, which is below 0 where a + b > 1
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
-    # a wanted rate of 1 asks nothing, and any delta will do; one of at most fpr is impossible, and no delta will do
+    # every delta meets a wanted rate of 1, and no delta meets a rate of at most fpr
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
     rows = np.flatnonzero(~asked)
     if rows.size or not asked.size:
@@ -191,14 +185,14 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
     high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
     epsilon[mirrored] *= -1.0
-    # a value is shown to be the best if the lower end of its rate is this near to the target, relative to the
-    # target's distances from chance and from 1
+    # a value is shown to be the best if the lower end of its rate is this near to the target, in units of the distances
+    # of the target from chance and from 1
     enough = wanted - 2e-3 * np.minimum(wanted - fpr, 1.0 - wanted)
     low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, enough)
     rows = np.flatnonzero((found.status == "ok") & asked)
     best = low[rows] >= enough[rows]
     doubtful = rows[~best]
-    if doubtful.size:  # if slightly less private values miss the target, these are shown to be the best
+    if doubtful.size:  # a value is also the best if a slightly less private value misses the target
         falls = np.full(doubtful.size, goal.unknown == "noise_multiplier")
         others = beside(found.value[doubtful], falls, least_apart(goal.rtol), goal.unknown == "steps")
         columns = (column[doubtful] for column in (epsilon, wanted, fpr, wanted))
@@ -207,7 +201,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     agree = ~(low > high)  # ends that contradict each other are not used
     high = np.where(agree, high, 1.0)
     low = np.where(agree & (found.kind == "certified"), low, 0.0)
-    # relative width up to which the bracket of a rate has the status "ok"
+    # a bracket of a rate has the status "ok" up to a relative width of 0.02
     found.word[:] = np.where((found.word == "ok") & (high - low > 0.02 * high), "width", found.word)
     ends = np.stack([low, high, high])
     if name == "target_posterior":
@@ -218,7 +212,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
 
 
 def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray) -> np.ndarray:
-    """The true-positive rate, rounded down, that a posterior comes to; a rate of 1 asks nothing.
+    """Return the true-positive rate, rounded down, to which a posterior is equivalent; 1 where every rate meets it.
 
     `p t/(p t + (1 - p) a) <= s` where `t <= s (1 - p) a/((1 - s) p)`.
     """
@@ -231,13 +225,13 @@ def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray
 def _rates_at_least(
     goal: Goal, values: np.ndarray, epsilon: np.ndarray, wanted: np.ndarray, fpr: np.ndarray, enough: np.ndarray
 ) -> np.ndarray:
-    """A lower end of the true-positive rate at some values, from three values of delta around each eps.
+    """Return a lower end of the true-positive rate at some values, from three values of delta around each eps.
 
-    It is tight if eps is near the best one.  Rows below `enough` are repeated with points further apart.
+    The lower end is tight if eps is near the best one.  Rows below `enough` are repeated with points further apart.
     """
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
-        for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):  # one direction is enough for a lower end
+        for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):  # one direction suffices for a lower end
             rows = np.flatnonzero(left & (np.where(epsilon < 0.0, -1.0, 1.0) == sign))
             if rows.size == 0:
                 continue
@@ -253,7 +247,7 @@ def _rates_at_least(
 
 
 class RateSolve(NamedTuple):
-    """The result of the solve for eps and the noise together, row by row."""
+    """The result of the common solve for eps and the noise, row by row."""
 
     noise: np.ndarray
     slope: np.ndarray
@@ -263,15 +257,15 @@ class RateSolve(NamedTuple):
     fits: np.ndarray
     """Whether the contour had the nodes that its eps needs; otherwise eps is a guess."""
     close: np.ndarray
-    """Whether the noise is so accurate that it can be certified unchanged."""
+    """Whether the noise is accurate enough to be certified unchanged."""
 
 
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
-    """(the least private value whose true-positive rate at `fpr` is shown to be at most `rate`, the eps that shows it).
+    """Return the least private value whose true-positive rate at `fpr` is shown to be at most `rate`, and the eps used.
 
-    Any eps gives a certified value.  The one that is chosen decides how little private it is.
+    Any eps gives a certified value; the choice of eps decides how little private the value is.
     """
-    # of mu-Gaussian DP: the loss at the threshold of the best test
+    # eps of mu-Gaussian DP: the loss at the threshold of the best test
     mu = ndtri(rate) - ndtri(fpr)
     gaussian = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
     epsilon, near, solved = gaussian.copy(), np.ones(mu.size), None
@@ -279,7 +273,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
     if goal.unknown == "noise_multiplier":
         solved, settled = _by_contour(goal, rate, fpr, mu, epsilon)
         near = solved.noise.copy()
-        full = goal.known["sampling_probability"] == 1.0  # mu-Gaussian DP itself: that eps is the best one
+        full = goal.known["sampling_probability"] == 1.0  # mu-Gaussian DP, whose eps is the best one
         solved.close[full] = False
         near[full] = np.clip(np.sqrt(goal.known["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
         epsilon[full] = gaussian[full]
@@ -292,10 +286,10 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
     if left.size:
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
-    with np.errstate(all="ignore"):  # NaN counts as another guess
-        # a solve that was cut short counts only if the certified noise is within this of its own, in the logarithm
+    with np.errstate(all="ignore"):  # a solve with NaN is repeated
+        # a solve that was cut short counts only if its noise is within 3e-4 of the certified noise, in the logarithm
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
-    if again.size:  # two guesses at the best eps: the one with less noise is better
+    if again.size:  # of two guesses at the best eps, the one with less noise is better
         first = epsilon[again].copy()
         by_rounds(again)
         some = _at_rate(goal.take(again), epsilon[again], rate[again], fpr[again])
@@ -309,32 +303,34 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
 
 
 def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray) -> Goal:
-    """`delta + e^eps a <= b`, the sum rounded up."""
+    """Set epsilon and delta of the goal so that `delta + e^eps a <= b`, with the sum rounded up."""
     delta = rate * (1.0 - 16.0 * ROUNDOFF) - np.exp(epsilon) * fpr * (1.0 + 16.0 * ROUNDOFF)
     return goal._replace(epsilon=epsilon.copy(), delta=delta)
 
 
 ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
-"""Rungs, steps of the kernel on the contour integral, and what that may cut off by a first approximation of delta: more
-steps, and less cut off, where the approximation has been poor."""
+"""Rung, steps of the kernel on the contour integral, and share of a first approximation of delta that may be cut off.
+
+Later attempts, where the approximation was poor, take more steps and cut off less."""
 
 
 @np.errstate(all="ignore")  # a guess that is not a number is not used
 def _by_contour(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
 ) -> tuple[RateSolve, np.ndarray]:
-    """(the noise and the best eps, solved for together; whether they were found), for rows with 0 < q < 1.
+    """Solve for the noise and the best eps together, for rows with 0 < q < 1; return them, and whether they were found.
 
     mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
-    guess : whether the first attempt's result is taken in place of the last attempt's, where it lacked few nodes: it is
-    closer there, as a rule, since the last attempt is cut short.
+    guess : whether the first attempt replaces the last one where it lacked few nodes.  It is usually closer there,
+    since the
+        last attempt is cut short.
     """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled = np.zeros(q.size, bool)
     no = np.zeros(q.size, bool)
     solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), no.copy(), no)
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
-    # the slope at the best eps of mu-Gaussian DP: e^eps a / delta
+    # slope at the best eps of mu-Gaussian DP: e^eps a / delta
     share = np.clip(np.exp(epsilon) * fpr / rate, 0.01, 0.99)
     arguments = (
         np.full(q.size, -1.0 if goal.relation == "add_one" else 1.0),
@@ -356,22 +352,22 @@ def _by_contour(
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
-        # an eps is taken after a small last step (times c): the noise changes by the square of that.  It may need many
-        # times the nodes of the last rung: the terms that are cut off hardly move it
+        # an eps is accepted after a small last step (times c), since the noise changes by the square of that step.  It
+        # may need up to 25 times the nodes of the last rung, since the terms that are cut off hardly move it
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
-        # at an end of its range, eps could not move on: a small step proves nothing there
+        # at an end of its range eps cannot move on, so that a small step proves nothing
         inside = (
             (at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE))
             & (x > np.log(NOISE_RANGE[0]))
             & (x < np.log(NOISE_RANGE[1]))
         )
         good &= inside
-        # last step of the kernel in x below which its noise is taken; else it is solved for anew at that eps
+        # the noise is accepted after a last step in x below 1e-4; otherwise it is solved for anew at that eps
         close = good & fits & (np.abs(off) < 1e-4) & (slope < 0.0)
         wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
         following = np.maximum(wanted, turn + 1)
         if guess and turn == 0:
-            # the result of the first attempt is a good guess if its eps needs at most this many times its nodes
+            # the first attempt is a good guess if its eps needs at most 8 times its nodes
             guessed[rows] = inside & (slope < 0.0) & (need <= 8.0 * rung.nodes)
         enough = good | guessed[rows] & (following == len(ATTEMPTS) - 1)
         due[rows] = np.where(enough, len(ATTEMPTS), following)
@@ -384,21 +380,20 @@ def _by_contour(
 
 
 ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
-"""The search for the eps of a true-positive rate, round by round, if that solve finds none.
+"""Distance of the compared places of the profile, in deviations of the loss, and their number, for each round.
 
-For each round: the distance of the compared places of the profile, in deviations of the loss, and their number.
+The rounds search for the eps of a true-positive rate where `_by_contour` finds none.
 """
 LARGEST_MOVE = 2.0
-"""Longest move of eps from the best of these places, over their distance."""
+"""Longest move of eps from the best of these places, over the distance of the places."""
 
 
 def _by_rounds(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(the best eps, the value there), by the fast solves for the value at one eps after another."""
+    """Return the best eps and the value there, by the fast solves for the value at one eps after another."""
     rows, near = np.arange(rate.size), None
     for distance, places in ROUNDS:
-        # rtol at which the value is solved for in a round
         rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=near)
         near = np.clip(np.exp(calibration_start(rough, rows)[0].x), *goal.limits)
         near = np.maximum(np.round(near), 1.0) if goal.unknown == "steps" else near
@@ -407,26 +402,20 @@ def _by_rounds(
 
 
 def _better(
-    goal: Goal,
-    epsilon: np.ndarray,
-    value: np.ndarray,
-    rate: np.ndarray,
-    fpr: np.ndarray,
-    step: np.ndarray,
-    places: int,
+    goal: Goal, epsilon: np.ndarray, value: np.ndarray, rate: np.ndarray, fpr: np.ndarray, step: np.ndarray, places: int
 ) -> np.ndarray:
-    """The eps at which `delta + e^eps a` is least, by a parabola through the best of some places and its neighbours."""
+    """Return the eps at which `delta + e^eps a` is least, by a parabola through the best place and its neighbours."""
     half = places // 2
     at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
-    # rtol of the deltas from which it is guessed; their estimates are better than that
+    # an rtol of 1e-3 suffices for the deltas: their estimates are more accurate
     run, effort = goal.run(np.arange(value.size), value), account.effort_of_search(1e-3)
-    side = "add_one" if goal.relation == "add_one" else "remove_one"  # the larger as a rule
+    side = "add_one" if goal.relation == "add_one" else "remove_one"  # usually the larger one
     with np.errstate(over="ignore"):  # a place whose sum is infinite is not the best
         asked = MechanismQuestion("delta", run, at, side, effort, "contour")
         sums = by_parts(asked).estimate + np.exp(at) * fpr
     best = np.clip(np.argmin(np.where(np.isnan(sums), np.inf, sums), axis=0), 1, places - 2)
     left, middle, right = (np.take_along_axis(sums, best[None] + by, axis=0)[0] for by in (-1, 0, 1))
-    with np.errstate(all="ignore"):  # a guess that is not a number moves nothing
+    with np.errstate(all="ignore"):  # NaN moves nothing
         slope, bend = 0.5 * (right - left), right - 2.0 * middle + left
         move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE)
     moved = np.take_along_axis(at, best[None], axis=0)[0]
@@ -435,31 +424,29 @@ def _better(
     return np.clip(moved, 0.0, np.maximum(np.log(rate / fpr) * 0.999, 0.0))
 
 
-# mu of Gaussian differential privacy above a floor.
-
 BLOCK = 64
 """Tangents of a block, which share a contour."""
 TRIES = ((1, 1e-2), (1, 1e-2), (1, 1e-5), (4, 1e-8))
-"""For each try: the number of blocks of tangents, and the contour's tolerance as a share of the width.
+"""Number of blocks of tangents, and the contour's tolerance as a share of the width, for each try.
 
-mu of a nearly Gaussian run hardly falls, and needs many tangents.  Where losses are rare and large, the contour cuts
+A nearly Gaussian run needs many tangents, since its mu hardly falls.  Where losses are rare and large, the contour cuts
 off many times as much as the saddle point approximation shows.
 """
 ABOVE, FARTHEST = 8, 0.12
-"""Tangents of a block above its place, in case the best eps is there; and the distance of the last, over the place."""
+"""Tangents of a block above its place, and the distance of the last one over the place: the best eps may be there."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """The least private value with mu at most its target above the floor, and the eps that decides at the floor.
+    """Return the least private value with mu at most its target above the floor, and the eps that decides at the floor.
 
-    It begins where the true-positive rate at the floor is that of mu, which is nearly always the answer.
+    The search begins where the true-positive rate at the floor is that of mu, which is nearly always the answer.
     """
     goal = goal._replace(relation="add_or_remove_one")  # mu is defined under add-or-remove
     wanted, floor = flat[name], flat["above_fpr"]
     first, place = _start_for_mu(goal, wanted, floor)
     epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
     made = first.x.copy()  # logarithms of the values at which the places were found
-    rungs = np.zeros((2, wanted.size), int)  # a value near the last one needs the same
+    rungs = np.zeros((2, wanted.size), int)  # kept, since a value near the last one needs the same rungs
 
     def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
         def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
@@ -474,10 +461,10 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
         ends = np.stack([mu * (1.0 - 8.0 * ROUNDOFF), mu, mu * (1.0 + 8.0 * ROUNDOFF)])
         epsilon[rows] = mu * (-ndtri(floor[rows]) - 0.5 * mu)
         status = np.full(rows.size, "ok", "<U16")
-        left = np.flatnonzero(fields["sampling_probability"] < 1.0)  # the others are known exactly
+        left = np.flatnonzero(fields["sampling_probability"] < 1.0)  # without sampling mu is known exactly
         if left.size:
             mine, x = rows[left], np.log(values[left])
-            # change of the logarithm of a value beyond which the best eps is searched anew
+            # the best eps is searched anew where the logarithm of a value changed by more than 0.2
             far = np.flatnonzero(~(np.abs(x - made[mine]) <= 0.2))
             if far.size:
                 again = best_epsilon(deltas_at(mine[far], values[left][far]), floor[mine[far]])
@@ -505,7 +492,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
 
 
 def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
-    """Estimates of the value whose true-positive rate at the floor is that of mu, and of the eps that shows it."""
+    """Estimate the value whose true-positive rate at the floor is that of mu, and the eps that shows this."""
     nothing = np.zeros(wanted.size)
     start = Start(nothing.copy(), nothing.copy(), nothing.astype(bool))
     with np.errstate(all="ignore"):
@@ -514,7 +501,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
         place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(wanted, 1e-9, 50.0))
         if goal.unknown == "noise_multiplier":
             solved, start.solved[:] = _by_contour(goal, rate, floor, mu, place.epsilon, guess=True)
-            # d mu/dx, where x is the logarithm of the noise: the normal quantile of delta + e^eps a
+            # d mu/dx with x the logarithm of the noise and mu from the normal quantile of delta + e^eps a
             left_over = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * left_over * solved.slope
             start.solved[:] &= (slope < 0.0) & np.isfinite(slope)
@@ -530,7 +517,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
 
 
 class Shown(NamedTuple):
-    """Brackets of mu row by row, which of them are narrow, and about the best eps at the floor."""
+    """Brackets of mu row by row, whether each is narrow, and an estimate of the best eps at the floor."""
 
     lower: np.ndarray
     upper: np.ndarray
@@ -542,10 +529,13 @@ class Shown(NamedTuple):
 def shown_on_one_contour(
     run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, rungs: np.ndarray | None = None
 ) -> Shown:
-    """mu of DP-SGD runs under a relation that is its own reverse, where tangents chosen beforehand decide.
+    """Return brackets of mu of DP-SGD runs where tangents chosen beforehand decide.
 
-    place : where the best eps at the floor is thought to be.  width : relative width of a bracket of mu that is
-    narrow enough.  rungs : as of `deltas_along`.
+    The relation must be its own reverse.
+
+    place : estimate of the best eps at the floor.
+    width : relative width of a bracket of mu that is narrow enough.
+    rungs : as in `deltas_along`.
     """
     size = floor.size
     shown = Shown(np.zeros(size), np.full(size, np.inf), np.zeros(size, bool), place.epsilon.copy())
@@ -567,7 +557,7 @@ def shown_on_one_contour(
         shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
         shown.epsilon[rows] = np.where(narrow | ~np.isfinite(better), at.epsilon, better)
         rows = rows[more & ~narrow]
-    # places from wide brackets are not used
+    # places of wide brackets stay as given
     return shown._replace(epsilon=np.where(shown.narrow, shown.epsilon, place.epsilon))
 
 
@@ -581,11 +571,11 @@ def _bracket(
     tolerance: float,
     rungs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lower and upper ends of mu, by `blocks` blocks of tangents, and an estimate of the best eps at the floor."""
+    """Return both ends of mu by `blocks` blocks of tangents, and an estimate of the best eps at the floor."""
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
     above = ABOVE * blocks
     below = BLOCK * blocks - 3 - above
-    # mu falls as the rate rises: the nearer to the floor, the closer the tangents, in eps as the squares
+    # mu falls as the rate rises: tangents lie closer near the floor, with squares of equal steps as distances in eps
     shares = 1.0 - np.linspace(1.0, 0.0, below + 1)[:-1] ** 2
     shares = np.append(shares, 1.0 + FARTHEST * np.linspace(0.0, 1.0, above + 1)[1:] ** 2)
     epsilon = np.concatenate([place.epsilon * shares[:, None], near])
@@ -609,10 +599,10 @@ def _bracket(
 
 @np.errstate(all="ignore")  # a place that is not a number is not used
 def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Estimate of the eps at which `delta + e^eps a` is least, by a parabola through the least value and others."""
+    """Estimate the eps at which `delta + e^eps a` is least, by a parabola through the least value and others."""
     rates = delta + np.exp(epsilon) * floor
     best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
-    # the next but one: neighbours may be so near that only rounding tells them apart
+    # the next but one on either side: nearer ones may differ by rounding alone
     x, y = (np.take_along_axis(v, best + np.array([-2, 0, 2])[:, None], axis=0) for v in (epsilon, rates))
     left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
     bend = (right - left) / (x[2] - x[0])

@@ -2,8 +2,8 @@
 
 A batch of rows is searched together, in x = log(value).  "Least private" is the smallest noise, the largest sampling
 rate, the most steps or candidates.  A value *holds* where the certified upper end of epsilon, evaluated at that very
-value, is at most the target; only values that hold are returned.  How good the guesses are decides only how long the
-search takes.  What is found is certain to be the least private value that holds only if epsilon is monotone in it.
+value, is at most the target; only values that hold are returned.  The quality of the guesses decides only the time of
+the search.  The value found is certain to be the least private value that holds only if epsilon is monotone in it.
 
 For every calibration, `_judged` and `conclude` give each value its status and say whether it is shown to be the best.
 """
@@ -18,29 +18,10 @@ import numpy as np
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.progress import Waiting, waiting
 
-__all__ = [
-    "AIM",
-    "CLAIMED",
-    "BestValues",
-    "Evaluate",
-    "Search",
-    "Start",
-    "beside",
-    "certified_search",
-    "conclude",
-    "least_apart",
-    "least_private",
-    "start_at",
-    "status_of_upper_end",
-]
-
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value that holds."""
-FARTHEST, FEW_RTOL = 0.01, 10.0
-"""A value is shown to be the best if a less private one misses the target, at a relative distance of at most FEW_RTOL
-rtol and at most max(FARTHEST, rtol)."""
 AIM = 0.15
-"""A fast start aims this far below the target, in units of rtol, so that its certificate usually holds at once."""
+"""Distance below the target at which a fast start aims, in units of rtol, so that its certificate usually holds."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 """First guesses of d log(epsilon)/dx, from Gaussians: for noise, with which epsilon falls, and for other parameters."""
 LARGEST_EXCESS = 8.0
@@ -57,16 +38,16 @@ class Search(NamedTuple):
 
     evaluate: Evaluate
     target: np.ndarray
-    """Epsilon that the value must meet."""
+    """The epsilon that the value must meet."""
     lowest: np.ndarray
     highest: np.ndarray
-    """The values between which is searched, both positive."""
+    """Lowest and highest value that are searched, both positive."""
     falls: np.ndarray
     """Whether epsilon falls as the value grows."""
     rtol: float
     """A row is finished once its upper end is at most 0.5 rtol `scale` below the target."""
     closest: float = 1e-12
-    """It is also finished where the best value and one that does not hold are closer than this in x."""
+    """A row is also finished where the best value and a value that does not hold are closer than this in x."""
     whole: bool = False
     """Whether values are whole numbers."""
     infeasible: str = "infeasible"
@@ -74,10 +55,9 @@ class Search(NamedTuple):
     leader: Evaluate | None = None
     """A cheaper lower bound of `evaluate`, such as one direction alone.
 
-    The search is done with it first, and only what it finds is evaluated in full.
-    """
+    The search uses the leader first, and evaluates only the value that it finds in full."""
     privates_first: np.ndarray | None = None
-    """Rows whose least private value is tried before all others; none by default."""
+    """Rows whose least private value is tried first; none by default."""
     scale: np.ndarray | None = None
     """The unit of distances from the target; by default the target itself, which suits epsilon."""
     says_best: bool = True
@@ -86,19 +66,19 @@ class Search(NamedTuple):
     """Whether the least private limit is the least private value possible, as for a sampling probability of 1."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """rtol, in units of the target."""
+        """Return rtol, in units of the target."""
         target = self.target[rows]
         return self.rtol * (target if self.scale is None else self.scale[rows]) / target
 
 
 class Start(NamedTuple):
-    """Where the search of some rows starts."""
+    """The place where the search of some rows starts."""
 
     x: np.ndarray
     slope: np.ndarray
     """d epsilon/dx; 0 where it is not known."""
     solved: np.ndarray
-    """Whether x is thought to be the solution itself."""
+    """Whether x is thought to be the solution."""
     log_slope: np.ndarray | None = None
     """d log(epsilon)/dx, where a search from x begins with more than the usual slope."""
 
@@ -108,8 +88,8 @@ class BestValues(NamedTuple):
 
     value: np.ndarray
     status: np.ndarray
-    """"ok" (shown to be the best), "not_binding" (the least private value searched holds), "loose" (holds, but is not
-    shown to be the best), or a status that begins with "infeasible"."""
+    """One of "ok" (shown to be the best), "not_binding" (the least private value searched holds), "loose" (holds, but
+    is not shown to be the best), or a status that begins with "infeasible"."""
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
@@ -121,31 +101,29 @@ class BestValues(NamedTuple):
     """Whether a slightly less private value is shown to miss the target."""
 
     def bounds(self, shape: tuple[int, ...]) -> Bounds:
-        """The certified epsilon at the values, as Bounds of a shape."""
+        """Return the certified epsilon at the values, as Bounds of a shape."""
         columns = (self.lower, self.estimate, self.upper, self.kind, self.word, self.engine)
         return Bounds(*(column.reshape(shape) for column in columns))
 
     def keep(self, rows: np.ndarray, values: np.ndarray, bounds: Bounds, mask: np.ndarray, status: str) -> None:
+        """Record the values of some rows, where the mask is true, with their status and certified epsilon."""
         rows = rows[mask]
         self.value[rows], self.status[rows] = values[mask], status
-        self.lower[rows], self.estimate[rows], self.upper[rows] = (
-            np.asarray(end)[mask] for end in (bounds.lower, bounds.estimate, bounds.upper)
-        )
-        self.kind[rows], self.word[rows], self.engine[rows] = (
-            np.asarray(word)[mask] for word in (bounds.kind, bounds.status, bounds.engine)
-        )
+        for name in ("lower", "estimate", "upper", "kind", "engine"):
+            getattr(self, name)[rows] = np.asarray(getattr(bounds, name))[mask]
+        self.word[rows] = np.asarray(bounds.status)[mask]
 
     def fail(self, rows: np.ndarray, status: str) -> None:
-        """Record that some rows have no value.  A value kept before is removed: its epsilon missed the target."""
+        """Record that some rows have no value; a value kept before is removed, since its epsilon missed the target."""
         self.status[rows] = self.word[rows] = status
         for column in (self.value, self.lower, self.estimate, self.upper):
             column[rows] = np.nan
 
 
 def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
-    """The least private value of every row that holds, with its certified epsilon.
+    """Return the least private value that holds in every row, with its certified epsilon.
 
-    start : called once, with the rows that are not settled by their limits.
+    start : function that is called once, with the rows that are not settled by their limits.
     """
     found = _nothing(search.target.size)
     missed, steep = np.full(search.target.size, np.nan), np.zeros(search.target.size, bool)
@@ -167,7 +145,7 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
 
 
 def _told(evaluate: Evaluate, search: Search, found: BestValues, missed: np.ndarray, work: Waiting) -> Evaluate:
-    """`evaluate`, with two side effects: it reports progress to `work`, and writes values shown to miss to `missed`.
+    """Return `evaluate` with two side effects: it reports progress to `work`, and writes values that miss to `missed`.
 
     missed : the most private value of each row that is shown to miss the target; NaN where there is none yet.
     """
@@ -184,7 +162,7 @@ def _told(evaluate: Evaluate, search: Search, found: BestValues, missed: np.ndar
 
 
 def _lower_end(kind: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """The lower end of a certified epsilon; for a bound, which has none, the bound itself."""
+    """Return the lower end of a certified epsilon; for a bound, which has no lower end, the bound itself."""
     return np.where(np.equal(kind, "certified"), lower, upper)
 
 
@@ -221,25 +199,25 @@ def conclude(found: BestValues, rows: np.ndarray, best: np.ndarray) -> None:
 
 
 def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> np.ndarray:
-    """Values less private by the relative distance `apart`; with `whole`, at least the next whole number."""
+    """Return values less private by the relative distance `apart`; with `whole`, at least the next whole number."""
     bolder = np.where(falls, -1.0, 1.0)
     others = values * np.exp(bolder * apart)
     return np.where(np.abs(others - values) < 1.0, values + bolder, np.rint(others)) if whole else others
 
 
 def least_apart(rtol: float) -> float:
-    """A value is the best if a less private one misses the target within this relative distance."""
-    return min(FEW_RTOL * rtol, max(FARTHEST, rtol))
+    """Return the relative distance of a less private value that misses the target, within which a value is the best."""
+    return min(10.0 * rtol, max(0.01, rtol))
 
 
 def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
-    """A start at one value for each row, without slopes."""
+    """Return a start at one value for each row, without slopes."""
     x = np.log(values)
     return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool))
 
 
 def status_of_upper_end(upper: float, target: float, share: float, at_limit: bool) -> str:
-    """The status of a value if only the upper end of epsilon is known.
+    """Return the status of a value if only the upper end of epsilon is known.
 
     "ok" if at most `share` of the target stays unspent; else "not_binding" at a limit of the search, or "loose".
 
@@ -263,10 +241,12 @@ def least_private(
     whole: bool = False,
     margin: float = 0.0,
 ) -> float:
-    """One search from upper ends of epsilon alone: the least private value that holds, NaN where none does.
+    """Search the least private value that holds from upper ends of epsilon alone; return NaN where none does.
 
-    upper : of an array of values.  margin : share of the target that is kept, for the rounding by which another
-    evaluation may differ.  The other arguments are those of `Search`.
+    upper : function of an array of values that returns their upper ends.
+    margin : share of the target that is kept, for the rounding by which another evaluation may differ.
+
+    The other arguments are those of `Search`.
 
     >>> round(least_private(lambda noise: 3.0 / noise, 1.5, 1.0, (0.1, 100.0), falls=True, rtol=1e-6), 5)
     2.0
@@ -274,7 +254,7 @@ def least_private(
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         found = np.asarray(upper(values), np.float64)
-        ends = np.where(np.isnan(found), np.inf, found)  # an unknown value does not hold
+        ends = np.where(np.isnan(found), np.inf, found)  # a value with an unknown epsilon does not hold
         return Bounds(np.zeros_like(ends), ends, ends, "bound", "ok")
 
     one = np.ones(1)
@@ -299,11 +279,10 @@ def _nothing(size: int) -> BestValues:
 
 
 def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
-    """Settle the rows in which the least private value, tried first, holds; returns the others."""
+    """Settle the rows in which the least private value, tried first, holds; return the other rows."""
     rows = np.arange(search.target.size)
-    first = search.privates_first
-    tried = rows if first is None else rows[first]
-    if first is None or tried.size == 0:
+    tried = rows[:0] if search.privates_first is None else rows[search.privates_first]
+    if tried.size == 0:
         return rows
     values = np.where(search.falls, search.lowest, search.highest)[tried]
     bounds = search.evaluate(tried, values)
@@ -313,7 +292,7 @@ def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
 
 
 def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """e^x inside the limits, exactly at them where x is."""
+    """Return e^x inside the limits, exactly at a limit where x is at that limit."""
     low, high = search.lowest[rows], search.highest[rows]
     with np.errstate(over="ignore"):
         values = np.clip(np.exp(x), low, high)
@@ -329,15 +308,15 @@ def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
 def _polish(
     search: Search, found: BestValues, rows: np.ndarray, start: Start, steep: np.ndarray
 ) -> tuple[np.ndarray, Start]:
-    """Certify solutions and nudge those that miss by the secant; return the rows that need a search, and its start.
+    """Certify solutions, and correct those that miss by the secant; return the rows that need a search, and its start.
 
-    steep : whether epsilon changes fast enough with the value to show it best, for all rows; written by this function.
+    steep : written for all rows: whether epsilon changes fast enough with the value to show that the value is the best.
     """
     log_slope = np.full(rows.size, np.nan) if start.log_slope is None else start.log_slope.copy()
     due, x = np.flatnonzero(start.solved), start.x.copy()
     slope, last_x, last = start.slope.copy(), np.full(rows.size, np.nan), np.full(rows.size, np.nan)
     settled = np.zeros(rows.size, bool)
-    # if a start misses the target, take two steps along its slope; then search
+    # a start that misses the target takes two steps along its slope before the search
     for _ in range(3):
         if due.size == 0:
             break
@@ -357,7 +336,7 @@ def _polish(
             gap = target * (1.0 - 2.0 * AIM * close) - finite
             move = gap / np.where(unknown, target * _usual_slope(search, here), slope[due])
         last_x[due], last[due] = at, np.where(known, bounds.upper, np.nan)
-        # a measured slope is taken as it is
+        # a measured slope is used without the factor 1.1
         x[due] = at + np.clip(np.where(np.isnan(move), 0.0, np.where(fresh, 1.0, 1.1) * move), -0.1, 0.1)
         log_slope[due] = np.where(fresh, slope[due] / target, log_slope[due])
         settled[due[holds]] = True
@@ -368,7 +347,7 @@ def _polish(
 
 
 def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
-    """A secant with the leader, if there is one; its result is evaluated in full, and searched again if it fails."""
+    """Search by a secant with the leader, if any; evaluate its result in full, and search again if that fails."""
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
         return
@@ -390,7 +369,7 @@ def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slo
 def _secant(
     search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray | None = None
 ) -> np.ndarray:
-    """A bracketed secant on log(epsilon); returns the x of the values kept, meaningless where a row is infeasible."""
+    """Search by a bracketed secant on log(epsilon); return x of the values kept, without meaning in infeasible rows."""
     low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
     size = rows.size
@@ -401,12 +380,12 @@ def _secant(
     slope = _usual_slope(search, rows)
     if first is not None:
         slope = np.where(np.isfinite(first) & (first * slope > 0.0), first, slope)
-    # longest step in x; it doubles whenever a step wanted to be longer
+    # longest step in x; it doubles whenever a longer step is asked for
     reach = np.full(size, 0.3)
     closeness = search.closeness(rows)
     aim = np.log1p(-0.2 * closeness)
     active = np.ones(size, bool)
-    # most evaluations of one row; bisection alone needs 50
+    # at most 60 evaluations of one row; bisection alone needs 50
     for turn in range(60):
         here = np.flatnonzero(active)
         if here.size == 0:
@@ -435,7 +414,7 @@ def _secant(
             sound = np.isfinite(fresh) & (fresh * slope[here] > 0) & (np.abs(excess) < LARGEST_EXCESS)
             slope[here] = np.where(sound, fresh, slope[here])
             step = (aim[here] - excess) / slope[here]
-            # an epsilon of 0 or an unknown epsilon gives the direction of a step, not its length
+            # an epsilon that is 0 or unknown shows the direction of a step, not its length
             far = np.abs(excess) >= LARGEST_EXCESS
             step = np.where(far, -2.0 * np.sign(excess) * np.sign(slope[here]) * reach[here], step)
             met = np.abs(safe[here] - bold[here]) < search.closest
@@ -451,7 +430,10 @@ def _secant(
 
 
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
-    """The least private whole number that holds: outwards from the start in growing strides, then between two ends."""
+    """Search the least private whole number that holds.
+
+    The search goes outwards from the start in growing strides, and then between two ends.
+    """
     low, high = search.lowest[rows], search.highest[rows]
     # the direction in which values grow less private ("bolder")
     bolder = np.where(search.falls[rows], -1.0, 1.0)
@@ -459,7 +441,7 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
     with np.errstate(over="ignore"):
         n = np.clip(np.floor(np.exp(start) * (1.0 + bolder * AIM * search.rtol)), low, high)
     holds_at, fails_at = np.full(rows.size, np.nan), np.full(rows.size, np.nan)
-    # excess: log of epsilon over target, at those two numbers
+    # log of epsilon over target at these two numbers
     holds_excess, fails_excess = np.zeros(rows.size), np.zeros(rows.size)
     stride = np.ones(rows.size)  # of the next step outwards
     active = np.ones(rows.size, bool)
@@ -475,10 +457,8 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
         found.keep(rows[here], n[here], bounds, at_limit, "not_binding")
         never = ~good & (n[here] == private_limit[here])
         found.fail(rows[here[never]], search.infeasible)
-        holds_at[here], fails_at[here] = (
-            np.where(good, n[here], holds_at[here]),
-            np.where(good, fails_at[here], n[here]),
-        )
+        holds_at[here] = np.where(good, n[here], holds_at[here])
+        fails_at[here] = np.where(good, fails_at[here], n[here])
         holds_excess[here] = np.where(good, np.maximum(excess, -LARGEST_EXCESS), holds_excess[here])
         fails_excess[here] = np.where(good, fails_excess[here], np.fmin(excess, LARGEST_EXCESS))
         adjacent = np.abs(fails_at - holds_at) <= 1.0
@@ -487,10 +467,10 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
         bracketed = np.isfinite(fails_at) & np.isfinite(holds_at)
         outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
         n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
-        # ratio of two whole numbers beyond which one between them is searched in logarithms
+        # the search is in logarithms where two whole numbers differ by more than a factor of 2
         far = np.maximum(holds_at, fails_at) > 2.0 * np.minimum(holds_at, fails_at)
-        # two turns of three interpolate log(epsilon) linearly in log(n), which is usually quick; the third bisects,
-        # since interpolation may make little progress
+        # two turns of three interpolate log(epsilon) linearly in log(n); the third bisects, since interpolation may
+        # make little progress
         if turn % 3:
             with np.errstate(divide="ignore", invalid="ignore"):
                 share = holds_excess / (holds_excess - fails_excess)

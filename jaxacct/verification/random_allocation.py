@@ -11,16 +11,7 @@ from typing import Any
 import numpy as np
 from flint import acb_mat
 
-from jaxacct.verification.ball_arithmetic import (
-    Unplanned,
-    acb,
-    arb,
-    between,
-    gaussian_tail,
-    precision,
-    tick,
-    within,
-)
+from jaxacct.verification.ball_arithmetic import Unplanned, acb, arb, between, gaussian_tail, precision, tick, within
 
 ANGLES = np.geomspace(1e-5, 1.0, 60)
 """Angles tried for the turned path of a quadrature, as shares of an eighth of a turn."""

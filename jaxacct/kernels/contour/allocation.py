@@ -314,15 +314,7 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[
 
 
 def last_node(
-    cells: Cells,
-    cuts: Cuts,
-    t: Array,
-    c: Array,
-    step: Array,
-    scale: Array,
-    goal: Array,
-    deviation: Array,
-    sign: float,
+    cells: Cells, cuts: Cuts, t: Array, c: Array, step: Array, scale: Array, goal: Array, deviation: Array, sign: float
 ) -> tuple[Array, Array]:
     """Return the index of the last node, where the bound of the sum beyond falls to the goal, and that bound.
 
