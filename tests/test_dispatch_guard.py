@@ -69,8 +69,8 @@ def truth():
     return (0.98 * eps, 1.001 * eps), (0.95 * delta, 1.001 * delta)
 
 
-@pytest.mark.parametrize("where", ["contour", "lattice", "both"])
 @pytest.mark.parametrize("case", sorted(WRONG))
+@pytest.mark.parametrize("where", ["contour", "lattice", "both"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_wrong_bracket_is_not_the_answer(broken, truth, where, case):
     wrong = WRONG[case]

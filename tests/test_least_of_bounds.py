@@ -114,7 +114,7 @@ def test_noisy_maxima_take_the_smaller_bound():
     assert ja.epsilon(run, 1e-6).upper == pytest.approx(
         ja.epsilon(ja.Gaussian(40.0 / np.sqrt(400.0)), 1e-6).upper, rel=1e-9
     )
-    for m in (4, 5, 8, 50, 1000):
+    for m in (4, 5, 1000):
         all_scores = ja.Gaussian(3.0 / np.sqrt(m))
         union = m * ja.delta(ja.Gaussian(1.5), [0.5, 2.0, 6.0]).upper
         known = np.minimum(union, ja.delta(all_scores, [0.5, 2.0, 6.0]).upper)

@@ -350,7 +350,10 @@ def test_the_settings_of_jax_are_left_alone(tmp_path):
     code = (
         "import jax\nbefore = dict(jax.config.values)\nfrom jaxacct import cli\nimport jaxacct as ja\n"
         "line = 'epsilon --noise-multiplier 1 --sampling-probability 0.01 --steps 1000 --delta 1e-5'\n"
-        "assert cli.main(line.split()) == 0\nja.epsilon(ja.dp_sgd(5.0, 0.5, 1000), 1e-2, backend='xla')\n"
+        "assert cli.main(line.split()) == 0\n"
+        "import numpy as np\nfrom jaxacct.engines import backend\n"
+        "program = backend.program(lambda x, scale: (scale * x,), scale=3)\n"
+        "assert backend.in_chunks(program, 4, (np.arange(4.0),), 4)[0][3] == 9.0\n"
         "assert dict(jax.config.values) == before\n"
     )
     environment = os.environ | ENVIRONMENT

@@ -170,7 +170,7 @@ def test_ends_of_mu_that_contradict_each_other_are_not_used():
     assert found.lower[0] == 0.0 and found.upper[0] == np.inf and found.status[0] == "contradiction"
 
 
-@pytest.mark.parametrize("steps", (1e12, 1e13, 1e15))
+@pytest.mark.parametrize("steps", (1e15, 1e13, 1e12))
 def test_mu_of_a_distance_near_the_roundoff(steps):
     # one step at q: delta(0) = q erf(1/(2 sqrt 2)), and mu on the diagonal is sqrt(2 pi) delta(0) to first order
     truth = np.sqrt(2.0 * np.pi) * math.erf(0.5 / math.sqrt(2.0)) / steps
