@@ -16,9 +16,6 @@ from jaxacct.core.validation import COUNT, Constraint, InputError, check
 
 __all__ = ["Source"]
 
-AHEAD = Constraint("use a number of batches from 0, such as 1", 0, 2**20, integral=True)
-"""Range of the number of batches that may be loaded ahead."""
-
 
 class Stopped(Exception):
     """End of loading, because the batches are no longer wanted."""
@@ -67,7 +64,9 @@ class Source:
 
     def __post_init__(self) -> None:
         check("workers", self.workers, COUNT)
-        check("prefetch", self.prefetch, AHEAD)
+        check(
+            "prefetch", self.prefetch, Constraint("use a number of batches from 0, such as 1", 0, 2**20, integral=True)
+        )
         self.layout  # noqa: B018 - refuses a bad dataset here, and not at its first use
 
     @functools.cached_property

@@ -27,16 +27,15 @@ from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 
+_LEAST_RUN = 16
+"""Least number of rows of a run that is evidence."""
 _ALL_BYTES = 2**28
 """Data up to this size are compared whole.  Of larger data, and of a Source, only some blocks of rows are compared."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
 _OWN_BYTES = 12
 """A row or a run is evidence only if it compresses to this many bytes more than zeros: simpler ones agree by chance."""
-_RUN_BITS, _LEAST_RUN = 96.0, 16
-"""Least entropy of a run, by the frequencies of its rows, in bits, and least number of its rows."""
 _MOST_COLUMNS = 64
 """Single columns are compared up to this many columns of the data or of a constant."""
-_CHUNK = 2**20
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
@@ -79,17 +78,23 @@ _GROUPS = {
     "output for debugging, without a result": "debug_callback debug_print",
 }
 LANE_BY_LANE = frozenset(name for names in _GROUPS.values() for name in names.split())
-_OWN_RULE = "has its own batching rule, which sees all examples at once"
 _ON_HOST = "runs code on the host, which can see all examples at once or remember them"
-_KERNEL = "is a kernel whose runs for different examples can share memory"
 _IN_JAX = "write it in JAX"
 _KNOWN_TO_MIX = {
-    "custom_vmap_call": ("jax.custom_batching.custom_vmap", _OWN_RULE, "call the function without custom_vmap"),
+    "custom_vmap_call": (
+        "jax.custom_batching.custom_vmap",
+        "has its own batching rule, which sees all examples at once",
+        "call the function without custom_vmap",
+    ),
     "pure_callback": ("jax.pure_callback", _ON_HOST, _IN_JAX),
     "io_callback": ("jax.experimental.io_callback", _ON_HOST, _IN_JAX),
     "buffer_callback": ("jax.experimental.buffer_callback", _ON_HOST, _IN_JAX),
     "ffi_call": ("jax.ffi.ffi_call", _ON_HOST, _IN_JAX),
-    "pallas_call": ("pallas_call", _KERNEL, "write it in JAX, or choose a JAX implementation (such as 'xla')"),
+    "pallas_call": (
+        "pallas_call",
+        "is a kernel whose runs for different examples can share memory",
+        "write it in JAX, or choose a JAX implementation (such as 'xla')",
+    ),
     "rng_bit_generator": (
         "jax.lax.rng_bit_generator",
         "draws for all examples with the first one's key",
@@ -107,13 +112,7 @@ _UNKNOWN = (
     "is not known to give each example of a batch what it would get alone",
     "use operations of jax.numpy, jax.lax and jax.nn",
 )
-_HARMLESS_AXES = ("pvary", "pcast")
-"""Operations that name a device axis but move no data along it."""
 _ROWS = 3
-_MOST_BYTES = 2**28
-"""Programs with more bytes in their rows and drawn constants are not checked."""
-_REMEMBERED = 256
-"""Number of programs that are remembered as checked."""
 _looked_at: dict[bytes, None] = {}
 
 
@@ -137,8 +136,8 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
     """Raise InputError if a row of a small random batch changes with another row (README.md, "Examples apart")."""
     unknown = [const for const in traced.consts if not _is_known(const)]
     examples = [jax.ShapeDtypeStruct((_ROWS, *aval.shape), aval.dtype) for aval in traced.in_avals]
-    if sum(math.prod(a.shape) * a.dtype.itemsize for a in (*unknown, *examples)) > _MOST_BYTES:
-        return
+    if sum(math.prod(a.shape) * a.dtype.itemsize for a in (*unknown, *examples)) > 2**28:
+        return  # too large to be run three times more
     form = " ".join(str(getattr(const, "aval", np.shape(const))) for const in traced.consts)
     digest = hashlib.sha256(f"{traced.jaxpr} {form}".encode()).digest()
     if digest in _looked_at:
@@ -150,7 +149,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
                 f"{name} moves the result of one example when another changes, but must keep examples apart; call no "
                 "operation that has its own batching rule"
             )
-    while len(_looked_at) >= _REMEMBERED:
+    while len(_looked_at) >= 256:
         del _looked_at[next(iter(_looked_at))]
     _looked_at[digest] = None
 
@@ -257,7 +256,7 @@ def _known_keys() -> tuple[Any, ...]:
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
     """Return the device axes that an operation uses and that begin outside the trace."""
-    if eqn.primitive.name in _HARMLESS_AXES:
+    if eqn.primitive.name in ("pvary", "pcast"):  # they name an axis but move no data along it
         return ()
     named = [eqn.params.get(key) for key in ("axes", "axis_name")]
     flat = [axis for each in named for axis in (each if isinstance(each, tuple | list) else (each,))]
@@ -413,7 +412,8 @@ def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
             return True
     share = counts / len(rows)
     entropy = -float(np.sum(share * np.log2(share)))
-    length = max(math.ceil(_RUN_BITS / entropy), _LEAST_RUN) if entropy > 0.01 else len(rows) + 1
+    # a run that is evidence has at least 96 bits of entropy, by the frequencies of its rows
+    length = max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(rows) + 1
     if length > min(len(rows), len(ours)):
         return False
     begins = np.unique([*range(0, len(ours) - length + 1, length), len(ours) - length])
@@ -426,7 +426,7 @@ def _hashed(rows: np.ndarray) -> np.ndarray:
     width = rows.shape[1] * rows.dtype.itemsize
     weights = np.random.default_rng(0).integers(0, 2**63, -(-width // 4), np.uint64) * np.uint64(2) + np.uint64(1)
     found = np.empty(len(rows), np.uint64)
-    for begin in range(0, len(rows), step := max(_CHUNK // max(width, 1), 1)):
+    for begin in range(0, len(rows), step := max(2**20 // max(width, 1), 1)):
         part = np.ascontiguousarray(rows[begin : begin + step])
         content = np.zeros((len(part), 4 * len(weights)), np.uint8)
         content[:, :width] = part.view(np.uint8).reshape(len(part), width)

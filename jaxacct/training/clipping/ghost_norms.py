@@ -24,8 +24,6 @@ NOTHING = -(2**20)
 """Exponent of an array without any normal number: below all others, also if a few such exponents are added."""
 HIGHEST = jax.lax.Precision.HIGHEST
 """Precision of products: the error bounds need full float32 on devices that would round the factors first."""
-_LONGEST = 2**20
-"""Most terms of a product or sum: float32 rounds 2^20 terms by at most 2^20 u = 1/16."""
 
 
 class Rows(NamedTuple):
@@ -174,7 +172,8 @@ def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
     narrow = min((use.view.narrow for use in uses.known), key=largest)
     site = Site(leaf, aval.shape, tuple(zip(uses.known, turned, strict=True)), (groups, left, right), narrow)
     longest = max(site.rows, _size(right), 0 if len(indexed) == len(forms) else _size(left))
-    return site if longest <= _LONGEST else f"it meets {longest} rows or columns, too many to bound their rounding"
+    # float32 rounds a sum of up to 2^20 terms by at most 2^20 u = 1/16
+    return site if longest <= 2**20 else f"it meets {longest} rows or columns, too many to bound their rounding"
 
 
 def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:

@@ -40,8 +40,6 @@ from jaxacct.training.step.step_mechanisms import (
 MANY_RELEASES = 300
 """Number of different releases beyond which similar ones are grouped: an engine's time grows with their number."""
 
-_ROUND_DOWN = 1.0 - 2.0**-40
-"""Factor that rounds down the noise that stands for a sum of up to 1000 terms: it never exceeds the exact noise."""
 _TINY = 1e-150
 """Stand-in for a rate of 0, so that rates can be compared by their ratio."""
 
@@ -69,7 +67,8 @@ class _Partition:
         """Return a Gaussian for each entry of the dearest step; of random allocation one round (README.md)."""
         if self.sampling == FIXED:
             return [Release(FIXED, sigma, 1.0) for sigma in self.dearest]
-        noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * _ROUND_DOWN]
+        # rounded down by more than the rounding of a sum of 1000 terms, so that the noise never exceeds the exact noise
+        noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * (1.0 - 2.0**-40)]
         return [Release(ALLOCATION, sigma, self.share) for sigma in noise]
 
 

@@ -20,8 +20,8 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATE
 
 _FORMAT, _VERSION = "jaxacct.ledger", 2
 """Format that a run's line names.  Version 1, which did not note looks at outputs, is read too."""
-_MAX_LINE_BYTES, _MAX_TEXT = 2**24, 256
-"""Limits of a line in bytes and of a text in characters; longer ones are refused, since strangers may write ledgers."""
+_MAX_LINE_BYTES = 2**24
+"""Largest line; longer ones are refused unread, since strangers may write ledgers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
 """Range of step numbers and counts: all whole numbers up to 2**53 are exact in float64."""
 _SUFFIX = ', "check": "00000000"}'
@@ -174,7 +174,7 @@ def run_of(fragment: bytes) -> str | None:
         return None
 
 
-def words(name: str, value: Any, longest: int = _MAX_TEXT) -> str:
+def words(name: str, value: Any, longest: int = 256) -> str:
     """Return a text of bounded length."""
     if not isinstance(value, str) or len(value) > longest:
         raise InputError(f"{name} = {value!r:.40} must be text of at most {longest} characters; shorten it")

@@ -61,9 +61,7 @@ from jaxacct.training.step.step_mechanisms import (
     composed,
 )
 
-NEARLY_SPENT = 1e-3
-"""Largest unspent share of its target with which a plan has the status "ok"."""
-MANY_KINDS, _LEVELS = 16, (12, 4)
+MANY_KINDS = 16
 """Kinds of step beyond which the curve is computed for 12 levels of noise times 4 of the rate, in one call."""
 _CURVE_RTOL = 0.02
 """Relative width of the curve for the live epsilon, large for speed: its upper ends hold in any case."""
@@ -75,8 +73,6 @@ _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relatio
 """Settings that a document holds unchanged, with the noise multiplier."""
 _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record"}
 """Usual values of settings that a document holds only if they differ; older documents have none of these settings."""
-_KEPT = (*_TERMS, *_UNUSUAL, "repetitions", "filter")
-"""Settings that a plan made `like` another plan takes over."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
     "noise_multiplier": POSITIVE,
@@ -84,8 +80,6 @@ _SEGMENT_NUMBERS = {
     "expected_batch_size": POSITIVE,
 }
 """Numbers of a segment in a document, in this order, with the values that each may have."""
-_NEAR_SIZE = 1e-9
-"""Largest relative distance of a segment's expected batch size from rate times dataset_size: rounding, no more."""
 
 
 class Allowance(Protocol):
@@ -208,7 +202,8 @@ class Plan(PlanRequest):
         like : a plan whose target, data, sampling, relation, law of K and filter are taken over.
         changed : any of these, and noise_multiplier, by name.
         """
-        kept = {name: getattr(like, name) for name in _KEPT} if like is not None else {}
+        names = (*_TERMS, *_UNUSUAL, "repetitions", "filter")
+        kept = {} if like is None else {name: getattr(like, name) for name in names}
         known = DEFAULTS | {"filter": None}
         unknown = sorted(changed.keys() - known.keys())
         if unknown:
@@ -392,7 +387,7 @@ class Plan(PlanRequest):
             return "ok"
         noise, rate = (min(values) for values in zip(*(s[2:4] for s in self.segments), strict=True))
         at_limit = noise == NOISE_RANGE[0] or rate == 1.0
-        return status_of_upper_end(float(self.epsilon.upper), self.target_epsilon, NEARLY_SPENT, at_limit)
+        return status_of_upper_end(float(self.epsilon.upper), self.target_epsilon, 1e-3, at_limit)
 
     def to_json(self) -> str:
         """Return the solved plan as one line of JSON: `Plan.from_json` gives an equal plan without solving again."""
@@ -433,7 +428,7 @@ class Plan(PlanRequest):
         plan = cls.of(_segments(rows), **settings)
         for place, segment in enumerate(plan.segments):
             rate, size = segment.sampling_probability, segment.expected_batch_size
-            near = math.isclose(plan.dataset_size * rate, size, rel_tol=_NEAR_SIZE) and rate > 0.0
+            near = math.isclose(plan.dataset_size * rate, size, rel_tol=1e-9) and rate > 0.0
             if plan.sampling in OF_ONE_SIZE:
                 near = near and rate == size / plan.dataset_size and size == round(size)
             elif plan.sampling == ALLOCATION:
@@ -473,7 +468,7 @@ class Plan(PlanRequest):
         counts = [self.releases_after(int(step)) for step in at]
         if len(self.whole) <= MANY_KINDS:
             return at, epsilon_of_several(self, counts, _CURVE_RTOL)
-        stand_in = dominating({release for each in counts for release in each}, *_LEVELS)
+        stand_in = dominating({release for each in counts for release in each}, noise_levels=12, rate_levels=4)
         few: list[Counter[Release]] = [Counter() for _ in counts]
         for names, each in zip(few, counts, strict=True):
             for release, number in each.items():

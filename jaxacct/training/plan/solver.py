@@ -80,25 +80,6 @@ _RULES: dict[str, Constraint] = {
     "cap": SIZE,
 }
 """Numbers of a plan, each with the values that it may have."""
-CLOSENESS = 1e-4
-"""Largest distance of a solution's certified epsilon from the target, relative to the target and absolutely."""
-_MARGIN, _MARGIN_OF_WHOLE_NUMBERS = 0.05, 1e-7
-"""Distance kept from the target, since a second evaluation of epsilon may differ by rounding.
-
-The first is a share of the tolerance; the second, for whole numbers, is a share of the target.
-"""
-_SHARE_OF_TOLERANCE = 0.2
-"""Relative width asked of a bracket, as a share of the tolerance: the width must not decide what is close."""
-_RTOL_OF_ROUNDS = 1e-4
-"""Least rtol asked for rounds: their two pairs leave a bracket of 4e-4, on a finer and slower lattice too."""
-_BUDGET_OVER_USE = 1.0 + 1e-10
-"""Filter's budget, relative to the plan's use: the same steps added in another order differ by their rounding."""
-_LEFT_IN_FILTER = 1e-9
-"""Share of its budget that a filter must have left for a run to go on: less may be rounding."""
-_FIRST_STEPS, _FIRST_RATE = 1000.0, 0.01
-"""Starts of the searches for steps and rates, which change only how long the searches take."""
-_STEPS_RANGE, _SLOTS_RANGE = (1.0, float(MAX_STEPS)), (1.0, 1e9)
-"""Ranges of the searches for numbers of steps and of slots."""
 _OPEN = {
     "noise_multiplier": ("noise_multiplier",),
     "steps": ("steps", "epochs"),
@@ -214,9 +195,9 @@ class Solution(NamedTuple):
 
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
     """Return epsilon at the target delta of one run, or of each of a batch of runs, composed exactly."""
-    rtol = _SHARE_OF_TOLERANCE * _tolerance(terms.target_epsilon or 1.0)
+    rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # the width of a bracket must not decide what is close
     if terms.sampling == ALLOCATION:
-        rtol = max(rtol, _RTOL_OF_ROUNDS)
+        rtol = max(rtol, 1e-4)  # the two pairs of a round leave 4e-4, on finer and slower lattices too
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
 
 
@@ -246,7 +227,8 @@ def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarr
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
     """Return the budget that a run needs and the epsilon that it promises, for each order and run of a batch."""
-    used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * _BUDGET_OVER_USE
+    # the factor covers the rounding of sums of the same steps in another order
+    used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)
     promised = [epsilon_from_renyi([order], np.asarray(one)[None], terms.target_delta).upper for order, one in pairs]
     return used, np.stack(promised)
@@ -316,7 +298,7 @@ def noise_in_filter(
     step = sum(s.steps for s in spent)
     if spent:
         before = composed(releases(spent, step, terms.sampling, terms.dataset_size, cap=terms.cap or 0))
-        if not spent_renyi(before, chosen, terms.relation) < chosen.budget * (1.0 - _LEFT_IN_FILTER):
+        if not spent_renyi(before, chosen, terms.relation) < chosen.budget * (1.0 - 1e-9):
             raise InputError(
                 f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop"
             )
@@ -476,10 +458,11 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     length = slots_for(n, rate * n) if request.sampling == ALLOCATION else 1
     rate = 1.0 / length if request.sampling == ALLOCATION else rate
     upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
-    found = _searched(upper, target, np.ceil(_FIRST_STEPS / length), _STEPS_RANGE, falls=False, whole=True)
+    # the start of a search, 1000 steps or a rate of .01, changes only the time that the search takes
+    found = _searched(upper, target, np.ceil(1000.0 / length), (1.0, float(MAX_STEPS)), falls=False, whole=True)
     if math.isnan(found):
         raise _infeasible(target, "infeasible_steps")
-    if found == _STEPS_RANGE[1]:
+    if found == MAX_STEPS:
         raise InputError(f"target_epsilon = {target!r} allows {found:g} steps and more; give steps or epochs")
     return length * int(found)
 
@@ -496,13 +479,13 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
     upper = lambda rate: _upper_without_schedule(request, rate, steps(rate), n)
     if request.sampling == ALLOCATION:
         of_slots = lambda slots: upper(1.0 / slots)
-        rate = 1.0 / _searched(of_slots, target, 1.0 / _FIRST_RATE, _SLOTS_RANGE, falls=True, whole=True)
+        rate = 1.0 / _searched(of_slots, target, 100.0, (1.0, 1e9), falls=True, whole=True)
     elif request.sampling in OF_ONE_SIZE:
-        first = np.floor(_FIRST_RATE * n + 1.0)
+        first = np.floor(0.01 * n + 1.0)
         rate = _searched(lambda size: upper(size / n), target, first, (1.0, n), falls=False, whole=True) / n
     else:
         limits = RATE_RANGE if request.steps is not None else (1.0 / n, 1.0)
-        rate = _searched(upper, target, _FIRST_RATE, limits, falls=False)
+        rate = _searched(upper, target, 0.01, limits, falls=False)
     if math.isnan(rate):
         raise _infeasible(target, "infeasible_rate")
     if rate == 1.0:
@@ -550,8 +533,8 @@ def _target(terms: PlanRequest) -> float:
 
 
 def _tolerance(target: float) -> float:
-    """Return the relative closeness that is within CLOSENESS both relatively and absolutely."""
-    return max(CLOSENESS * min(1.0, 1.0 / target), 1e-6)
+    """Return the relative closeness of a solution's epsilon to the target: 1e-4, relatively and absolutely."""
+    return max(1e-4 * min(1.0, 1.0 / target), 1e-6)
 
 
 def _searched(
@@ -565,7 +548,7 @@ def _searched(
 ) -> float:
     """Return the tried value whose upper end is closest to a target from below; NaN if none meets the target."""
     rtol = _tolerance(target)
-    margin = _MARGIN_OF_WHOLE_NUMBERS if whole else _MARGIN * rtol
+    margin = 1e-7 if whole else 0.05 * rtol  # a second evaluation of epsilon may differ by rounding
     return least_private(upper, target, start, limits, falls=falls, rtol=rtol, whole=whole, margin=margin)
 
 

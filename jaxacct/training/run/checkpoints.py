@@ -23,10 +23,6 @@ from jaxacct.training.sharding.placement import ALONE, Processes
 from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.step_function import Carried
 
-_BESIDE = 2**14
-"""Most bytes of a checkpoint in addition to its numbers, for each array and for each of 16 files."""
-_KEPT = 2
-"""Number of checkpoints kept."""
 _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 """Names in a folder of checkpoints."""
 
@@ -60,7 +56,7 @@ class Store:
         self._ocp = ocp
         self._path = Path(folder).absolute()
         processes.decide(self._prepare)
-        options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         with self._writing():
             self._manager = ocp.CheckpointManager(self._path, options=options)
 
@@ -171,7 +167,7 @@ def _require_room(folder: Path, carried: Carried) -> None:
     size = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards if part.replica_id == 0)
     if hasattr(os, "posix_fallocate"):
         with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, size + _BESIDE * (16 + len(leaves)))
+            os.posix_fallocate(file.fileno(), 0, size + 2**14 * (16 + len(leaves)))  # more for each array and file
 
 
 def _make_private(folder: Path) -> None:

@@ -26,9 +26,6 @@ from jaxacct.training.step.step_mechanisms import Release
 
 __all__ = ["State"]
 
-_LONGEST_PATH = 4096
-"""Most characters of a ledger's path in a document, as on Linux."""
-
 
 @dataclass(frozen=True)
 class State:
@@ -224,7 +221,7 @@ def from_document(node: Any) -> History:
             return History(stretches)
         path, run, lines, head = node["ledger"]
         count = int(check("lines", lines, LAST_STEP))
-        mark = Mark(words("path", path, _LONGEST_PATH), words("run", run), count, words("head", head))
+        mark = Mark(words("path", path, 4096), words("run", run), count, words("head", head))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(f"history: {' '.join(str(error).split())}") from None
     return History(stretches, mark)

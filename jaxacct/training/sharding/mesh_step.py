@@ -40,8 +40,6 @@ from jaxacct.training.step.step_function import (
 
 MODES = ("data", "fsdp")
 """Named layouts of the parameters; any other layout is a pytree of PartitionSpecs."""
-_LEAST = 1024
-"""Entries of an array below which cutting does not pay: every device has the whole array."""
 _PIECE = 2_046
 """Units at a time, some 1.5 MB of scratch memory: devices that are simulated on one processor share its caches."""
 
@@ -373,7 +371,7 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
     """Cut along the first axis that the number of devices divides: each part is then in one piece, or in few."""
-    if mesh.size == 1 or math.prod(shape) < _LEAST:
+    if mesh.size == 1 or math.prod(shape) < 1024:  # cutting does not pay
         return P()
     for axis, size in enumerate(shape):
         if size % mesh.size == 0:

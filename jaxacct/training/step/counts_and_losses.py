@@ -17,14 +17,6 @@ from jaxacct.training.step import noise
 
 __all__ = ["AdaptiveClip", "PrivateLoss"]
 
-_CLIP_RANGE = (1e-9, 1e9)
-"""Range of an adaptive clip norm, well inside the range of allowed clip norms."""
-_COUNT_NOISE_SHARE = 0.1
-"""Default noise on the count, as a share of the expected batch size [Andrew et al. 2021]."""
-_BOUND = Constraint("scale the loss, so that an ordinary {name} such as 1.0 fits it", 1e-10, 1e10)
-"""Range of the bound; inside it, losses and noise in proportion to the bound are ordinary in float32."""
-_NOISE_SHARE = 0.1
-"""Default noise on the sum of losses, in units of the bound, as a share of the expected batch size."""
 _ROUND_UP = 1.0 + 2e-15
 """Factor on the noise multiplier of the gradients that exceeds the rounding of its formula."""
 _UNITS = 2**10
@@ -68,13 +60,18 @@ class PrivateLoss:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        check("bound", self.bound, _BOUND)
+        # inside this range, losses and noise in proportion to the bound are ordinary in float32
+        check(
+            "bound",
+            self.bound,
+            Constraint("scale the loss, so that an ordinary {name} such as 1.0 fits it", 1e-10, 1e10),
+        )
         if self.noise is not None:
             check("noise", self.noise, DEVIATION)
 
     def deviation(self, expected_batch_size: float) -> float:
         """Return the standard deviation of the noise on the sum of losses, in bounds."""
-        return _NOISE_SHARE * expected_batch_size if self.noise is None else self.noise
+        return 0.1 * expected_batch_size if self.noise is None else self.noise
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
         """Draw the noise on the sum of losses, in units, from the key of a step."""
@@ -169,7 +166,7 @@ class AdaptiveClip:
 
     def count_deviation(self, expected_batch_size: float) -> float:
         """Return the standard deviation of the noise on the count."""
-        return _COUNT_NOISE_SHARE * expected_batch_size if self.count_noise is None else self.count_noise
+        return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
         """Return the noise multiplier of the gradients that leaves room for the count, rounded up.
@@ -196,4 +193,4 @@ class AdaptiveClip:
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))
-        return jnp.clip(moved, *_CLIP_RANGE)
+        return jnp.clip(moved, 1e-9, 1e9)  # well inside the range of clip norms

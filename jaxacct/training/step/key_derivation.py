@@ -25,8 +25,6 @@ from jax.extend.core import Literal
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import inner_traces
 
-_LIBRARIES = ("jax", "libtpu", "nvidia-", "rocm")
-"""Beginnings of the names of packages whose code runs in a step."""
 _VARIABLES = re.compile(
     r"(XLA|LIBTPU|TPU|CUDA|CUDNN|CUBLAS|NVIDIA|NCCL|HIP|ROC|HSA|TF|PJRT|OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|EIGEN|NPROC|LD_)"
 )
@@ -39,10 +37,6 @@ _HARMLESS = re.compile(
     r"thread_guard$|captured_constants|hlo_source_file|compiler_detailed|.*timeout|platforms$|platform_name$)"
 )
 """Settings of JAX that change only printing, caching or refusals.  Settings of promotion show in the traced program."""
-_OUTSIDE = {"pure_callback", "io_callback", "ffi_call", "infeed", "rng_uniform"}
-"""Operations whose results their arguments do not decide, or are not known to decide."""
-_COLLECTIVES = {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}
-"""Operations that add values of several devices."""
 _DETERMINISTIC = re.compile(r"--xla_gpu_(?:deterministic_ops|exclude_nondeterministic_ops)(?:=(\S+))?")
 """Flag of XLA, and its value, by which sums on GPUs always have one order."""
 
@@ -236,11 +230,12 @@ def machine() -> str:
 
 def repeats(primitives: set[str]) -> bool:
     """Return whether a program of these operations gives equal bits whenever it runs on this machine."""
-    if primitives & _OUTSIDE:
+    # the arguments of these operations do not decide their results, or may not
+    if primitives & {"pure_callback", "io_callback", "ffi_call", "infeed", "rng_uniform"}:
         return False
     if jax.devices()[0].platform in ("cpu", "tpu"):
         return True
-    if primitives & _COLLECTIVES:
+    if primitives & {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}:  # sums over devices
         return False
     asked = _DETERMINISTIC.findall(os.environ.get("XLA_FLAGS", ""))
     return bool(asked) and asked[-1].lower() in ("", "true", "1")
@@ -252,7 +247,7 @@ def _libraries() -> dict[str, str]:
     known: dict[str, str] = {}
     for each in distributions():
         name = (each.metadata["Name"] or "").lower()
-        if name.startswith(_LIBRARIES):
+        if name.startswith(("jax", "libtpu", "nvidia-", "rocm")):
             known[name] = each.version
     import jaxlib
 

@@ -272,13 +272,9 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
         if eqn.primitive.name == "dot_general":
             beside = _beside(eqn.params, operands, adapted[0])
             if beside is not None:
-                y = bind(place, eqn, [_plain(operand) for operand in operands])[0]
+                y = bind(place, eqn, [value.w if other is value else other for other in operands])[0]
                 return [y + beside.astype(y.dtype)]
     return bind(place, eqn, [_merged(operand) for operand in operands])
-
-
-def _plain(value: Any) -> Any:
-    return value.w if isinstance(value, _Adapted) else value
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:

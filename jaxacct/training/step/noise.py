@@ -43,8 +43,6 @@ _PIECE = 16_368
 """Units at a time, some 12 MB of scratch memory.  On a CPU fewer or more take longer.  The number is no power of two:
 rows of a piece could then share lines of the cache.
 """
-_MOST_UNITS = 2**31
-"""Bound on the number of units, which are counted in int32."""
 
 
 def stream(key: Any, purpose: int, step: Any = 0) -> Any:
@@ -91,7 +89,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
     units = [-(-size // UNIT) for size in sizes]
     begins = np.cumsum([0, *units])
     total = int(begins[-1])
-    if total >= _MOST_UNITS:
+    if total >= 2**31:  # units are counted in int32
         raise InputError(f"{sum(sizes)} entries must be < 2**36 in one call; add noise to parts, each with its own key")
     pieces = max(1, -(-total // _PIECE))
     each = -(-total // pieces)

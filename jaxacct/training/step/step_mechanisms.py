@@ -20,23 +20,6 @@ from jaxacct.mechanisms import (
 )
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 
-__all__ = [
-    "ALLOCATION",
-    "BY_PASS",
-    "FIXED",
-    "OF_ONE_SIZE",
-    "POISSON",
-    "SAMPLING",
-    "TRUNCATED",
-    "WITHOUT_REPLACEMENT",
-    "Release",
-    "composed",
-    "nearest_slots",
-    "prefixes",
-    "release_of_pass",
-    "single",
-]
-
 SAMPLING = ("poisson", "truncated_poisson", "random_allocation", "without_replacement", "fixed_batches")
 """Batch rules; the rule decides how a step is accounted for."""
 POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED = SAMPLING
