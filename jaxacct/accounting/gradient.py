@@ -115,12 +115,7 @@ def _one_sided(mechanism: Mechanism, delta: np.ndarray, relation: str, direction
 
 
 def _differentiate(
-    structure: Any,
-    fields: list[np.ndarray],
-    delta: np.ndarray,
-    epsilon: np.ndarray,
-    relation: str,
-    direction: str,
+    structure: Any, fields: list[np.ndarray], delta: np.ndarray, epsilon: np.ndarray, relation: str, direction: str
 ) -> list[np.ndarray]:
     """Return one array of derivatives for each field, for a flat batch of configurations in one direction."""
     names = _field_names(structure)

@@ -584,13 +584,5 @@ def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[fl
     return low, mid, high
 
 
-for _engine in (
-    Attacked(),
-    SampledOnce(),
-    RemovedAndAdded(),
-    OneRound(),
-    SameBins(),
-    MixtureContour(),
-    SingleRounds(),
-):
+for _engine in (Attacked(), SampledOnce(), RemovedAndAdded(), OneRound(), SameBins(), MixtureContour(), SingleRounds()):
     register(_engine)

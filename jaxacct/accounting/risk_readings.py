@@ -375,11 +375,7 @@ def _cells(
         after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
     after = np.concatenate([after, np.zeros_like(low[:1])])
     bounds = []
-    for left, right in (
-        (low[:-1], low[:-1] + before * width),
-        (low[1:] - after * width, low[1:]),
-        (low[1:], low[1:]),
-    ):
+    for left, right in ((low[:-1], low[:-1] + before * width), (low[1:] - after * width, low[1:]), (low[1:], low[1:])):
         at_left, at_right = (gaussian[:-1] - left) * share[:-1], (gaussian[1:] - right) * share[1:]
         bounds.append(np.nan_to_num(np.maximum(at_left, at_right), nan=np.inf))
     return np.min(bounds, axis=0), gaussian[-1] * share[-1]

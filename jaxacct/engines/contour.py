@@ -60,12 +60,7 @@ LADDER = (
 """Rungs for compositions of Gaussians. Points, nodes and time grow about threefold from rung to rung, and chunks shrink
 accordingly."""
 
-PLAIN = (
-    *LADDER[:3],
-    Rung(1536, 512, 3, 2),
-    Rung(2560, 1024, 3, 1),
-    Rung(4096, 2048, 3, 1),
-)
+PLAIN = (*LADDER[:3], Rung(1536, 512, 3, 2), Rung(2560, 1024, 3, 1), Rung(4096, 2048, 3, 1))
 """Rungs for compositions with Laplace or finite parts, which the split contour does not answer."""
 
 
