@@ -43,8 +43,6 @@ from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, d
 from jaxacct.mechanisms.base import element, require_mechanism, take_rows
 from jaxacct.mechanisms.random_allocation import rounds_inside
 
-__all__ = ["REVERSED", "answer", "by_parts", "delta", "delta_without_attacks", "effort_of_search", "epsilon"]
-
 LARGEST_SLACK = 1e-3
 """Engines are asked where delta less the mass at infinity has at most this relative uncertainty."""
 BLOCK = 100_000

@@ -33,19 +33,6 @@ from jaxacct.engines.protocol import (
 from jaxacct.mechanisms import Composed, Mechanism, Repeated
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 
-__all__ = [
-    "Side",
-    "answered_by_parts",
-    "ask_engines",
-    "engine_of_mechanism",
-    "is_open",
-    "kinds_of",
-    "limits_by_theorems",
-    "single_steps",
-    "some_rows",
-    "upper_by_moments",
-]
-
 COSTLY = 0.05
 """Seconds of CPU for one configuration. An engine that costs more is asked only after all theorems."""
 WIDE = {"epsilon": 0.01, "delta": 0.5}

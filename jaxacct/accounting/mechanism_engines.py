@@ -41,8 +41,6 @@ from jaxacct.mechanisms.shuffled_batches import ShuffledBatches, attacks_on
 if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Known, Row
 
-__all__ = ["epsilon_replaced"]
-
 
 class Attacked(MechanismEngine):
     """The answer of the other engines, with the lower end raised by the best known attack on the mechanism."""

@@ -19,26 +19,6 @@ from jaxacct.engines.contour import delta_about, delta_along, reach
 from jaxacct.mechanisms import Components, Mechanism, components, directions
 from jaxacct.mechanisms.base import take_rows
 
-__all__ = [
-    "KNOWN_WIDTH",
-    "Deltas",
-    "GaussianFit",
-    "Place",
-    "Rates",
-    "best_epsilon",
-    "deltas_about",
-    "deltas_along",
-    "gaussian_fit",
-    "gaussian_regret",
-    "largest_mu",
-    "least_mu",
-    "posterior_of",
-    "rate_at",
-    "rate_from_three",
-    "start_at",
-    "three_places",
-]
-
 # The largest true-positive rate at a false-positive rate, `T(a) = min over E of {delta(log E) + E a}`
 #
 # The sum is convex in E. A secant finds about where the sum is least. Three values of delta around that place bracket

@@ -26,8 +26,6 @@ from jaxacct.kernels.contour.allocation import (
     put_below,
 )
 
-__all__ = ["delta", "delta_of_both", "epsilon", "epsilon_of_both", "excess", "guess", "search"]
-
 ROUNDS = 14
 """Most placements of the contour."""
 NARROW = 1e-2

@@ -33,23 +33,6 @@ from jaxacct.engines import devices, programs
 from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
 
-__all__ = [
-    "BLOCK",
-    "NUMPY_MOST",
-    "Compiled",
-    "Runner",
-    "evaluate",
-    "fixed",
-    "in_blocks",
-    "in_chunks",
-    "job",
-    "on_cores",
-    "on_numpy",
-    "program",
-    "runner",
-    "suiting",
-]
-
 NUMPY_MOST = 40_000
 """Largest job that NumPy does. Compiling the programs of the contour engine pays for larger jobs."""
 NUMPY_MOST_SELECTIONS = 2_400

@@ -23,8 +23,6 @@ from jaxacct.kernels.contour.split import Placement, Start, no_placements
 from jaxacct.kernels.law import LossLaw
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["delta_about", "delta_along"]
-
 
 class Rung(NamedTuple):
     """The sizes of one program. A ladder lists its rungs in ascending order."""

@@ -19,8 +19,6 @@ import numpy as np
 from jaxacct.core import progress
 from jaxacct.core.validation import InputError
 
-__all__ = ["double_precision", "fault", "local", "only_numpy", "platform", "quiet"]
-
 CLOSE_UNITS = 4.0
 """Units of 2^-52, relative, by which an operation may differ from NumPy's. float64 stays within them, pairs of float32
 do not."""

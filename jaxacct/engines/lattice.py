@@ -28,8 +28,6 @@ from jaxacct.engines.lattice_parts import (
 from jaxacct.kernels.lattice_laws import Composition, compose, payoff
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["NOTHING", "LatticeAnswer", "deltas", "deltas_of_pairs", "epsilon", "epsilon_of_pairs"]
-
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 """Lengths of lattices. A bracket's width falls as length^-2, and its time grows a little faster than the length."""
 QUICK = 2**18

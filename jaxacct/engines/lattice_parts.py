@@ -21,20 +21,6 @@ from jaxacct.kernels import lattice_laws as kernel
 from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 from jaxacct.kernels.lattice_laws import Cells
 
-__all__ = [
-    "MOST_PAIRS",
-    "ApproximateLaw",
-    "Finite",
-    "Laplace",
-    "LatticePart",
-    "Placed",
-    "PlainGaussian",
-    "SampledGaussian",
-    "placed_from",
-    "powers",
-    "trimmed",
-]
-
 MOST_PAIRS = 2**17
 """Most pairs of atoms that are added up. Sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6

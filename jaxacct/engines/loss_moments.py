@@ -21,8 +21,6 @@ from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["least_delta", "least_epsilon"]
-
 START = np.geomspace(1e-3, 1e5, 33)
 """Values of alpha - 1 with which the search for the best order starts."""
 NATS = 75.0

@@ -34,8 +34,6 @@ from jaxacct.mechanisms.gaussian_mixtures import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import GaussianPart
 
-__all__ = ["UNKNOWN", "Ends", "Known", "Row", "attained", "one_delta", "one_epsilon", "rows_of_branches"]
-
 ROUNDING, ROUNDING_OF_SQUARES = 1e-12, 4e-15
 """Relative error allowed for the two terms of a branch, and the factor of the squares in their exponents that adds to
 it."""

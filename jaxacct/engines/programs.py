@@ -32,8 +32,6 @@ import jaxacct
 from jaxacct.core import progress
 from jaxacct.engines import devices
 
-__all__ = ["CacheInfo", "Run", "cache_info", "clear_cache"]
-
 Run = Callable[..., Sequence[Any]]
 """A program: it takes flat arrays on one device and returns the leaves of the answer."""
 

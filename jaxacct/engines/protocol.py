@@ -16,18 +16,6 @@ from jaxacct.core.validation import GIBIBYTE, RELATIONS, broadcast_shape
 from jaxacct.mechanisms.base import Mechanism, batch_shape
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = [
-    "ENGINES",
-    "Answer",
-    "Effort",
-    "Engine",
-    "Kinds",
-    "MechanismEngine",
-    "MechanismQuestion",
-    "Question",
-    "register",
-]
-
 
 class Answer(NamedTuple):
     """Ends and estimate of each row, without NaN. An unknown lower end is -inf, and an unknown upper end is inf."""

@@ -11,8 +11,6 @@ from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["Chance", "LargestLoss", "chance", "largest_loss", "limits", "log_tail_above", "log_tail_below"]
-
 LARGEST_LOSS_UNITS = 256.0
 """Error of a largest loss, in units of rounding: 128 for a finite part's own loss, the rest for the sum."""
 LOG_ERROR = 1e-12

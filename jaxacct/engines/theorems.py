@@ -17,18 +17,6 @@ from jaxacct.engines import closed_form
 from jaxacct.engines.quick_bounds import Chance, chance, largest_loss, log_tail_above, log_tail_below
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = [
-    "Tests",
-    "best_delta",
-    "best_epsilon",
-    "least_delta",
-    "least_epsilon",
-    "rare_step_delta",
-    "rare_step_epsilon",
-    "tests_of",
-    "total_variation",
-]
-
 RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
 """Shares of delta tried for rare numbers of hits. The best bound counts."""
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)

@@ -18,8 +18,6 @@ from jaxacct.engines import closed_form
 from jaxacct.engines.protocol import Answer
 from jaxacct.mechanisms.loss_components import Components
 
-__all__ = ["Steps", "bounds", "cells", "delta", "epsilon", "placed", "surveyed"]
-
 LONGEST_CELL = 0.25
 """The longest cell w, in deviations."""
 LARGEST_TURN = 2.0

@@ -17,26 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = [
-    "Array",
-    "Generating",
-    "Namespace",
-    "constant",
-    "cummin",
-    "erfc",
-    "flat",
-    "horner",
-    "interp",
-    "iterate",
-    "keep_apart",
-    "logistic",
-    "namespace",
-    "pick",
-    "powers",
-    "repeat",
-    "stack",
-]
-
 Array: TypeAlias = Any
 """A float64 array, or a number.
 

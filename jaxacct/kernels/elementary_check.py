@@ -20,8 +20,6 @@ from jaxacct.kernels.arrays import erfc
 from jaxacct.kernels.lattice_laws import FFT_CONSTANT
 from jaxacct.kernels.special import COMPOUND_UNITS, SIMPLE_UNITS
 
-__all__ = ["TABLE", "VALUES", "failure", "units_of"]
-
 TABLE = pathlib.Path(__file__).with_name("elementary_table.txt")
 """Lines of a name, one argument or two, and the value, as hexadecimal float64."""
 VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {

@@ -16,19 +16,6 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, namespace
 from jaxacct.kernels.special import log1p, logsumexp
 
-__all__ = [
-    "Cells",
-    "Composition",
-    "Payoff",
-    "cancelled",
-    "compose",
-    "gaussian_cells",
-    "gaussian_nodes",
-    "lower_masses",
-    "payoff",
-    "upper_masses",
-]
-
 REACH = 38.0
 """Deviations from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""
 PANELS = 4096

@@ -21,20 +21,6 @@ import numpy as np
 
 from jaxacct.kernels.arrays import Array
 
-__all__ = [
-    "LARGEST_EPS",
-    "REACHES",
-    "Laws",
-    "Line",
-    "Nodes",
-    "crossing",
-    "divergence",
-    "line",
-    "nodes",
-    "panels",
-    "renyi",
-]
-
 FLAT = 1e-12
 """Relative change of phi'^a that is neglected outside of the nodes."""
 FARTHEST = 37.5

@@ -24,8 +24,6 @@ from jax import lax
 
 from jaxacct.kernels.arrays import Array, erfc, keep_apart, namespace
 
-__all__ = ["log1p", "log1p_complex", "log1p_inline", "log_ndtr", "log_ndtr_sides", "logsumexp", "softplus"]
-
 SIMPLE_UNITS = 4.0
 """Error of exp, log, sin, cos and arctan2, in units of the value; twice the measured error (README.md)."""
 COMPOUND_UNITS = 6.0
