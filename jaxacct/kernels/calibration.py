@@ -50,7 +50,7 @@ LARGEST_SPLIT_STEP = 0.4
 SETTLED = 0.15
 """Distance in x within which windows need not be placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
-"""Factor by which the slope may change from one step to the next. A steeper change is taken for rounding."""
+"""Factor by which the slope may change in a step. A larger change is taken for rounding."""
 CURVATURE = 3.0
 """`|f''/2f'|` of log delta in x, about. The error of a secant step is this times the product of the last two distances.
 """
@@ -151,7 +151,7 @@ LARGEST_SECANT_STEP = 0.3
 LEAST_SECANT = 1e-7
 """Distance in x below which a secant is rounding."""
 SLOPE_CHANGE = 10.0
-"""Factor by which the slope may change from one step to the next. A steeper change is taken for rounding."""
+"""Factor by which the slope may change in a step. A larger change is taken for rounding."""
 LARGEST_Q = 1.0 - 1e-12
 """Largest sampling probability: the kernels take 0 < q < 1."""
 
@@ -190,6 +190,14 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
         n * t.power * mean_moved + in_n * k0,
         n * law.sign * (mean_moved + t.power * both) + in_n * k1,
     )
+
+
+def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = SLOPE_CHANGE) -> Array:
+    """Return the slope risen/moved of a secant, or `slope` where the secant is rounding."""
+    xp = namespace(moved, risen)
+    fresh = risen / xp.where(moved == 0, 1.0, moved)
+    trusted = (xp.abs(moved) > LEAST_SECANT) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
+    return xp.where(trusted, fresh, slope)
 
 
 def solve(
@@ -248,11 +256,7 @@ def solve(
             x, r, slope = carry
             step = -xp.clip(r / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
             following = residual(x + step)
-            fresh = (following - r) / xp.where(step == 0, 1.0, step)
-            trusted = (
-                (xp.abs(step) > LEAST_SECANT) & (fresh / slope > 1.0 / SLOPE_CHANGE) & (fresh / slope < SLOPE_CHANGE)
-            )
-            return x + step, following, xp.where(trusted, fresh, slope)
+            return x + step, following, _secant_slope(step, following - r, slope)
 
         # Secant steps on the contour integral converge from the saddle point's x.
         x, r, slope = repeat(xp, 4, secant, (x, residual(x), slope))
@@ -324,22 +328,16 @@ def solve_rate(
     def step(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, epsilon, slope, last, dx, _ = carry
         off, first, second = at(x, epsilon)
-        slope = steeper(off, last, dx, slope)
+        slope = _secant_slope(dx, off - last, slope)
         move = xp.clip(-first / second, -LARGEST_EPSILON_STEP / c, LARGEST_EPSILON_STEP / c)
         dx = xp.clip(-off / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
         return x + dx, xp.minimum(epsilon + move, most - 1e-3), slope, off, dx, xp.abs(move) * c
-
-    def steeper(off: Array, last: Array, dx: Array, slope: Array) -> Array:
-        """Return the slope of the secant, or the one before where the secant is rounding."""
-        fresh = (off - last) / xp.where(dx == 0, 1.0, dx)
-        trusted = (xp.abs(dx) > LEAST_SECANT) & (fresh / slope > 1.0 / SLOPE_CHANGE) & (fresh / slope < SLOPE_CHANGE)
-        return xp.where(trusted, fresh, slope)
 
     nothing = 0.0 * x
     x, epsilon, slope, last, dx, moved = repeat(xp, steps, step, (x, epsilon, slope, nothing, nothing, nothing))
     epsilon = xp.maximum(epsilon, 0.0)
     off, _, _ = at(x, epsilon)
-    slope = steeper(off, last, dx, slope)
+    slope = _secant_slope(dx, off - last, slope)
     dx = xp.clip(-off / slope, -LARGEST_SECANT_STEP, LARGEST_SECANT_STEP)
     return epsilon, x + dx, moved, dx, slope, need
 
@@ -389,13 +387,7 @@ def solve_split(
     def secant(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         x, slope, last_x, last_r, *_ = carry
         residual, rate, needs = evaluate(x)
-        fresh = (residual - last_r) / xp.where(x == last_x, 1.0, x - last_x)
-        trusted = (
-            (xp.abs(x - last_x) > LEAST_SECANT)
-            & (fresh / slope > 1.0 / SPLIT_SLOPE_CHANGE)
-            & (fresh / slope < SPLIT_SLOPE_CHANGE)
-        )
-        slope = xp.where(trusted, fresh, slope)
+        slope = _secant_slope(x - last_x, residual - last_r, slope, SPLIT_SLOPE_CHANGE)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
         off = xp.abs(step) * xp.where(x == x0, 1.0, CURVATURE * xp.abs(x - last_x))
         # Too far from x0 the windows and the period no longer serve.

@@ -14,6 +14,7 @@ saddle point is found.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from jaxacct.kernels.arrays import Array, constant, keep_apart, namespace, repeat
@@ -216,16 +217,6 @@ class Saddle(NamedTuple):
     log_delta: Array
 
 
-def saddle_at(k: Cumulants, c: Array) -> tuple[Saddle, Array]:
-    """Return the saddle point quantities at the abscissa c, for cumulants k, and Psi''."""
-    xp = namespace(c)
-    k0, k1, k2 = k(c)
-    curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
-    epsilon = k1 - 1.0 / c - 1.0 / (1.0 + c)
-    log_delta = k0 - c * epsilon - xp.log(c) - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
-    return Saddle(c, k1, k2, epsilon, log_delta), curvature
-
-
 def _safeguarded(
     k: Cumulants,
     first: Callable[[Saddle], Array] | Array,
@@ -247,7 +238,12 @@ def _safeguarded(
 
     def body(i: Array, carry: tuple[Array, Array, Array, Array, Saddle]) -> tuple[Array, Array, Array, Array, Saddle]:
         w, lo, hi, last, _ = carry
-        saddle, curvature = saddle_at(k, xp.exp(w))
+        c = xp.exp(w)
+        k0, k1, k2 = k(c)
+        curvature = k2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
+        epsilon = k1 - 1.0 / c - 1.0 / (1.0 + c)
+        log_delta = k0 - c * epsilon - xp.log(c) - log1p(c) - 0.5 * xp.log(2.0 * xp.pi * curvature)
+        saddle = Saddle(c, k1, k2, epsilon, log_delta)
         residual, step = residual_and_step(saddle, curvature)
         lo = xp.where(residual < 0, w, lo)
         hi = xp.where(residual < 0, hi, w)
@@ -272,7 +268,7 @@ def _safeguarded(
 
 def saddle_for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
     """Return the saddle point whose approximate delta is e^log_delta."""
-    return saddle_for_delta_of(lambda c: cumulants(law, c, nodes), log_delta)
+    return saddle_for_delta_of(partial(cumulants, law, nodes=nodes), log_delta)
 
 
 def saddle_for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
@@ -292,26 +288,27 @@ def saddle_for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
     return _safeguarded(k, first, 16.0, 4.0, residual_and_step, log_delta)
 
 
-def _residual_for(epsilon: Array) -> Callable[[Saddle, Array], tuple[Array, Array]]:
+def saddle_for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | None = None) -> Saddle:
+    """Return the saddle point for a given eps, from a starting abscissa or from the untilted mean and variance."""
+    return saddle_near(partial(cumulants, law, nodes=nodes), epsilon, start, NEWTON_STEPS, 12.0, 4.0)
+
+
+def saddle_near(
+    k: Cumulants, epsilon: Array, start: Array | None, iterations: int, down: float = 3.0, up: float = 3.0
+) -> Saddle:
+    """Return the saddle point as `saddle_for_epsilon` for a law given by its cumulants.
+
+    down, up : how far log c may lie below and above its starting value.
+    """
+    xp = namespace(epsilon)
+
     def residual_and_step(saddle: Saddle, curvature: Array) -> tuple[Array, Array]:
         residual = saddle.epsilon - epsilon
         return residual, residual / (saddle.c * curvature)
-
-    return residual_and_step
-
-
-def saddle_for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | None = None) -> Saddle:
-    """Return the saddle point for a given eps, from a starting abscissa or from the untilted mean and variance."""
-    xp = namespace(epsilon)
 
     def first(saddle: Saddle) -> Array:
         gap = epsilon - saddle.k1
         return xp.log((gap + xp.sqrt(gap**2 + 4.0 * saddle.k2)) / (2.0 * saddle.k2))
 
     begin = first if start is None else xp.log(start)
-    return _safeguarded(lambda c: cumulants(law, c, nodes), begin, 12.0, 4.0, _residual_for(epsilon), epsilon)
-
-
-def saddle_near(k: Cumulants, epsilon: Array, start: Array, iterations: int) -> Saddle:
-    """Return the saddle point for a given eps of a law given by its cumulants, near a starting abscissa."""
-    return _safeguarded(k, namespace(start).log(start), 3.0, 3.0, _residual_for(epsilon), epsilon, iterations)
+    return _safeguarded(k, begin, down, up, residual_and_step, epsilon, iterations)
