@@ -30,7 +30,7 @@ def test_chernoffs_bound_is_above_the_put_and_not_far_above(share):
 def test_the_larger_direction_is_the_larger_of_both(chernoff, monkeypatch):
     if not chernoff:  # contours at the floor decide then
         monkeypatch.setattr(allocation, "put_below", lambda s, t, k: np.full_like(s, np.inf))
-    both = allocation.epsilon_of_both(SIGMA, SLOTS, DELTA)
+    both = allocation.epsilon(SIGMA, SLOTS, DELTA, None)
     sides = [allocation.epsilon(SIGMA, SLOTS, DELTA, direction) for direction in ("remove", "add")]
     np.testing.assert_allclose(both.lower, np.max([side.lower for side in sides], axis=0), rtol=1e-9)
     np.testing.assert_allclose(both.upper, np.max([side.upper for side in sides], axis=0), rtol=1e-9)

@@ -369,16 +369,13 @@ class OneRound(MechanismEngine):
             np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
             for x in (mechanism.mechanism.noise_multiplier, mechanism.slots)
         )
-        asked, ways = (sigma, slots, target), _DIRECTIONS_OF[relation]
+        ways = _DIRECTIONS_OF[relation]
+        direction = ways[0] if len(ways) == 1 else None
         if question.quantity == "epsilon":  # the hint is an expected epsilon
             begin = None if question.hint is None else np.broadcast_to(question.hint, shape).reshape(-1)
-            worst = (
-                allocation.epsilon_of_both(*asked, rtol, begin)
-                if len(ways) == 2
-                else allocation.epsilon(*asked, ways[0], rtol, begin)
-            )
+            worst = allocation.epsilon(sigma, slots, target, direction, rtol, begin)
         else:
-            worst = allocation.delta_of_both(*asked) if len(ways) == 2 else allocation.delta(*asked, ways[0])
+            worst = allocation.delta(sigma, slots, target, direction)
         narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
             worst.upper <= NO_RELATIVE_ACCURACY
         )

@@ -48,30 +48,25 @@ MOST_SLOTS = 1e9
 """The contour is used only up to this many slots."""
 
 
-def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str) -> Answer:
-    """Return brackets of delta at eps >= 0 in one direction, "remove" or "add"; all arguments broadcast to (B,).
+def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str | None) -> Answer:
+    """Return brackets of delta at eps >= 0; all arguments broadcast to (B,).
 
     slots : whole numbers from 1 to 2**53.
+    direction : "remove", "add", or None for the larger one. "add" is skipped where Chernoff shows that it is smaller.
     """
-    sign = SIGNS[direction]
-    low, mid, high = in_blocks(lambda *rows: _delta_block(sign, *rows), _flat(sigma, slots, eps))
-    return Answer(low, mid, np.minimum(high, 1.0))
 
-
-def delta_of_both(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray) -> Answer:
-    """Return delta in the larger direction. "add" is skipped where Chernoff's bound shows that it is smaller."""
-
-    def both(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        worst = _delta_block(1.0, sigma, t, eps)
-        rows = np.flatnonzero(reach(1.0 / sigma, t) & (eps > 0.0) & (eps < 500.0) & (worst[0] > 0.0))
-        below = np.zeros(len(eps), bool)
-        below[rows] = put_below(1.0 / sigma[rows], t[rows], np.exp(-eps[rows])) + eps[rows] < np.log(worst[0, rows])
-        rows = np.flatnonzero(~below)
-        if rows.size:
-            worst[:, rows] = np.maximum(worst[:, rows], _delta_block(-1.0, sigma[rows], t[rows], eps[rows]))
+    def solved(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
+        worst = _delta_block(SIGNS[direction or "remove"], sigma, t, eps)
+        if direction is None:
+            rows = np.flatnonzero(reach(1.0 / sigma, t) & (eps > 0.0) & (eps < 500.0) & (worst[0] > 0.0))
+            below = np.zeros(len(eps), bool)
+            below[rows] = put_below(1.0 / sigma[rows], t[rows], np.exp(-eps[rows])) + eps[rows] < np.log(worst[0, rows])
+            rows = np.flatnonzero(~below)
+            if rows.size:
+                worst[:, rows] = np.maximum(worst[:, rows], _delta_block(-1.0, sigma[rows], t[rows], eps[rows]))
         return worst
 
-    low, mid, high = in_blocks(both, _flat(sigma, slots, eps))
+    low, mid, high = in_blocks(solved, _flat(sigma, slots, eps))
     return Answer(low, mid, np.minimum(high, 1.0))
 
 
@@ -79,37 +74,24 @@ def epsilon(
     sigma: np.ndarray,
     slots: np.ndarray,
     delta: np.ndarray,
-    direction: str,
+    direction: str | None,
     rtol: float = 1e-4,
     near: np.ndarray | None = None,
 ) -> Answer:
-    """Return brackets of inf {eps >= 0 : delta(eps) <= delta} in one direction; all arguments broadcast to (B,).
+    """Return brackets of inf {eps >= 0 : delta(eps) <= delta}; all arguments broadcast to (B,).
 
+    direction : "remove", "add", or None for the larger one. "add" is not solved where its epsilon is shown to lie below
+        the lower end of "remove".
     near : where the search begins.
     """
-    sign = SIGNS[direction]
-    begin = 0.0 if near is None else near
 
-    def one(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, begin: np.ndarray) -> np.ndarray:
-        return _epsilon_block(sign, sigma, slots, delta, rtol=rtol, begin=begin)
-
-    return Answer(*in_blocks(one, _flat(sigma, slots, delta, begin)))
-
-
-def epsilon_of_both(
-    sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, rtol: float = 1e-4, near: np.ndarray | None = None
-) -> Answer:
-    """Return epsilon in the larger direction.
-
-    "add" is not solved where its epsilon is shown to lie below the lower end of "remove".
-    """
-    begin = 0.0 if near is None else near
-
-    def both(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, begin: np.ndarray) -> np.ndarray:
-        first = _epsilon_block(1.0, sigma, slots, delta, rtol=rtol, begin=begin)
+    def solved(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, begin: np.ndarray) -> np.ndarray:
+        first = _epsilon_block(SIGNS[direction or "remove"], sigma, slots, delta, rtol=rtol, begin=begin)
+        if direction is not None:
+            return first
         return np.maximum(first, _epsilon_block(-1.0, sigma, slots, delta, first[0], rtol=rtol))
 
-    return Answer(*in_blocks(both, _flat(sigma, slots, delta, begin)))
+    return Answer(*in_blocks(solved, _flat(sigma, slots, delta, 0.0 if near is None else near)))
 
 
 def excess(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, eps: np.ndarray, direction: str) -> np.ndarray:
