@@ -51,9 +51,6 @@ ROUNDS_TOGETHER = 20
 """Rounds whose profiles are computed together, so that their contours are fewer and larger arrays."""
 ROWS_TOGETHER = 256
 """Configurations whose theorems are evaluated together, which bounds the memory."""
-THREADS = 1
-"""Threads for two pairs. Arrays are short: two threads would wait for the interpreter and take half as much CPU time
-again."""
 BETWEEN_PAIRS = 7.0 / 9.0
 """Where the truth lies between the lower pair (0) and the upper pair (1) of a smooth loss f with points a distance h
 apart. Chords lie f'' h^2/12 above f on average. The polygon below, whose corners are where continued chords meet, lies
@@ -432,7 +429,8 @@ def _prepare_pairs(mechanism: Mechanism) -> None:
     """Compute the profiles of all rounds of random allocation inside a mechanism, which takes most of the time."""
     rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
-    for _ in on_cores(random_allocation.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], THREADS):
+    # Arrays are short: two threads would wait for the interpreter and take half as much CPU time again as one.
+    for _ in on_cores(random_allocation.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], 1):
         pass
 
 
@@ -544,18 +542,17 @@ def _epsilon_of_pairs(
         1.0 + 4.0 * ROUNDOFF
     )
     ends = np.full((3, target.size), np.nan)
+    more: dict[str, Any] = {"below": below, "rtol": effort.rtol, "memory_bytes": effort.memory_bytes}
 
     def asked(row: int) -> lattice.LatticeAnswer:
         try:
             with np.errstate(all="ignore"), double_precision():
-                return lattice.epsilon_of_pairs(
-                    above, below, row, (least[row], most[row]), ceiling[row], effort.rtol, effort.memory_bytes
-                )
+                return lattice.epsilon(above, row, least[row], most[row], ceiling=ceiling[row], **more)
         except FAILURES:
             return lattice.NOTHING
 
     rows = np.flatnonzero(least > SMALLEST_POSITIVE).tolist()
-    for place, found in on_cores(asked, rows, _bar(len(rows)), threads=THREADS):
+    for place, found in on_cores(asked, rows, _bar(len(rows)), threads=1):
         if found.lower <= found.upper < np.inf:
             ends[:, rows[place]] = max(found.lower, 0.0), found.lower, found.upper
     for first in range(0, len(rows), ROWS_TOGETHER):
@@ -574,7 +571,8 @@ def _delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effor
     ends = np.full((3, eps.size), np.nan)
     try:
         with np.errstate(all="ignore"), double_precision():
-            found = lattice.deltas_of_pairs(above, below, range(eps.size), eps, effort.rtol, effort.memory_bytes)
+            more: dict[str, Any] = {"below": below, "rtol": effort.rtol, "memory_bytes": effort.memory_bytes}
+            found = lattice.deltas(above, range(eps.size), eps, **more)
     except FAILURES:
         return Answer(*ends)
     zero = np.zeros(eps.size)

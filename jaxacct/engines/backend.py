@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextvars import copy_context
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -147,12 +147,16 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
         with np.errstate(all="ignore"):  # callers drop ends that are NaN
             return jax.tree.leaves(kernel(*jax.tree.unflatten(tree, piece), **static))
 
-    starts, workers = range(0, size, some), os.cpu_count() or 1
+    return _joined(one, range(0, size, some), os.cpu_count() or 1)
+
+
+def _joined(piece: Callable[[int], list[Any]], starts: range, workers: int) -> list[np.ndarray]:
+    """Return the leaves that `piece` finds from each start, one after the other; threads share the starts."""
     if len(starts) > 1 and workers > 1:
         with ThreadPoolExecutor(workers) as pool:
-            pieces = list(pool.map(one, starts))
+            pieces = list(pool.map(piece, starts))
     else:
-        pieces = [one(start) for start in starts]
+        pieces = [piece(start) for start in starts]
     return [np.concatenate(columns) for columns in zip(*pieces, strict=True)]
 
 
@@ -174,13 +178,8 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
             # Copies, because a view would keep JAX's array alive, whose bookkeeping is larger than the numbers.
             return [np.array(x) for x in compiled(*piece)]
 
-    starts = range(0, size, chunk)
-    if len(starts) > 1:
-        with ThreadPoolExecutor(max(os.cpu_count() or 1, 2 * len(each) - 1)) as pool:
-            pieces = list(pool.map(one, starts))
-    else:
-        pieces = [one(start) for start in starts]
-    return [np.concatenate(columns)[:size] for columns in zip(*pieces, strict=True)]
+    whole = _joined(one, range(0, size, chunk), max(os.cpu_count() or 1, 2 * len(each) - 1))
+    return [column[:size] for column in whole]
 
 
 @functools.cache
@@ -218,11 +217,8 @@ class Compiled:
 # The lattice's kernels, which take one configuration at a time, without chunks
 
 
-class Runner(Protocol):
-    """A function that calls a kernel."""
-
-    def __call__(self, kernel: Callable[..., Any], *arguments: Any, **static: int) -> Any:
-        """Call the kernel with the arguments. Arguments by name are sizes of arrays."""
+Runner = Callable[..., Any]
+"""Calls a kernel, its first argument, with the other arguments. Arguments by name are sizes of arrays."""
 
 
 def runner() -> Runner:

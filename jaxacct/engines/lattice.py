@@ -114,6 +114,8 @@ def epsilon(
     delta_lower: float,
     delta_upper: float,
     *,
+    below: Components | None = None,
+    ceiling: float = np.inf,
     rtol: float = 1e-4,
     enough: float = 0.0,
     memory_bytes: int = 2**30,
@@ -125,39 +127,23 @@ def epsilon(
     parts : components of one direction.
     delta_lower, delta_upper : a bracket of d > 0, the target for the finite part of the loss. The upper end of the
         answer holds for the first, the lower end for the second.
+    below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d less the upper
+        pair's mass at infinity, and delta_upper d less the lower pair's.
+    ceiling : between two pairs, a positive eps that is enough: if epsilon is shown to be below it, it is the upper end.
     rtol : wanted (upper - lower)/upper.
     enough : a larger width. Lattices longer than QUICK are made only to reach it.
     memory_bytes : limit that decides the longest lattice.
     """
     laws = laws_of(parts, index)
-    if not laws or delta_lower >= 1.0:
+    others = laws if below is None else laws_of(below, index)
+    if below is None and (not laws or delta_lower >= 1.0):
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-    return _epsilon(Case(laws, laws, rtol, max(enough, rtol), memory_bytes, runner()), (delta_lower, delta_upper))
-
-
-def epsilon_of_pairs(
-    above: Components,
-    below: Components,
-    index: int,
-    targets: tuple[float, float],
-    ceiling: float,
-    rtol: float,
-    memory_bytes: int,
-) -> LatticeAnswer:
-    """Return the bracket of eps, as `epsilon`, between an upper and a lower pair.
-
-    targets : d > 0 less the mass at infinity, rounded down for the pair above and rounded up for the pair below.
-    ceiling : a positive eps that is enough: if epsilon is shown to be below it, it is the upper end.
-    """
-    laws, others = laws_of(above, index), laws_of(below, index)
-    if not laws or not others or not 0.0 < targets[0] < 1.0:
+    if below is not None and not (laws and others and 0.0 < delta_lower < 1.0):
         return NOTHING
-    return _epsilon(Case(laws, others, rtol, max(rtol, ENOUGH), memory_bytes, runner()), targets, ceiling)
-
-
-def _epsilon(case: Case, targets: tuple[float, float], ceiling: float = np.inf) -> LatticeAnswer:
+    enough = max(enough, rtol, 0.0 if below is None else ENOUGH)
+    case = Case(laws, others, rtol, enough, memory_bytes, runner())
     low, high = 0.0, highest_loss(case.above)
-    log_delta, share = float(np.log(targets[0])), share_of(case.rtol)
+    log_delta, share = float(np.log(delta_lower)), share_of(case.rtol)
     plan = plan_for(case.above, None, log_delta, share)
     pieces = case.pieces(plan.cut)
     if unresolved(case.above, plan, fitting(pieces)[-1]):
@@ -165,15 +151,15 @@ def _epsilon(case: Case, targets: tuple[float, float], ceiling: float = np.inf) 
     tried: list[tuple[int, float]] = []
     first = _first(plan, case.above) if case.two() else 0
     length = _next_length(pieces, tried, first)
-    if 0.0 < ceiling < np.inf and evaluate(_upper_side(pieces, plan, length), ceiling)[0] <= targets[0]:
+    if 0.0 < ceiling < np.inf and evaluate(_upper_side(pieces, plan, length), ceiling)[0] <= delta_lower:
         return _answer(0.0, ceiling, case.rtol)
     while length:
         for attempt in range(ATTEMPTS):
             down, up = sides_of(pieces, plan, length)
             tolerance = 0.02 * case.rtol * max(plan.centre, 1e-12)
-            low = max(low, crossing(down, targets[1], plan.centre, tolerance)[0])
+            low = max(low, crossing(down, delta_upper, plan.centre, tolerance)[0])
             guess = max(low, tolerance) if case.two() else plan.centre
-            high = min(high, crossing(up, targets[0], guess, tolerance)[1])
+            high = min(high, crossing(up, delta_lower, guess, tolerance)[1])
             middle = 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
             # A single pair's middle is no estimate of epsilon where the bracket is wide. Between two pairs it always is
@@ -194,6 +180,7 @@ def deltas(
     rows: Sequence[int],
     epsilon: np.ndarray,
     *,
+    below: Components | None = None,
     rtol: float = 1e-4,
     enough: float = 0.0,
     memory_bytes: int = 2**30,
@@ -203,29 +190,18 @@ def deltas(
     Rows of equal numbers are one configuration, whose compositions are shared. The other arguments are those of
     `epsilon`; rtol and enough are relative widths of delta.
     """
-    answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok")] * len(rows)
+    answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok") if below is None else NOTHING] * len(rows)
     run = runner()
-    for places in _alike(rows, epsilon, parts):
+    for places in _alike(rows, epsilon, parts, *(() if below is None else (below,))):
         laws = laws_of(parts, rows[places[0]])
-        highest = highest_loss(laws) if laws else -np.inf
-        below = [place for place in places if epsilon[place] < highest]
-        case = Case(laws, laws, rtol, max(enough, rtol), memory_bytes, run)
-        for place, ends in zip(below, _along(case, [float(epsilon[place]) for place in below]), strict=True):
+        others = laws if below is None else laws_of(below, rows[places[0]])
+        if not laws or not others:
+            continue
+        highest = highest_loss(laws) if below is None else np.inf
+        some = [place for place in places if epsilon[place] < highest]
+        case = Case(laws, others, rtol, max(enough, rtol), memory_bytes, run)
+        for place, ends in zip(some, _along(case, [float(epsilon[place]) for place in some]), strict=True):
             answers[place] = _answer(*ends, rtol)
-    return answers
-
-
-def deltas_of_pairs(
-    above: Components, below: Components, rows: Sequence[int], epsilon: np.ndarray, rtol: float, memory_bytes: int
-) -> list[LatticeAnswer]:
-    """Return brackets of delta, as `deltas`, between an upper and a lower pair."""
-    answers = [NOTHING] * len(rows)
-    run = runner()
-    for places in _alike(rows, epsilon, above, below):
-        case = Case(laws_of(above, rows[places[0]]), laws_of(below, rows[places[0]]), rtol, rtol, memory_bytes, run)
-        if case.above and case.below:
-            for place, ends in zip(places, _along(case, [float(epsilon[place]) for place in places]), strict=True):
-                answers[place] = _answer(*ends, rtol)
     return answers
 
 
@@ -425,16 +401,6 @@ def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, flo
     return float(total), float(mean), float(variance)
 
 
-def _log_m(sketches: list[ApproximateLaw], theta: float) -> float:
-    """Return K(theta) alone."""
-    total = 0.0
-    for loss, log_mass, count in sketches:
-        exponent = log_mass + theta * loss
-        top = exponent.max()
-        total += count * (top + np.log(np.exp(exponent - top).sum()))
-    return float(total)
-
-
 def share_of(rtol: float) -> float:
     """Return the log of the share of delta that truncated mass may carry."""
     return float(np.log(rtol)) - 4.0
@@ -472,8 +438,8 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     # delta over e^{K - theta eps} is small where the tilted law has two modes, as with few hits.
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
-    up = np.array([(_log_m(sketches, theta + t) - k - left_out) / t for t in grid])
-    down = np.array([(k - _log_m(sketches, theta - t) + left_out) / t for t in grid])
+    up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
+    down = np.array([(k - _cumulants(sketches, theta - t)[0] + left_out) / t for t in grid])
     top, bottom = float(np.min(up)), float(np.max(down))
     return LatticePlan(
         theta,
