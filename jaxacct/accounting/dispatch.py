@@ -59,9 +59,12 @@ def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
     """
     steps = single_steps(question.mechanism)
     for known in ENGINES:
-        if not isinstance(known, MechanismEngine) or not isinstance(question.mechanism, known.classes):
+        if not isinstance(known, MechanismEngine) or question.relation not in known.relations:
             continue
-        if any(isinstance(step, known.steps) for step in steps) and known.supports(question):
+        of_classes = isinstance(question.mechanism, known.classes) and any(
+            isinstance(step, known.steps) for step in steps
+        )
+        if of_classes and known.supports(question):
             if question.engine == "auto" or known.if_engine_is_named == "answers":
                 return known
             if known.if_engine_is_named == "refuses":
@@ -89,12 +92,19 @@ def kinds_of(parts: Components) -> Kinds:
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     plain, alone = parts.mu > 0, (steps == 0) & (others == 0)
     ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
+    empty, gaussian, sampled = ~plain & alone, plain & alone, np.where(plain | (others > 0), 0.0, steps)
     return Kinds(
-        empty=~plain & alone,
-        gaussian=plain & alone,
-        sampled_steps=np.where(plain | (others > 0), 0.0, steps),
+        empty,
+        gaussian,
+        sampled_steps=sampled,
         beyond_kernels=plain & ~alone & ~ordinary,
         nearly_always_sampled=np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1),
+        answered_by={
+            "closed_form": gaussian | (sampled == 1),
+            "two_steps": sampled == 2,
+            "contour": contour.reach(parts).answers & ~empty,
+            "lattice": np.ones(empty.shape, bool),
+        },
     )
 
 
@@ -266,9 +276,6 @@ class ClosedForm(Engine):
     cost = 1e-5
     settles = True
 
-    def supports(self, question: Question) -> np.ndarray:
-        return question.kinds.gaussian | (question.kinds.sampled_steps == 1)
-
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import closed_form
 
@@ -285,9 +292,6 @@ class TwoSteps(Engine):
 
     name = "two_steps"
     cost = 1e-3
-
-    def supports(self, question: Question) -> np.ndarray:
-        return question.kinds.sampled_steps == 2
 
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import two_steps
@@ -306,9 +310,6 @@ class Contour(Engine):
     name = "contour"
     cost = 2e-3
     refusal = "engine = 'contour' needs a Gaussian part and no Poisson sampled Laplace; use engine='auto' or 'lattice'"
-
-    def supports(self, question: Question) -> np.ndarray:
-        return contour.reach(question.parts).answers & ~question.kinds.empty
 
     def epsilon(self, question: Question) -> Answer:
         asked = question.parts, question.target, question.slack, question.floor
@@ -336,9 +337,6 @@ class Lattice(Engine):
 
     name = "lattice"
     cost = 0.1
-
-    def supports(self, question: Question) -> np.ndarray:
-        return np.ones(question.target.shape, bool)
 
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import lattice

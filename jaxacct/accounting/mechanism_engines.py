@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxacct.accounting.account import answer, by_parts
-from jaxacct.accounting.dispatch import NO_RELATIVE_ACCURACY, engine_of_mechanism, is_open, single_steps
+from jaxacct.accounting.dispatch import engine_of_mechanism, is_open, single_steps
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress
@@ -248,10 +248,10 @@ class RemovedAndAdded(MechanismEngine):
     """
 
     name, classes, if_engine_is_named = "remove_and_add", (Mechanism,), "answers"
+    relations = ("replace_one",)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        mechanism = question.mechanism
-        return question.relation == "replace_one" and (replaced_in_two_steps(mechanism) or groups_inside(mechanism))
+        return replaced_in_two_steps(question.mechanism) or groups_inside(question.mechanism)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         in_two_steps = (epsilon_replaced if question.quantity == "epsilon" else _delta_replaced)(question)
@@ -376,10 +376,7 @@ class OneRound(MechanismEngine):
             worst = allocation.epsilon(sigma, slots, target, direction, rtol, begin)
         else:
             worst = allocation.delta(sigma, slots, target, direction)
-        narrow = (np.isfinite(worst.upper) & (worst.upper - worst.lower <= rtol * worst.upper)) | (
-            worst.upper <= NO_RELATIVE_ACCURACY
-        )
-        status = np.where(narrow, "ok", "width").astype("<U16")
+        status = np.where(is_open(worst, rtol), "width", "ok").astype("<U16")
         status[worst.upper == 0.0] = "zero"
         lower, estimate, upper = (end.reshape(shape) for end in worst)
         return Bounds(lower, estimate, upper, "certified", status.reshape(shape), OneRound.name)

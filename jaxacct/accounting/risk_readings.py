@@ -446,6 +446,6 @@ def deltas_along(
 def _plain(parts: Components) -> np.ndarray:
     """Return whether the contour engine alone answers each row."""
     kinds = kinds_of(parts)
-    by_formula = kinds.gaussian | (kinds.sampled_steps == 1) | (kinds.sampled_steps == 2)
-    others = by_formula | kinds.beyond_kernels | kinds.nearly_always_sampled
-    return reach(parts).answers & ~kinds.empty & (parts.delta_infinity == 0.0) & ~others
+    others = kinds.answered_by["closed_form"] | kinds.answered_by["two_steps"]
+    others |= kinds.beyond_kernels | kinds.nearly_always_sampled
+    return kinds.answered_by["contour"] & (parts.delta_infinity == 0.0) & ~others

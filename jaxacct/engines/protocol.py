@@ -76,6 +76,8 @@ class Kinds(NamedTuple):
     """
     nearly_always_sampled: np.ndarray
     """(B,) whether some sampling rate is so high that sampling may change less than the width of a bracket."""
+    answered_by: dict[str, np.ndarray]
+    """(B,) whether an engine can answer, by the name of each engine that does not decide it in `supports`."""
 
 
 class Question(NamedTuple):
@@ -106,9 +108,9 @@ class Engine(ABC):
     refusal: ClassVar[str] = "this engine cannot answer for every configuration of the batch; use engine='auto'"
     """The message to a user who names this engine for a configuration that it cannot answer."""
 
-    @abstractmethod
     def supports(self, question: Question) -> np.ndarray:
         """Return (B,) whether the engine can answer each configuration."""
+        return question.kinds.answered_by[self.name]
 
     @abstractmethod
     def epsilon(self, question: Question) -> Answer:
@@ -129,6 +131,8 @@ class MechanismEngine(ABC):
     """The classes of mechanisms that the engine may answer for."""
     steps: ClassVar[tuple[type[Mechanism], ...]] = (Mechanism,)
     """The engine is asked only where one of the composed single steps has one of these classes."""
+    relations: ClassVar[tuple[str, ...]] = RELATIONS
+    """The engine is asked only under these relations."""
     if_engine_is_named: ClassVar[str] = "refuses"
     """What the engine does if a user names an engine of compositions. It "refuses", "stands back" because the parts
     bound the mechanism as well, or "answers" and asks the named engine about other mechanisms."""
