@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.engines import backend
-from jaxacct.kernels.special import log1p
+from jaxacct.kernels.arrays import log1p
 
 SLOW = {
     "div": lambda x: 1.0 / x,

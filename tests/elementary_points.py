@@ -8,8 +8,8 @@ import math
 import mpmath
 import numpy as np
 
+from jaxacct.kernels.arrays import LARGEST_ANGLE
 from jaxacct.kernels.elementary_check import TABLE
-from jaxacct.kernels.special import LARGEST_ANGLE
 
 EXACTLY = {
     "sqrt": mpmath.sqrt,

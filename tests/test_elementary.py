@@ -1,4 +1,4 @@
-"""NumPy's and SciPy's functions keep to the model of kernels/special.py on this machine, in every layout."""
+"""NumPy's and SciPy's functions keep to the model of kernels/arrays.py on this machine, in every layout."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from elementary_points import arguments_of, exactly
 import jaxacct as ja
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import backend
-from jaxacct.kernels import elementary_check, lattice_laws, special
+from jaxacct.kernels import arrays, elementary_check, lattice_laws
 from jaxacct.kernels.elementary_check import VALUES, units_of
 
 
@@ -33,12 +33,12 @@ def in_all_layouts(function, arguments):
 def assert_within_units(name, size, seed):
     arguments = arguments_of(name, size, seed)
     high, low = exactly(name, arguments)
-    normal = np.abs(high) >= special.SMALLEST_NORMAL
+    normal = np.abs(high) >= arrays.SMALLEST_NORMAL
     with np.errstate(all="ignore"):
         allowed = units_of(name, arguments, high) * ROUNDOFF * np.abs(high)
         for value in in_all_layouts(VALUES[name][0], arguments):
             wrong = np.abs((value - high) - low)
-            assert np.all(np.abs(value[~normal]) <= special.SMALLEST_NORMAL)
+            assert np.all(np.abs(value[~normal]) <= arrays.SMALLEST_NORMAL)
             worst = np.argmax(np.where(normal, wrong / allowed, 0.0))
             assert np.all((wrong <= allowed)[normal]), [float(x[worst]).hex() for x in arguments]
 
@@ -70,12 +70,12 @@ def test_angles_beyond_the_largest_are_off_by_units_of_one(angle):
     with mpmath.workprec(1400):
         for ours, exact in ((np.sin, mpmath.sin), (np.cos, mpmath.cos)):
             wrong = abs(mpmath.mpf(float(ours(angle))) - exact(mpmath.mpf(angle)))
-            assert wrong <= special.SIMPLE_UNITS * ROUNDOFF
+            assert wrong <= arrays.SIMPLE_UNITS * ROUNDOFF
 
 
 def test_log_ndtr_is_as_near_as_it_says():
     x = np.concatenate([np.random.default_rng(0).uniform(-60.0, 9.0, 3000), [-36.0, -37.5, 0.0]])
-    ours = special.log_ndtr(x)
+    ours = arrays.log_ndtr(x)
     with mpmath.workprec(160):
         for at, value in zip(x, ours, strict=True):
             exact = mpmath.log(mpmath.erfc(-mpmath.mpf(float(at)) / mpmath.sqrt(2)) / 2)
@@ -139,7 +139,7 @@ def test_xla_answers_where_numpy_is_inaccurate(monkeypatch):
 
 def test_a_kernel_that_calls_erfc_does_not_answer_where_it_is_inaccurate(monkeypatch):
     wrong = "NumPy's erfc is less accurate than certificates assume"
-    monkeypatch.setattr(elementary_check, "failure", lambda special=False: wrong if special else None)
+    monkeypatch.setattr(elementary_check, "failure", lambda special=False: wrong if arrays else None)
     with pytest.warns(UserWarning, match="erfc is less accurate"):
         few_hits = ja.epsilon(ja.dp_sgd(0.8, 0.001, 1000), 1e-5, rtol=1e-2)
     assert few_hits.engine != "contour" and few_hits.upper >= 0.30355393551

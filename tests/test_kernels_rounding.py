@@ -1,4 +1,4 @@
-"""The model of rounding in kernels/special.py, held against mpmath on this machine; and what rests on it."""
+"""The model of rounding in kernels/arrays.py, held against mpmath on this machine; and what rests on it."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels import special
+from jaxacct.kernels import arrays
 from jaxacct.kernels.contour import core, gaussian_errors
 from jaxacct.kernels.law import LossLaw, log_mix
 
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 WIDE = 10.0 ** RNG.uniform(-300, 20, 300) * RNG.choice([-1.0, 1.0], 300)
 NEAR = RNG.uniform(-40.0, 40.0, 300)
 POSITIVE = np.concatenate([10.0 ** RNG.uniform(-307, 308, 300), 1.0 + 10.0 ** RNG.uniform(-15, -0.5, 100)])
-SIMPLE, COMPOUND = (lambda x: special.SIMPLE_UNITS), (lambda x: special.COMPOUND_UNITS)
+SIMPLE, COMPOUND = (lambda x: arrays.SIMPLE_UNITS), (lambda x: arrays.COMPOUND_UNITS)
 FUNCTIONS = {
     "exp": (jnp.exp, mpmath.exp, np.concatenate([NEAR, RNG.uniform(-708.0, 709.0, 300)]), SIMPLE),
     "log": (jnp.log, mpmath.log, POSITIVE, SIMPLE),
@@ -24,12 +24,12 @@ FUNCTIONS = {
     "cos": (jnp.cos, mpmath.cos, np.concatenate([NEAR, WIDE, np.pi * (np.arange(200) + 0.5)]), SIMPLE),
     "expm1": (jnp.expm1, mpmath.expm1, np.concatenate([NEAR, WIDE[np.abs(WIDE) < 700], NEAR / 40.0]), COMPOUND),
     "log1p": (
-        special.log1p,
+        arrays.log1p,
         mpmath.log1p,
         np.concatenate([POSITIVE, -(10.0 ** RNG.uniform(-300, -0.01, 300))]),
         COMPOUND,
     ),
-    "erfc": (lax.erfc, mpmath.erfc, RNG.uniform(-6.0, 26.0, 400), lambda x: special.SIMPLE_UNITS * (4.0 + x * x)),
+    "erfc": (lax.erfc, mpmath.erfc, RNG.uniform(-6.0, 26.0, 400), lambda x: arrays.SIMPLE_UNITS * (4.0 + x * x)),
 }
 
 
@@ -46,8 +46,8 @@ def test_elementary_functions_keep_to_their_units(name):
     with mpmath.workdps(60):
         for x, value in zip(arguments, values, strict=True):
             exact = exactly(mpmath.mpf(float(x)))
-            if abs(exact) < special.SMALLEST_NORMAL:
-                assert abs(value) <= special.SMALLEST_NORMAL
+            if abs(exact) < arrays.SMALLEST_NORMAL:
+                assert abs(value) <= arrays.SMALLEST_NORMAL
                 continue
             assert abs(mpmath.mpf(float(value)) - exact) <= units(float(x)) * ROUNDOFF * abs(exact), (x, value)
 

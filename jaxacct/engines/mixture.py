@@ -17,6 +17,7 @@ import numpy as np
 import scipy
 
 from jaxacct.core.floats import FAILURES, SMALLEST_POSITIVE
+from jaxacct.kernels.arrays import logsumexp
 from jaxacct.kernels.contour.core import Nodes
 from jaxacct.kernels.contour.mixture import (
     BranchLaw,
@@ -28,7 +29,6 @@ from jaxacct.kernels.contour.mixture import (
     nodes_for_epsilon,
     saddle,
 )
-from jaxacct.kernels.special import logsumexp
 from jaxacct.mechanisms import Composed, Mechanism, Repeated, batch_shape
 from jaxacct.mechanisms.gaussian_mixtures import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product

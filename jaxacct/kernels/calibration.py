@@ -35,13 +35,12 @@ from typing import NamedTuple
 
 import jax
 
-from jaxacct.kernels.arrays import Array, namespace, repeat
+from jaxacct.kernels.arrays import Array, log1p, namespace, repeat
 from jaxacct.kernels.contour import plain, split
 from jaxacct.kernels.contour.core import departures, polar
 from jaxacct.kernels.contour.plain import axis_nodes, nodes_at, place_with_bounds
 from jaxacct.kernels.contour.split import Placement, estimate, integrand_at, needed
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_for_epsilon, tilted_gaussian
-from jaxacct.kernels.special import log1p
 
 SPLIT_SECANT_STEPS = 3
 """Secant steps in a call. Further steps leave the region that the contour was placed for, or change nothing."""

@@ -1,4 +1,4 @@
-"""Whether NumPy's elementary functions keep to the model of special.py on the machine this process runs on.
+"""Whether NumPy's elementary functions keep to the model of arrays.py on the machine this process runs on.
 
 NumPy takes these functions from the C library or from loops for the processor's vector units. So their errors differ
 between machines, and between contiguous and strided arrays. The tests measure them at hundreds of thousands of points.
@@ -16,9 +16,8 @@ from itertools import pairwise
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import erfc
+from jaxacct.kernels.arrays import COMPOUND_UNITS, SIMPLE_UNITS, erfc
 from jaxacct.kernels.lattice_laws import FFT_CONSTANT
-from jaxacct.kernels.special import COMPOUND_UNITS, SIMPLE_UNITS
 
 TABLE = pathlib.Path(__file__).with_name("elementary_table.txt")
 """Lines of a name, one argument or two, and the value, as hexadecimal float64."""

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels.arrays import Array, Namespace, namespace
-from jaxacct.kernels.special import log1p_inline
+from jaxacct.kernels.arrays import Array, Namespace, log1p_inline, namespace
 
 
 def _log_base(xp: Namespace, gamma: Array, y: Array) -> Array:

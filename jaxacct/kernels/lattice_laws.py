@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array, Namespace, iterate, namespace
-from jaxacct.kernels.special import log1p, logsumexp
+from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
 """Deviations from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""

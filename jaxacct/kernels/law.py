@@ -17,8 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from jaxacct.kernels.arrays import Array, constant, keep_apart, namespace, repeat
-from jaxacct.kernels.special import log1p, total
+from jaxacct.kernels.arrays import Array, constant, keep_apart, log1p, namespace, repeat, total
 
 NEWTON_STEPS = 14
 """Safeguarded Newton steps from a start that may be far off. All rows of a batch take equally many."""
@@ -77,7 +76,7 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
     added = xp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
-    # log1p as in special.py. Both cases share one logarithm.
+    # log1p as in arrays.py. Both cases share one logarithm.
     log = xp.log(xp.where(apart, added, 1.0 + q * grown))
     near = xp.where(xp.abs(q * grown) < 0.3, xp.log1p(q * grown), log)
     value = xp.where(apart, xp.where(high, y, 0.0) + log, near)

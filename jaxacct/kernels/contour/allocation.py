@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, log_ndtr
 from jaxacct.kernels.contour import allocation_law
 from jaxacct.kernels.contour.allocation_law import (
     ROOM,
@@ -34,7 +34,6 @@ from jaxacct.kernels.contour.allocation_law import (
     turned_by,
 )
 from jaxacct.kernels.contour.core import log_geometric
-from jaxacct.kernels.special import log_ndtr
 
 STEEPEST = 9.0
 """Largest shift of the path at a window, in widths of the window."""

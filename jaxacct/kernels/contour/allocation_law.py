@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array
-from jaxacct.kernels.special import log1p_complex, log_ndtr, log_ndtr_sides
+from jaxacct.kernels.arrays import Array, log1p_complex, log_ndtr, log_ndtr_sides
 
 NEGLIGIBLE = 1e-24
 """Share of a sum below which terms of nodes at either end are left out."""

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array, keep_apart, namespace, pick, powers, repeat
-from jaxacct.kernels.special import blocks, log1p, sum_depth
+from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 """Abscissae that are tried, over the saddle point: those up to 1 for the contour, all for the images to the right."""

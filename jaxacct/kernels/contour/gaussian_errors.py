@@ -8,10 +8,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array, cummin, flat, keep_apart, namespace, pick, stack
+from jaxacct.kernels.arrays import (
+    SMALLEST_NORMAL,
+    Array,
+    cummin,
+    flat,
+    keep_apart,
+    log1p,
+    namespace,
+    pick,
+    stack,
+    sum_depth,
+)
 from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, log_mix, tilted_gaussian
-from jaxacct.kernels.special import SMALLEST_NORMAL, log1p, sum_depth
 
 LEVELS = 20
 """Heights of level sets about each mode; more would narrow the bound by little."""

@@ -16,7 +16,7 @@ import numpy as np
 import scipy
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array
+from jaxacct.kernels.arrays import Array, log1p_complex, logsumexp
 from jaxacct.kernels.contour.core import (
     ABSCISSA_MULTIPLES,
     Nodes,
@@ -30,7 +30,6 @@ from jaxacct.kernels.contour.core import (
     weight_at,
 )
 from jaxacct.kernels.contour.gaussian_errors import sinc_envelope
-from jaxacct.kernels.special import log1p_complex, logsumexp
 
 SMALL_LOSSES = 30.0
 """Largest exponent for which mix - 1 is computed as a sum of expm1."""

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array, iterate, logistic, namespace, pick, repeat, stack
+from jaxacct.kernels.arrays import Array, iterate, log1p, logistic, namespace, pick, repeat, stack, sum_depth
 from jaxacct.kernels.contour import gaussian_errors, split_parts, split_remainder
 from jaxacct.kernels.contour.core import (
     ABSCISSA_MULTIPLES,
@@ -52,7 +52,6 @@ from jaxacct.kernels.contour.split_parts import (
 )
 from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
 from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_for_delta_of, saddle_near
-from jaxacct.kernels.special import log1p, sum_depth
 
 LARGEST_CANCELLATION = 9.0
 """Nats by which moving the abscissa away from the saddle point may enlarge an integrand that is small there."""

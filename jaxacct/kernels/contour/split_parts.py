@@ -21,11 +21,24 @@ import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array, interp, keep_apart, logistic, namespace, repeat, stack
+from jaxacct.kernels.arrays import (
+    Array,
+    interp,
+    keep_apart,
+    log1p,
+    log_ndtr,
+    log_ndtr_sides,
+    logistic,
+    logsumexp,
+    namespace,
+    repeat,
+    softplus,
+    stack,
+    total,
+)
 from jaxacct.kernels.contour import gaussian_errors
 from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_range
-from jaxacct.kernels.special import log1p, log_ndtr, log_ndtr_sides, logsumexp, softplus, total
 
 GRID_BEYOND_FAR_WINDOW = 17.0
 """The grid reaches this many widths of the far window beyond `high`.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.kernels.arrays import Array, erfc, namespace, pick
+from jaxacct.kernels.arrays import Array, erfc, log1p, namespace, pick
 from jaxacct.kernels.contour import gaussian_errors
 from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.contour.split_parts import (
@@ -24,7 +24,6 @@ from jaxacct.kernels.contour.split_parts import (
     steps_of,
 )
 from jaxacct.kernels.law import LossLaw, log_mix
-from jaxacct.kernels.special import log1p
 
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
 """Losses beyond eps at the places tried for the far window, over the scale of losses (`scale_of`)."""
