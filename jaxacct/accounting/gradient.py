@@ -118,7 +118,8 @@ def _differentiate(
     structure: Any, fields: list[np.ndarray], delta: np.ndarray, epsilon: np.ndarray, relation: str, direction: str
 ) -> list[np.ndarray]:
     """Return one array of derivatives for each field, for a flat batch of configurations in one direction."""
-    names = _field_names(structure)
+    places = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))[0]
+    names = [str(path[-1]).lstrip(".") for path, _ in places]
 
     def at(index: int, values: np.ndarray) -> Mechanism:
         return jax.tree.unflatten(structure, [*fields[:index], values, *fields[index + 1 :]])
@@ -158,11 +159,6 @@ def _differentiate(
             answer[rough] = (ends[1] - ends[0]) / (high - low)[rough]
         answers.append(answer)
     return answers
-
-
-def _field_names(structure: Any) -> list[str]:
-    blank = jax.tree.unflatten(structure, range(structure.num_leaves))
-    return [str(path[-1]).lstrip(".") for path, _ in jax.tree_util.tree_flatten_with_path(blank)[0]]
 
 
 def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:

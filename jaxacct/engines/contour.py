@@ -338,12 +338,11 @@ def delta_along(
         first[rows] = step
         log_tol = np.full(rows.size, np.log(max(tolerance, rung.tolerance)))
         static, unknown = {"points": rung.points, "count": rung.nodes}, np.zeros(rows.size)
+        ask: Callable[..., Any] = plain.delta_along if along else plain.delta_about
         more: tuple[Any, ...] = (log_tol,)
         if rung.split:
             ask, more = split_contour.delta_about, (split_contour.Start(unknown, unknown), log_tol)
             static["rounds"] = DELTA_ROUNDS
-        else:
-            ask = plain.delta_along if along else plain.delta_about
         arguments = (law(parts, rows), place[rows], epsilon[rows], *more)
         found = evaluate(ask, arguments, rows.size, rung.chunk, **static)
         low, high = found[0], found[2]

@@ -16,7 +16,6 @@ from scipy.special import log_ndtr, ndtr
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines.backend import Runner
-from jaxacct.kernels import lattice_laws
 from jaxacct.kernels import lattice_laws as kernel
 from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 from jaxacct.kernels.lattice_laws import Cells
@@ -131,11 +130,9 @@ def placed_from(
         cells, atoms = cells.reversed(), atoms[::-1]
         first, last = end - last, end
     if upper:
-        mass, missing = np.asarray(run(lattice_laws.upper_masses, cells, atoms)), 0.0
+        mass, missing = np.asarray(run(kernel.upper_masses, cells, atoms)), 0.0
     else:
-        mass, missing = lattice_laws.cancelled(
-            np.asarray(run(lattice_laws.lower_masses, cells, atoms, step, first, last)), step
-        )
+        mass, missing = kernel.cancelled(np.asarray(run(kernel.lower_masses, cells, atoms, step, first, last)), step)
     total = float(np.sum(mass))
     if upper:
         lost = 1.0 - total - infinity
@@ -263,7 +260,11 @@ class SampledGaussian(LatticePart):
             pairs = [(last, _above(high, 0.0))]
         else:
             cells = cells.without_first()
-            bottom, inexact = self._below(float(u[1]), rise) if kept else (0.0, 0.0)
+            bottom = 0.0
+            if kept:  # the mass below node 1, and the error of its mean ratio
+                edge = float(u[1])
+                bottom = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
+                inexact = abs(self._mean_rise(edge) - rise)
             pairs = [(0, bottom * float(np.exp(origin * remove)))]
         shift = self._shift(rise, last * step) + inexact
         return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
@@ -284,11 +285,6 @@ class SampledGaussian(LatticePart):
         if excess(high) < 0:
             return -float(np.log1p(-self.q)), True
         return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
-
-    def _below(self, edge: float, rise: float) -> tuple[float, float]:
-        """Return the mass below node 1, at the standard quantile `edge`, and the error of its mean ratio."""
-        mass = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
-        return mass, abs(self._mean_rise(edge) - rise)
 
     def _shift(self, rise: float, span: float) -> float:
         """Return the error of the stored node positions: p_k |error of y_k|, p_k = q e^{y_k}/mix_k."""

@@ -7,6 +7,7 @@ below, masses under Q from above, part by part. Upper bounds are rounded up.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -49,8 +50,8 @@ def tests_of(parts: Components) -> Tests:
     """Return all tests of every row of the batch."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = [plain(parts)]
-        for column in range(parts.gauss_n.shape[1]):
-            found += [gaussian_counts(parts, column), gaussian_means(parts, column)]
+        for gaussian in _gaussians(parts):
+            found += [gaussian_counts(parts, *gaussian), gaussian_means(parts, *gaussian)]
         for column in range(parts.laplace_n.shape[1]):
             found.append(laplace_counts(parts, column))
         for column in range(parts.finite_n.shape[1]):
@@ -88,8 +89,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     known = delta < 1.0
     delta = np.where(known, delta, 0.5)
     slack = np.full(delta.size, 8.0 * ROUNDOFF)
-    for column in range(parts.gauss_n.shape[1]):
-        sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+    for sigma, q, n in _gaussians(parts):
         present = known & (n > 0)
         found = closed_form.epsilon_of_one_step(sigma, q, removing, delta, slack).lower
         best = np.fmax(best, np.where(present, found, 0.0))
@@ -109,8 +109,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     """Return (B,) the largest lower bound of delta by one sampled Gaussian step, or by any one of many."""
     best, removing = np.zeros(epsilon.size), parts.sign > 0
-    for column in range(parts.gauss_n.shape[1]):
-        sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+    for sigma, q, n in _gaussians(parts):
         found = closed_form.delta_of_one_step(sigma, q, removing, epsilon).lower
         found = np.fmax(found, _any_step(sigma, q, n, removing, epsilon))
         best = np.fmax(best, np.where(n > 0, found, 0.0))
@@ -142,6 +141,11 @@ def _log_survival(parts: Components) -> np.ndarray:
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
         lowest = parts.log_survival * (1.0 + 16.0 * ROUNDOFF) - 2.0 * np.sum(each, axis=1)
     return np.where(parts.log_survival < 0.0, np.where(np.isnan(lowest), -np.inf, lowest), 0.0)
+
+
+def _gaussians(parts: Components) -> Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return (sigma, q, n) of each sampled Gaussian, (B,) each."""
+    return zip(parts.gauss_sigma.T, parts.gauss_q.T, parts.gauss_n.T, strict=True)
 
 
 class Tests(NamedTuple):
@@ -185,8 +189,8 @@ def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
     return Tests(np.where(present, low, -np.inf), np.where(present, high, 0.0))
 
 
-def gaussian_counts(parts: Components, column: int) -> Tests:
-    sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
+    """Return tests on the number of outputs of a sampled Gaussian beyond a threshold."""
     s, rate = 1.0 / sigma[:, None], q[:, None]
     u = np.concatenate([np.broadcast_to(QUANTILES, (n.size, QUANTILES.size)), s - QUANTILES], axis=1)
     hit, miss = np.log(rate), np.log1p(-rate)
@@ -216,9 +220,9 @@ def gaussian_counts(parts: Components, column: int) -> Tests:
     return _counts(n, under_p, under_q)
 
 
-def gaussian_means(parts: Components, column: int) -> Tests:
+def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
     """Return tests on the sum of the outputs, in deviations of the law without hits."""
-    sigma, q, n = (x[:, column][:, None] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+    sigma, q, n = (x[:, None] for x in (sigma, q, n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
     drift = root * q * s
@@ -347,8 +351,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
     present = np.maximum(np.sum(parts.gauss_n > 0, axis=1), 1)
     each = log_share - np.log(present)
     mu = parts.mu
-    for column in range(columns):
-        sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+    for sigma, q, n in _gaussians(parts):
         present_here = n > 0
         n = np.where(present_here, n, 1.0)
         error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
@@ -378,8 +381,7 @@ def _basic_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     # Below 1e-306, near the end of float64's range, a step's delta has no relative accuracy.
     usable = _only_sampled(parts) & (each > 1e-306) & (each < 1.0)
     each = np.where(usable, each, 0.5)
-    for column in range(parts.gauss_n.shape[1]):
-        sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+    for sigma, q, n in _gaussians(parts):
         law = np.where(n > 0, sigma, 1.0), np.where(n > 0, q, 0.5), parts.sign > 0
         step = closed_form.epsilon_of_one_step(*law, each, np.full(delta.size, 8.0 * ROUNDOFF)).upper
         total += np.where(n > 0, n * step, 0.0)
@@ -391,8 +393,7 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
     total, most = np.zeros(epsilon.size), np.sum(parts.gauss_n, axis=1)
     usable = _only_sampled(parts) & (epsilon >= 0.0)
     each = np.where(usable, epsilon / most * (1.0 - (8.0 + parts.gauss_n.shape[1]) * ROUNDOFF), 0.0)
-    for column in range(parts.gauss_n.shape[1]):
-        sigma, q, n = (x[:, column] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+    for sigma, q, n in _gaussians(parts):
         law = np.where(n > 0, sigma, 1.0), np.where(n > 0, q, 0.5), parts.sign > 0
         total += np.where(n > 0, n * closed_form.delta_of_one_step(*law, each).upper, 0.0)
     return np.where(usable, np.fmin(total * (1.0 + (8.0 + 4.0 * parts.gauss_n.shape[1]) * ROUNDOFF), 1.0), 1.0)
