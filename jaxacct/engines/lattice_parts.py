@@ -589,7 +589,7 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the law in ascending order, cutting mass e^cut CUT_SHARE off either end of ``count`` steps together."""
+    """Return the law in ascending order, less mass e^cut times CUT_SHARE at either end of ``count`` steps together."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count
