@@ -448,8 +448,11 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
     which: tuple[tuple[random_allocation.Losses, np.ndarray], ...] = ("dense", wide & ended), ("far", wide & ~ended)
     for losses, asked in which:
-        some = _rows_with_rounds(question.mechanism, rows[asked])
-        if some is None:
+        try:
+            some = take_rows(question.mechanism, rows[asked]) if asked.any() else None
+        except InputError:  # the mechanism cannot be taken apart by rows
+            continue
+        if some is None or not rounds_inside(some):
             continue
         with random_allocation.with_losses(losses):
             _prepare_pairs(some)
@@ -462,15 +465,6 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
         contradicted[asked] = ~agree
         for kept, end in zip(worst, ends, strict=True):
             kept[asked] = end
-
-
-def _rows_with_rounds(mechanism: Mechanism, rows: np.ndarray) -> Mechanism | None:
-    """Return some configurations of a mechanism; None if there are none, or no round of random allocation is inside."""
-    try:
-        some = take_rows(mechanism, rows) if rows.size else None
-    except InputError:  # the mechanism cannot be taken apart by rows
-        return None
-    return some if some is not None and rounds_inside(some) else None
 
 
 def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, np.ndarray]:
