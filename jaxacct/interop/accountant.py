@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import fields, replace
-from typing import Any, cast
+from typing import Any
 
+import jax
 import numpy as np
 from dp_accounting import dp_event, privacy_accountant
 
@@ -234,20 +234,18 @@ def _under(mechanism: Mechanism, relation: str) -> Mechanism:
     Under zero_out the special record's answer is uniform.  The outputs of the pair are "the true answer" and "another
     answer".  The true answer is likelier, so that moving the two laws' masses apart by four rounding units dominates.
     """
-    if relation == "zero_out" and isinstance(mechanism, RandomizedResponse):
-        truth = min(mechanism.probability * (1.0 + 4.0 * ROUNDOFF), 1.0)
-        uniform = 1.0 / mechanism.categories * (1.0 - 4.0 * ROUNDOFF)
-        return FiniteOutput([truth, 1.0 - truth], [uniform, 1.0 - uniform])
-    if not mechanism.inside():
+    if relation != "zero_out" or not _answers_at_random(mechanism):
         return mechanism
-    changed: dict[str, Any] = {}
-    for name in (field.name for field in fields(cast(Any, mechanism))):
-        value = getattr(mechanism, name)
-        if isinstance(value, Mechanism):
-            changed[name] = _under(value, relation)
-        elif isinstance(value, tuple):
-            changed[name] = tuple(_under(item, relation) if isinstance(item, Mechanism) else item for item in value)
-    return replace(cast(Any, mechanism), **changed)
+
+    def zeroed(node: Any) -> Any:
+        if not isinstance(node, RandomizedResponse):
+            return node
+        truth = min(node.probability * (1.0 + 4.0 * ROUNDOFF), 1.0)
+        uniform = 1.0 / node.categories * (1.0 - 4.0 * ROUNDOFF)
+        return FiniteOutput([truth, 1.0 - truth], [uniform, 1.0 - uniform])
+
+    changed: Mechanism = jax.tree.map(zeroed, mechanism, is_leaf=lambda node: isinstance(node, RandomizedResponse))
+    return changed.validated()
 
 
 def _steps(mechanism: Mechanism, count: int) -> list[tuple[Mechanism, int]]:

@@ -305,7 +305,7 @@ def _record(subject: Subject, when: datetime) -> list[tuple[str, str]]:
             name = "SHA-256 of the mechanism's document"
             facts.append((name if len(subject.claims) == 1 else f"{name}, {claim.title}", _document(claim.mechanism)))
     facts.append(("jaxacct", jaxacct.__version__))
-    facts += [(name, _version(name)) for name in ("jax", "jaxlib", "numpy", "scipy")]
+    facts += [(name, importlib.metadata.version(name)) for name in ("jax", "jaxlib", "numpy", "scipy")]
     return [*facts, ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
 
 
@@ -315,10 +315,3 @@ def _document(mechanism: Mechanism) -> str:
         return hashlib.sha256(to_json(mechanism).encode()).hexdigest()
     except InputError as error:
         return f"none: {safe(str(error))[:120]}"
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -141,21 +141,17 @@ def _block(entries: Mapping[str, Any], place: str) -> Grid:
 
 
 def _read_csv(text: str) -> Grid:
-    rows = [(number, cells) for number, cells in _lines(text) if any(cell.strip() for cell in cells)]
+    reader = csv.reader(text.splitlines(), strict=True)
+    try:
+        rows = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+    except csv.Error as error:
+        raise InputError(f"line {reader.line_num}: not valid CSV: {error}") from None
     if len(rows) < 2:
         raise InputError("no configurations; write a header line and one line per configuration")
     header = [cell.strip() for cell in rows[0][1]]
     records = [_record(header, number, cells) for number, cells in rows[1:]]
     columns = {name: [record[place] for record in records] for place, name in enumerate(header)}
     return grid_of_records(header, columns, [f"line {number}" for number, _ in rows[1:]])
-
-
-def _lines(text: str) -> list[tuple[int, list[str]]]:
-    reader = csv.reader(text.splitlines(), strict=True)
-    try:
-        return [(reader.line_num, cells) for cells in reader]
-    except csv.Error as error:
-        raise InputError(f"line {reader.line_num}: not valid CSV: {error}") from None
 
 
 def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
