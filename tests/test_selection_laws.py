@@ -95,7 +95,7 @@ def test_quantiles_invert_the_cumulative_sum(law):
 @pytest.mark.parametrize("gamma", [1e-9, 1e-3, 0.7])
 def test_tails_and_probabilities_at_any_size(eta, gamma):
     law = TruncatedNegativeBinomial(eta, gamma)
-    with mpmath.workdps(60):
+    with mpmath.workdps(35):
         n, g = mpmath.mpf(eta), mpmath.mpf(gamma)
         scale = -1 / mpmath.log(g) if eta == 0 else n / (g**-n - 1)
         for k in (1, 7, 1000, 10**6):
@@ -152,10 +152,10 @@ def test_pytrees():
 def test_samples_follow_the_law():
     rng = random.Random(1)
     for law in (Logarithmic(0.1), Poisson(2.0), PointMass(5), TwoPoint(1, 3, 0.25)):
-        drawn = np.array([law.sample(rng) for _ in range(2000)])
+        drawn = np.array([law.sample(rng) for _ in range(500)])
         top = int(law.quantile(0.99))
         counts = np.bincount(drawn, minlength=top + 1)[: top + 1]
-        expected = 2000 * law.probability(np.arange(top + 1))
+        expected = 500 * law.probability(np.arange(top + 1))
         assert np.all(np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1e-9)
     assert isinstance(Geometric(0.5).sample(), int)
 

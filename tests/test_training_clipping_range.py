@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxacct.training import clipped_sum
-from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods
+from jaxacct.training.clipping.clipped_sum import norm_methods
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 LARGEST = {"float32": 127, "bfloat16": 127, "float16": 15}
@@ -117,8 +117,8 @@ def worst(layer, method, dtype, count, seed=0):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layer, method", CASES)
 def test_no_contribution_exceeds_the_clip_norm_over_the_whole_range(layer, method, dtype):
-    ratio, clipped, _ = worst(layer, method, dtype, 200)
-    assert ratio > 0.9 and clipped >= 5
+    ratio, clipped, _ = worst(layer, method, dtype, 60)
+    assert ratio > 0.9 and clipped >= 2
 
 
 @pytest.mark.slow
@@ -170,15 +170,23 @@ def test_a_bad_row_counts_and_changes_no_other(layer, method, dtype):
         assert (int(got.not_finite), int(alone.not_finite)) == (1, 0) and length(alone.total) > 0.5
 
 
+@functools.cache
+def weighted(method):
+    """A compiled (batch of inputs, targets and weights, clip norm) -> Clipped, at a parameter of zeros."""
+    loss = lambda p, e: e[2] * 0.5 * jnp.sum((e[0] @ p["w"] - e[1]) ** 2)
+    return jax.jit(
+        lambda batch, clip: clipped_sum(loss, {"w": jnp.zeros((1024, 2))}, batch, clip_norm=clip, method=method)
+    )
+
+
 @pytest.mark.parametrize("method", ["ghost", "vmap"])
 @pytest.mark.parametrize("x, target, weight", [(1e-19, 1.2e19, 1.0), (1e18, 1e18, 1e-19), (1e-30, 1e30, 1.0)])
 @pytest.mark.parametrize("clip", [1.0, 1e-3, 1e-9])
 def test_squares_that_vanish_do_not_hide_a_gradient(method, x, target, weight, clip):
     """The squares of the factors are 0 or infinite in float32, the gradient is not."""
-    loss = lambda p, e: weight * 0.5 * jnp.sum((e[0] @ p["w"] - e[1]) ** 2)
-    batch = (jnp.full((1, 1024), x, jnp.float32), jnp.full((1, 2), target, jnp.float32))
-    got = clipped_sum(loss, {"w": jnp.zeros((1024, 2))}, batch, clip_norm=clip, method=method)
-    assert 0.999 * clip <= length(got.total["w"]) <= clip
+    full = lambda shape, value: np.full(shape, value, np.float32)
+    got = weighted(method)((full((1, 1024), x), full((1, 2), target), full(1, weight)), np.float32(clip))
+    assert 0.999 * clip <= length(got.total["w"]) <= np.float32(clip)
     assert (int(got.clipped), int(got.not_finite)) == (1, 0)
 
 
@@ -218,7 +226,7 @@ def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
     assert np.count_nonzero(plain[:, 0]) >= 5
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["vmap", "ghost", pytest.param("auto", marks=pytest.mark.slow)])
 def test_what_is_clipped_is_what_is_summed(method):
     """a b - c with c = a b rounded: 0, or all of the rounding where a compiler contracts the two operations.
 
@@ -226,7 +234,7 @@ def test_what_is_clipped_is_what_is_summed(method):
     """
     loss = lambda w, example: jnp.sum((example[0] * example[1] - example[2]) @ w)
     step = jax.jit(lambda *batch: clipped_sum(loss, jnp.zeros((3, 9)), batch, batch[3], 1.0, method).total)
-    for examples in (1, 2, 16):
+    for examples in (1, 16):
         a, b = np.random.default_rng(examples).uniform(1e5, 1e6, (2, examples, 3)).astype(np.float32)
         for place in range(min(examples, 4)):
             alone = np.asarray(step(a, b, a * b, np.arange(examples) == place), np.float64)

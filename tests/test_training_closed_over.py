@@ -124,7 +124,7 @@ CLOSED = {
 def test_a_trainer_refuses_a_loss_that_closes_over_the_data(name, tmp_path):
     trainer = Trainer(CLOSED[name], optax.sgd(0.1), PLAN, 1.0)
     state = trainer.init(jnp.ones(6))
-    for data in (X, Source(X)):
+    for data in (X, Source(X)) if name == "closure" else (X,):
         text = refusal(trainer.fit, state, data, ledger=tmp_path / "run.jsonl", progress=False)
         assert "loss_fn closes over" in text
     assert not (tmp_path / "run.jsonl").exists()

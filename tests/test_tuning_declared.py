@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
+from training_runs import sharing_programs, squares
 
 import jaxacct as ja
 from jaxacct import selection, tuning
@@ -51,9 +52,19 @@ def forced(monkeypatch):
     return force
 
 
+def sgd(config):
+    return optax.sgd(config["rate"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    """Tests that train the same share the programs."""
+    with sharing_programs():
+        yield
+
+
 def run(plan, space=SPACE, score=lambda w: -float(np.sum((w - 1.0) ** 2)), **more):
-    make, loss = lambda config: optax.sgd(config["rate"]), lambda w, x: jnp.sum((w - x) ** 2)
-    return tuning.tune(loss, make, space, DATA, plan, init=lambda key: jnp.zeros(2), score=score, **more)
+    return tuning.tune(squares, sgd, space, DATA, plan, init=lambda key: jnp.zeros(2), score=score, **more)
 
 
 def with_function(train, score=float, **more):
@@ -86,8 +97,8 @@ def test_a_space_that_keeps_state_is_refused_by_a_plan_for_i_i_d_candidates(plan
         ("iid", SPACE, None, "iid"),
         ("iid", Walk(), "iid", "iid, declared"),
         ("adaptive", Walk(), None, "adaptive"),
-        ("adaptive", SPACE, None, "adaptive"),
-        ("adaptive", SPACE, "iid", "iid"),
+        pytest.param("adaptive", SPACE, None, "adaptive", marks=pytest.mark.slow),
+        pytest.param("adaptive", SPACE, "iid", "iid", marks=pytest.mark.slow),
     ],
 )
 def test_the_claim_is_for_what_was_declared_and_says_so(plans, forced, tmp_path, planned, space, declared, word):

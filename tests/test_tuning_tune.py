@@ -9,14 +9,13 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
-from training_runs import squares
+from training_runs import sharing_programs, squares
 
 import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.core.chacha import CHACHA20
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan, PrivateLoss
-from jaxacct.tuning import tuning_run
 from jaxacct.tuning.candidates import selected
 from jaxacct.tuning.private_score import noise_for_score, noisy, units, whole
 
@@ -47,18 +46,8 @@ def run(plan, space=SPACE, score=lambda w: -float(np.sum((w - 1.0) ** 2)), optim
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once():
-    """Tests that train the same share the programs, which take seconds to compile."""
-    made, real = {}, tuning_run.side_by_side
-
-    def side_by_side(loss_fn, make_optimizer, plan, **shared):
-        words = tuple(cell.cell_contents for cell in make_optimizer.__closure__)
-        key = loss_fn, words, plan.noise_multiplier, plan.steps, repr(sorted(shared.items()))
-        if key not in made:
-            made[key] = real(loss_fn, make_optimizer, plan, **shared)
-        return made[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning_run, "side_by_side", side_by_side)
+    """Tests that train the same share the programs."""
+    with sharing_programs():
         yield
 
 

@@ -1,13 +1,16 @@
 """What the tests of the trainer share; `python training_runs.py FOLDER` is a run to be killed, and prints its steps."""
 
+import contextlib
 import functools
 import sys
 
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from jaxacct.training import Plan, Trainer
+from jaxacct.tuning import tuning_run
 
 STEPS = 40
 KEY = bytes(range(32))
@@ -45,9 +48,27 @@ def shared(loss, optimizer, plan, clip_norm=1.0, **more):
     trainer = Trainer(loss, optimizer, plan, clip_norm, **more)
     adaptive, most = trainer.adaptive, trainer.examples_per_user
     batches = plan.sampling, plan.dataset_size, plan.cap, trainer.micro_batch
-    first = _FIRST.setdefault((loss, optimizer, *batches, adaptive, most, *sorted(more.items())), trainer)
+    rest = sorted((name, value) for name, value in more.items() if name != "micro_batch")
+    first = _FIRST.setdefault((loss, optimizer, *batches, adaptive, most, *rest), trainer)
     trainer.rule, trainer.placement, trainer.step_function = first.rule, first.placement, first.step_function
     return trainer
+
+
+@contextlib.contextmanager
+def sharing_programs():
+    """Tunings with the same loss, optimizer, noise, steps and settings share their programs, which take seconds."""
+    made, real = {}, tuning_run.side_by_side
+
+    def side_by_side(loss_fn, make_optimizer, plan, **settings):
+        words = tuple(cell.cell_contents for cell in make_optimizer.__closure__)
+        key = loss_fn, words, plan.noise_multiplier, plan.steps, repr(sorted(settings.items()))
+        if key not in made:
+            made[key] = real(loss_fn, make_optimizer, plan, **settings)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning_run, "side_by_side", side_by_side)
+        yield
 
 
 def start():
