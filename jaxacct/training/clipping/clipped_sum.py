@@ -208,9 +208,10 @@ def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
 
 
 class _Scales(NamedTuple):
-    """Factors of the examples' gradients under one clip norm, each of shape (examples,).
+    """Factors that clip the examples' gradients to one clip norm, each of shape (examples,) but for parts.
 
-    fits : whether the gradient stays unclipped.  weight : min(1, C/|g|).  parts : 2^E min(1, C/|g|), one row a part.
+    fits : whether the gradient g stays unclipped.  weight : min(1, C/|g|).
+    parts : 2^E min(1, C/|g|), a row for each part of the gradient.
     usable : whether weight and parts are both normal numbers.
     """
 
@@ -238,7 +239,7 @@ def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
 
 
 def split_loss(out: Any, has_aux: bool) -> tuple[Any, Any]:
-    """Return (loss, aux) from the result of a loss function, aux () if there is none; refuse what is no number."""
+    """Return (loss, aux) from a loss function's result, with aux () if there is none; the loss must be a scalar."""
     pair = isinstance(out, tuple) and len(out) == 2
     loss, aux = out if has_aux and pair else (out, ())
     number = len(jax.tree_util.tree_leaves(loss)) == 1 and loss is jax.tree_util.tree_leaves(loss)[0]
@@ -333,14 +334,14 @@ class Way(str):
 
 
 def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Written, list[Any]]:
-    """Return the trace of a loss, and for each parameter its `Site`, or the `Way` that takes its place."""
+    """Return the trace of a loss, and for each parameter its `Site`, or a `Way` if it has none."""
     leaves = jax.tree_util.tree_leaves(params)
     written, uses = uses_of(trace(loss_fn, params, example), len(leaves))
     return written, [_way(i, leaf, each, method) for i, (leaf, each) in enumerate(zip(leaves, uses, strict=True))]
 
 
 def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
-    """Return the `Site` of a parameter, or the `Way` in which its norm is found instead."""
+    """Return the `Site` of a parameter, or a `Way` with the reason why it has none."""
     if not uses.known and not uses.others:
         return Way("none", "the loss has no gradient by it")
     if method == "vmap":

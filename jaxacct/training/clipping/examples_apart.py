@@ -122,7 +122,7 @@ def one_of(batch: Any) -> Any:
 
 
 def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
-    """Run ``jax.vmap(function)(batch)``, each example by itself; raise InputError if the function could see others."""
+    """Run ``jax.vmap(function)(batch)``, each example by itself; refuse a function that could see other examples."""
     leaves, form = jax.tree_util.tree_flatten(batch)
     flat = lambda *example: function(jax.tree_util.tree_unflatten(form, example))
     traced, shapes = jax.make_jaxpr(flat, return_shape=True)(*one_of(leaves))
@@ -155,7 +155,10 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
 
 
 def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
-    """Return whether each row keeps its bits when the first or last row is replaced; varying entries are ignored."""
+    """Return whether each row keeps its bits when the first or last row is replaced.
+
+    Entries that differ between two equal runs are ignored.
+    """
     with jax.enable_x64(x64):
         rng = np.random.default_rng(0)
         consts = [const if _is_known(const) else _drawn(rng, const.aval, True) for const in traced.consts]

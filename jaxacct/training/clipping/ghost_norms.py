@@ -122,7 +122,7 @@ class Site:
         return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[:, 0], rows), *(a[0] for a in more)))
 
     def _norm_squared(self, rows: Rows, top: Any, most: Any) -> tuple[Any, Any, Any]:
-        """Return E; of a normalised g an upper bound on the square of |g|/2^E; and whether g is surely finite."""
+        """Return E, an upper bound on the square of |g|/2^E, and whether g is surely finite, from normalised rows."""
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
@@ -237,7 +237,10 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 
 
 def _rows(use: Use) -> int:
-    """Count the products of a use for one group's gradient: rows times runs of the loops whose runs see the same."""
+    """Return the number of products that make one group's gradient from one use.
+
+    Each row of the operation is a product, in each run of the loops that do not cut the parameter.
+    """
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product
     columns = _size([step for axis in (*product.groups, *product.right) for step in use.view.axes[axis]])

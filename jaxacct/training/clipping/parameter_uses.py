@@ -157,7 +157,7 @@ FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedd
 
 @dataclass(frozen=True)
 class Use:
-    """Operation that uses a parameter.  place : of the operation, after those of the loops around it."""
+    """Operation that uses a parameter.  place : the operation's place in the trace."""
 
     place: tuple[int, ...]
     view: View
@@ -333,7 +333,7 @@ def merged(steps: Any) -> tuple[Step, ...]:
 
 
 def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
-    """Return the taps of these operations."""
+    """Return a zero array, the tap, for the place of each of these operations."""
     return {
         use.place: jnp.zeros(
             (*(length for length, _ in use.view.loops), *use.product.output.shape), use.product.output.dtype
@@ -360,7 +360,7 @@ def _run(
     wanted: Sequence[tuple[Place, int]],
     place: Place,
 ) -> tuple[list[Any], Met]:
-    """Run the part of a trace at a place; return its outputs and the operands of its operations that have taps."""
+    """Run the part of a trace at a place; return its outputs, and the operands of its operations with taps."""
     met: Met = {}
 
     def operation(number: int, eqn: Any, operands: list[Any]) -> list[Any]:

@@ -57,14 +57,14 @@ class _Partition:
     dearest: list[float] = field(default_factory=list)
 
     def has_room_for(self, entry: Step) -> bool:
-        """Return whether a step can be one of these: a round has one number of slots, and no more steps than slots."""
+        """Return whether a step can join: a round has one number of slots, and no more steps than slots."""
         if self.sampling == FIXED:
             return True
         full = len(self.steps) >= nearest_slots(self.share) and entry.step not in self.steps
         return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
-        """Return a Gaussian for each entry of the dearest step; of random allocation one round (README.md)."""
+        """Return the releases that the partition costs: Gaussians with the noise of the costliest step, or a round."""
         if self.sampling == FIXED:
             return [Release(FIXED, sigma, 1.0) for sigma in self.dearest]
         # rounded down by more than the rounding of a sum of 1000 terms, so that the noise never exceeds the exact noise
@@ -138,7 +138,10 @@ class Spent:
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more step in a partition: a record of its batch is in all its entries, and in no other's."""
+        """Count one more step in a partition.
+
+        A record of the step's batch is in all entries of this step, and in no other step of the partition.
+        """
         before = partition.releases()
         mine = partition.steps.setdefault(entry.step, [])
         mine.append(entry.noise_multiplier)
@@ -194,7 +197,7 @@ def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
     """Return the releases in about `MANY_RELEASES` groups; the group that is costliest to join is split first."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
-        """(minus the cost of joining them, the first, the field in which they differ most, all of them)."""
+        """Return (minus the cost of joining the members, the first, the field that differs most, all members)."""
         noise = [release.noise_multiplier for release in members]
         rates = [max(release.sampling_probability, _TINY) for release in members]
         least, most, low, high = min(noise), max(noise), min(rates), max(rates)
@@ -442,9 +445,9 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
 
 
 def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
-    """Return the number of steps of a plan, from `step` on, that fit its target and filter with the ledger's entries.
+    """Return how many steps of a plan, from `step` on, fit its target and filter beside the ledger's entries.
 
-    run : the run that takes them, by default the current one.  A name that the ledger does not hold is a new run.
+    run : the run that takes the steps, by default the current one.  A name that the ledger does not hold is a new run.
     """
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
@@ -462,7 +465,7 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """Return the steps, and the number of other mechanisms, that count against the next steps of a run."""
+    """Return the steps of the ledger, and its number of other mechanisms, that count against a run's next steps."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)

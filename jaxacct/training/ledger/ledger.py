@@ -79,7 +79,7 @@ class LedgerFile:
             raise InputError(f"{self.path}: was replaced while it was being opened; open it again")
 
     def append(self, content: bytes) -> None:
-        """Write at the end, and make sure that it is on the disk, in the file that is at the path."""
+        """Write bytes at the end of the file at the path, and make sure that they are on the disk."""
         file = self.file
         try:
             self._require_in_place(file, self.size)
@@ -357,7 +357,7 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return the new end of a run whose outputs were seen, or None if the ledger counts this step already."""
+        """Return the new end of a run whose outputs were seen, or None if a step leaves the end as it is."""
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
             return None

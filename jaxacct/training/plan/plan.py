@@ -200,7 +200,7 @@ class Plan(PlanRequest):
 
         segments : the steps, from step 0 on, without gaps.
         like : a plan whose target, data, sampling, relation, law of K and filter are taken over.
-        changed : any of these, and noise_multiplier, by name.
+        changed : settings by name, in place of those of ``like`` or of the defaults; also noise_multiplier and filter.
         """
         names = (*_TERMS, *_UNUSUAL, "repetitions", "filter")
         kept = {} if like is None else {name: getattr(like, name) for name in names}
@@ -307,8 +307,8 @@ class Plan(PlanRequest):
     def epsilon(self) -> Bounds:
         """Epsilon at target_delta of the whole plan; with repetitions of all K runs.
 
-        It is a certified bracket.  If recalibrations may look at the data, it is the filter's bound, from the first
-        step on.
+        The bracket is certified.  If recalibrations may look at the data, epsilon is the filter's bound, also for a run
+        without any recalibration.
         """
         return self.promised() if self.filter else self.of_all(self.mechanism)
 
@@ -490,7 +490,7 @@ class Plan(PlanRequest):
     def live_epsilon(self, step: int) -> Bounds:
         """Return an upper bound of the epsilon of the first `step` steps, from a table that is computed once.
 
-        `upper` is that of the next step in the table, which is at least as large; kind "bound".
+        `upper` is the table's value at the next step that it holds, which is at least as large; the kind is "bound".
         """
         self._require(step, self.steps)
         if step == 0:

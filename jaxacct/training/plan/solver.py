@@ -202,9 +202,10 @@ def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
 
 
 def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
-    """Return epsilon at the target delta of several collections of releases; collections of equal kinds share a call.
+    """Return epsilon at the target delta of several collections of releases.
 
-    In one batch an element samples a kind that it lacks at rate 0.  Passes and rounds have no such rate.
+    Collections share a call.  An element of the batch samples a release that it lacks at rate 0.  Passes and rounds
+    have no such rate, so with these only collections of the same kinds of release share a call.
     """
     places: dict[frozenset[Release], list[int]] = {}
     for place, each in enumerate(counts):
@@ -226,7 +227,7 @@ def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarr
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Return the budget that a run needs and the epsilon that it promises, for each order and run of a batch."""
+    """Return, for each order and run of a batch, the budget that the run needs, and the epsilon of that budget."""
     # the factor covers the rounding of sums of the same steps in another order
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)
@@ -235,7 +236,7 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 
 
 def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
-    """Return the filter of a plan: its order promises the least epsilon, and its budget is what the run uses.
+    """Return the filter of a plan: the order with the least epsilon, and the run's divergence at that order as budget.
 
     A smaller budget would stop even a run in which nothing is changed.
     """
@@ -247,7 +248,7 @@ def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
 
 
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
-    """Return upper ends of epsilon that the plan will claim for a batch of runs: of the runs, or of their filters."""
+    """Return the upper ends of epsilon that a plan will claim for a batch of runs: the runs' own, or their filters'."""
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
     return np.asarray(epsilon_of_run(terms, mechanism).upper)
@@ -364,7 +365,7 @@ def _solved(request: PlanRequest) -> Solution:
 
 
 def _left_open(request: PlanRequest, plain: bool) -> str | None:
-    """Return the one thing to solve for, or None; raise InputError for too much, too little, or what has no search."""
+    """Return the one setting to solve for, or None; refuse too many or too few settings, and one without a search."""
     given = {key: [n for n in names if getattr(request, n) is not None] for key, names in _OPEN.items()}
     for names in given.values():
         if len(names) > 1:

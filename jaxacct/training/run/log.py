@@ -65,10 +65,10 @@ WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _Look:
-    """Numbers of a step, on the device or on their way; filled in as they arrive, so that an interrupt repeats nothing.
+    """Numbers of a step, on the device or on their way, filled in one by one, so that an interrupt repeats nothing.
 
     point : the place in a table of epsilon that covers the releases so far.
-    when, rate : the time at which the step was found done, and the steps a second until then.
+    when : the time at which the step was found done.  rate : the steps a second until then.
     record : the record that is put out.
     """
 
@@ -101,7 +101,7 @@ class RunLog:
         return self._put is not None
 
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
-        """Begin the log of a plan's steps from a state on; ledger : what holds all other spending, or None."""
+        """Begin the log of a plan's steps after a state; ledger : the ledger that holds all other spending, or None."""
         if self._put is None:
             return
         self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
@@ -109,7 +109,10 @@ class RunLog:
             self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
-        """Take the numbers of a step that was handed to the device; stretches : of all steps, without a ledger."""
+        """Log the numbers of a step that was handed to the device.
+
+        stretches : those of all steps so far, without a ledger.
+        """
         if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
             return
         self._looks.append(_Look(step, observed, self._epsilon.point(step, stretches)))
@@ -154,7 +157,7 @@ class RunLog:
             progress.say(f"jaxacct: log raised {words}; training goes on without it")
 
     def _unread(self) -> list[_Look]:
-        """Return the looks, the last ones, whose numbers are not fetched."""
+        """Return the looks whose numbers are not fetched yet, which are the last looks."""
         return [*itertools.takewhile(lambda look: look.record is None, reversed(self._looks))][::-1]
 
     def _see_done(self, most: int) -> None:
@@ -258,8 +261,8 @@ def numbers_of(observed: Observed) -> dict[str, Any]:
 class LogFile:
     """File of JSON lines, open for appending, and readable by its owner alone: most of it is not private.
 
-    A last line that was cut off is removed.  A step that the file already has, since the run was resumed from a
-    checkpoint before it, is marked by ``"again": true``.  InputError : a file that cannot be written, or is no log.
+    A last line that was cut off is removed.  A run that is resumed from a checkpoint may repeat steps of the file:
+    their second lines have ``"again": true``.  InputError : a file that cannot be written, or is no log.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str) -> None:
@@ -386,7 +389,7 @@ class ProgressLine:
 
 
 class _Table:
-    """Upper ends of epsilon along a plan, computed in a thread of its own when they are first asked for.
+    """Upper ends of epsilon along a plan; a thread computes them when the first of them is asked for.
 
     held : the spending before step `first`, which counts as well; None for the plan alone.
     """
@@ -469,7 +472,7 @@ def _even_steps(first: int, last: int, most: int) -> list[int]:
 
 
 class TablePoint(NamedTuple):
-    """Table, and the step after which it covers everything released."""
+    """Table, and the step after which the table covers all releases so far."""
 
     table: _Table
     step: int
@@ -494,7 +497,10 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return the place in a table that covers all releases after `step` steps; repeated steps move it on."""
+        """Return the place in a table that covers all releases after `step` steps, or None.
+
+        If steps are repeated, the place is after a later step.
+        """
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case needs no counting
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:

@@ -41,7 +41,11 @@ _HOST = b"host 1"
 
 
 class Prepared(NamedTuple):
-    """Step that is ready to run: the lineage after it, its keys, numbers, pass ("" for none), and its batch."""
+    """Step that is ready to run.
+
+    line : the lineage after the step.  key, settings : the step's keys and numbers.
+    partition : the fingerprint of its pass or round, or "".  batch : its loaded examples, or None.
+    """
 
     line: Lineage
     key: StepKey
@@ -104,12 +108,12 @@ class Program:
         """Do nothing: only a streamed program has threads to end."""
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether a run that ends with an error leaves a checkpoint: no, the last one repeats its steps."""
+        """Return whether an error leaves a checkpoint: no, since a run from the last checkpoint repeats the steps."""
         return False
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session of that checkpoint, or b"" if no step after it is to be repeated."""
+        """Session of the checkpoint that an error leaves; b"" if the steps after it need no repetition."""
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
@@ -137,7 +141,7 @@ class Program:
 
 
 class OtherExamples(InputError):
-    """Release of a step before, with other examples for the same draw."""
+    """The ledger holds a release of the step with other examples for the same draw."""
 
 
 class Batch(NamedTuple):
@@ -236,12 +240,12 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether a run that ends with an error leaves a checkpoint: not if it reveals which draw changed."""
+        """Return whether an error leaves a checkpoint: not one that reveals which draw changed."""
         return not isinstance(error, OtherExamples)
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session of that checkpoint; b"" if the steps cannot be repeated, and the run goes on as after a `fit`."""
+        """Session of the checkpoint that an error leaves; b"" if the steps after it cannot be repeated."""
         return self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:

@@ -186,7 +186,7 @@ def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool)
 
     The rest of the plan counts if outputs may have ended the run.
     ended : whether the run ended by itself, or has shown no outputs.
-    goes_on : whether it continues whatever it has shown.
+    goes_on : whether the run continues, whatever outputs it has shown.
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)
