@@ -22,8 +22,6 @@ _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint3
 """Text "expand 32-byte k" as four words."""
 _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 """Last word of the nonce for each purpose, so that no two purposes share a block of the keystream."""
-_MOST_BLOCKS = 2**32
-"""Most blocks of one keystream. The block counter has 32 bits [RFC 8439], so a longer keystream would repeat itself."""
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
 """Order of four rows after a shift by each number of places. `numpy.roll` takes longer than a round of ChaCha20."""
 _HOST_BLOCKS = 8192
@@ -141,7 +139,7 @@ def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
     count = math.prod(shape)
     words = -(-count * bit_width // 32)
     blocks = -(-words // 16)
-    if blocks > _MOST_BLOCKS:
+    if blocks > 2**32:  # the block counter has 32 bits [RFC 8439], so a longer keystream would repeat itself
         raise InputError(f"{count} draws from one key must be <= 2**36 words; split the key first")
     stream = block(key, jnp.arange(blocks, dtype=jnp.uint32), _nonce(_BITS)).reshape(-1)
     if bit_width == 32:

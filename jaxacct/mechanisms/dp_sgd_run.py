@@ -141,7 +141,16 @@ def dp_sgd(
     given = {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability, "steps": steps}
     given |= {"batch_size": batch_size, "dataset_size": dataset_size, "slots": slots, "epochs": epochs, "cap": cap}
     fields = described({name: value for name, value in given.items() if value is not None}, sampling, group)
-    return rule_of(sampling).make(Gaussian(noise_multiplier), fields, group)
+    rule = rule_of(sampling)
+    if group != 1 and rule.instead_of_groups:
+        raise InputError(
+            f"group = {group!r} is not known with sampling = {rule_name(sampling)!r}; use {rule.instead_of_groups}, "
+            "which leaks no less"
+        )
+    count = rounds_of(fields["steps"], fields["slots"]) if rule.in_passes else fields["steps"]
+    of_group = {} if group == 1 else {"group": group, **{name: fields[name] for name in rule.taken_for_groups}}
+    step = rule.step(Gaussian(noise_multiplier), *(fields[name] for name in rule.takes), **of_group)
+    return Repeated(step, count)
 
 
 def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: str = "") -> dict[str, Any]:
@@ -166,28 +175,27 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
             if name != "noise_multiplier" and isinstance(value, Tracer):
                 raise InputError(f"{name} is a tracer; inside jit build the mechanism of one step, and repeat it")
     if "batch_size" in fields:
-        batch = check("batch_size", fields["batch_size"], COUNT if rule.of_one_size else POSITIVE)
-        size = check("dataset_size", fields["dataset_size"], COUNT)
-        require_at_most("batch_size", np.asarray(batch), "dataset_size", np.asarray(size), "use a smaller batch_size")
-        quotient = np.asarray(size) / np.asarray(batch)
-        fields["sampling_probability"] = _plain(np.asarray(batch) / np.asarray(size))
+        batch = np.asarray(check("batch_size", fields["batch_size"], COUNT if rule.of_one_size else POSITIVE))
+        size = np.asarray(checked["dataset_size"])
+        require_at_most("batch_size", batch, "dataset_size", size, "use a smaller batch_size")
+        fields["sampling_probability"] = _plain(batch / size)
         if rule.in_passes:
             # some loaders drop a smaller last batch; an epoch then has fewer steps, and the run more epochs
             dropped = rule.of_one_size and "epochs" not in fields
-            whole = np.floor(quotient * (1.0 + ROUNDING)) if dropped else np.ceil(quotient * (1.0 - ROUNDING))
+            whole = np.floor(size / batch * (1.0 + ROUNDING)) if dropped else np.ceil(size / batch * (1.0 - ROUNDING))
             fields["slots"] = _plain(np.maximum(whole, 1.0))
     if "slots" in fields:
-        fields["sampling_probability"] = _plain(1.0 / np.asarray(check("slots", fields["slots"], COUNT)))
+        fields["sampling_probability"] = _plain(1.0 / np.asarray(fields["slots"], np.float64))
     elif rule.in_passes and "sampling_probability" in fields:
         fields["slots"] = slots_of(fields["sampling_probability"], sampling)
     if "epochs" in fields and "sampling_probability" in fields:
-        epochs = np.asarray(check("epochs", fields["epochs"], POSITIVE))
+        epochs = np.asarray(checked["epochs"])
         if rule.in_passes:
-            exact = epochs * np.asarray(fields["slots"])
+            exact = epochs * np.asarray(fields["slots"], np.float64)
         elif "batch_size" in fields:
-            exact = epochs * size / np.asarray(batch)
+            exact = epochs * size / batch
         else:
-            rate = np.asarray(check("sampling_probability", fields["sampling_probability"], PROBABILITY))
+            rate = np.asarray(checked["sampling_probability"])
             if np.any(rate == 0.0):
                 raise InputError("epochs needs a sampling_probability > 0; give steps instead")
             exact = epochs / rate
@@ -239,19 +247,26 @@ def rounds_of(steps: Any, slots: Any) -> float | np.ndarray:
 
 
 class Rule(NamedTuple):
-    """A batch rule: the function that makes a run, and the numbers that it needs besides noise, rate and length.
+    """A batch rule: the mechanism of a step, or of a pass, and the numbers of a run that its constructor takes.
 
-    `relation` is used when the caller gives none. `in_passes` says that the steps are in rounds or epochs of `slots`
-    batches, each of which has every record once. `of_one_size` says that every batch has the same whole number of
-    records.
+    `taken_for_groups` are further numbers that the constructor takes for a group. `instead_of_groups` says what to use
+    if groups are not accounted for. `in_passes` says that the steps are in rounds or epochs of `slots` batches, each of
+    which has every record once. `of_one_size` says that every batch has the same whole number of records. `relation` is
+    used when the caller gives none.
     """
 
-    make: Callable[[Gaussian, Mapping[str, Any], int], Repeated]
-    needs: tuple[str, ...] = ()
-    needs_for_groups: tuple[str, ...] = ()
+    step: Callable[..., Mechanism]
+    takes: tuple[str, ...]
+    taken_for_groups: tuple[str, ...] = ()
     in_passes: bool = False
-    relation: str = "add_or_remove_one"
     of_one_size: bool = False
+    relation: str = "add_or_remove_one"
+    instead_of_groups: str = ""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Numbers that the rule needs besides noise, rate and length."""
+        return tuple(name for name in self.takes if name not in ("sampling_probability", "slots"))
 
 
 def rule_of(sampling: str) -> Rule:
@@ -292,7 +307,7 @@ def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group
 
 def _needs(rule: Rule, group: int) -> tuple[str, ...]:
     """Return the numbers that a rule needs besides noise, rate and length."""
-    return rule.needs if group == 1 else (*rule.needs, *rule.needs_for_groups)
+    return rule.needs if group == 1 else (*rule.needs, *rule.taken_for_groups)
 
 
 MEANING = {
@@ -308,49 +323,26 @@ def _plain(value: Any) -> float | np.ndarray:
     return float(value) if np.ndim(value) == 0 else np.asarray(value)
 
 
-def _poisson(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
-    return Repeated(PoissonSampled(base, run["sampling_probability"], group=group), run["steps"])
-
-
-def _random_allocation(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
-    return Repeated(RandomAllocation(base, run["slots"], group=group), rounds_of(run["steps"], run["slots"]))
-
-
-def _truncated_poisson(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
-    _refuse_group("truncated_poisson", group, "ja.dp_sgd(noise_multiplier / (2 * group), 1.0, steps)")
-    rate, size, cap = (run[name] for name in ("sampling_probability", "dataset_size", "cap"))
-    return Repeated(TruncatedPoissonSampled(base, rate, dataset_size=size, cap=cap), run["steps"])
-
-
-def _without_replacement(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
-    size = {} if group == 1 else {"dataset_size": run["dataset_size"], "group": group}
-    step: Mechanism = SampledWithoutReplacement(base, run["sampling_probability"], **size)
-    return Repeated(step, run["steps"])
-
-
-def _with_replacement(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
-    return Repeated(SampledWithReplacement(base, run["batch_size"], run["dataset_size"], group=group), run["steps"])
-
-
-def _shuffled(base: Gaussian, run: Mapping[str, Any], group: int) -> Repeated:
-    _refuse_group("shuffled", group, "ja.dp_sgd(noise_multiplier / group, ..., sampling='shuffled')")
-    return Repeated(ShuffledBatches(base, run["slots"]), rounds_of(run["steps"], run["slots"]))
-
-
-def _refuse_group(sampling: str, group: int, instead: str) -> None:
-    if group != 1:
-        raise InputError(
-            f"group = {group!r} is not known with sampling = {sampling!r}; use {instead}, which leaks no less"
-        )
-
-
 RULES = {
-    "poisson": Rule(_poisson),
-    "random_allocation": Rule(_random_allocation, in_passes=True),
-    "truncated_poisson": Rule(_truncated_poisson, ("dataset_size", "cap")),
-    "without_replacement": Rule(_without_replacement, needs_for_groups=("dataset_size",), of_one_size=True),
-    "with_replacement": Rule(_with_replacement, ("batch_size", "dataset_size"), of_one_size=True),
-    "shuffled": Rule(_shuffled, in_passes=True, relation="zero_out", of_one_size=True),
+    "poisson": Rule(PoissonSampled, ("sampling_probability",)),
+    "random_allocation": Rule(RandomAllocation, ("slots",), in_passes=True),
+    "truncated_poisson": Rule(
+        TruncatedPoissonSampled,
+        ("sampling_probability", "dataset_size", "cap"),
+        instead_of_groups="ja.dp_sgd(noise_multiplier / (2 * group), 1.0, steps)",
+    ),
+    "without_replacement": Rule(
+        SampledWithoutReplacement, ("sampling_probability",), taken_for_groups=("dataset_size",), of_one_size=True
+    ),
+    "with_replacement": Rule(SampledWithReplacement, ("batch_size", "dataset_size"), of_one_size=True),
+    "shuffled": Rule(
+        ShuffledBatches,
+        ("slots",),
+        in_passes=True,
+        of_one_size=True,
+        relation="zero_out",
+        instead_of_groups="ja.dp_sgd(noise_multiplier / group, ..., sampling='shuffled')",
+    ),
 }
 """Batch rules by name."""
 SAME = {"fixed_batches": "shuffled"}

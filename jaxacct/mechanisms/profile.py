@@ -16,11 +16,6 @@ from jaxacct.mechanisms.base import batch_shape, register
 from jaxacct.mechanisms.finite import FiniteMechanism
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 
-MASS_UNITS = 128.0
-"""Units by which a mass is rounded outward.
-
-16 added by `pair_of_profile`, 16 of its error, the others for sums and exp.
-"""
 LEAST_GAP = 1e-9
 """Least distance of two epsilons of a profile, since slopes between nearer points lose digits."""
 MASS_ROUNDING_UNITS = 8.0
@@ -312,7 +307,8 @@ def direction_of(pair: FinitePair, direction: str) -> FinitePart:
     # a mass at a loss is e^|loss| times the difference of two sums of masses at larger losses
     beyond = np.where(loss >= 0.0, np.cumsum(q[::-1])[::-1], np.cumsum(p))
     with np.errstate(over="ignore"):
-        wrong = MASS_UNITS * ROUNDOFF * (p + q + 2.0 * beyond * np.exp(np.abs(loss)))
+        # 128 units: 16 added by `pair_of_profile`, 16 of its error, the others for the sums and the exponential
+        wrong = 128.0 * ROUNDOFF * (p + q + 2.0 * beyond * np.exp(np.abs(loss)))
     larger, smaller = wrong, wrong * np.exp(-np.abs(loss))
     off_p, off_q = np.where(loss >= 0.0, larger, smaller), np.where(loss >= 0.0, smaller, larger)
     if direction == "add":

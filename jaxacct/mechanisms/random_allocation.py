@@ -68,11 +68,6 @@ Losses = Literal["usual", "dense", "far"]
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
-EPOCHS_WARNING = (
-    "BallsInBins keeps each record in the same slot in every epoch; ja.repeat(ja.RandomAllocation(...), epochs), with "
-    "a fresh slot in every epoch, costs up to five times less epsilon"
-)
-"""Warning to a user who keeps the same bins for several epochs."""
 
 
 @register
@@ -301,7 +296,11 @@ class BallsInBins(Mechanism):
         except (TypeError, ValueError):  # tracers
             return
         if several:
-            warnings.warn(EPOCHS_WARNING, stacklevel=4)
+            warnings.warn(
+                "BallsInBins keeps each record in the same slot in every epoch; ja.repeat(ja.RandomAllocation(...), "
+                "epochs), with a fresh slot in every epoch, costs up to five times less epsilon",
+                stacklevel=4,
+            )
 
     def validated(self) -> Self:
         with warnings.catch_warnings():

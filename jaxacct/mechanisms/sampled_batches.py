@@ -64,15 +64,8 @@ from jaxacct.mechanisms.sampled_releases import (
     require_samplable,
 )
 
-UNITS_PER_TERM = 16.0
-"""Roundings of one factor of a product of ratios: a difference, two quotients and three products.
-
-Half as much is added for the odds, which are the same in all factors.
-"""
 NEGLIGIBLE = 1e-25
 """Share of a sum below which the rest of a falling series is bounded and no longer summed."""
-SHARE_OF_DELTA = 1e-3
-"""Share of delta for all the steps in which a free cap binds."""
 
 
 @register
@@ -387,9 +380,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
         return [(sigma, q, cap_of(n, q, cap)) for sigma, q, n, cap in rows_of(self, *fields)]
 
 
-def cap_for(
-    sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = SHARE_OF_DELTA
-) -> int:
+def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = 1e-3) -> int:
     """Return the smallest cap that costs nothing: steps * Pr[Bin(n - 1, q) >= cap] is at most `share` of delta.
 
     If a cap binds, a record may displace another one, and the step costs twice the sensitivity
@@ -514,7 +505,8 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break
             length *= 2
-    return total, UNITS_PER_TERM * ROUNDOFF * (terms + 4.0) + 4.0 * NEGLIGIBLE
+    # the 16 units of a factor are a difference, two quotients and three products, and half as much again for the odds
+    return total, 16.0 * ROUNDOFF * (terms + 4.0) + 4.0 * NEGLIGIBLE
 
 
 @register

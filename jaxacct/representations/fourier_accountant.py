@@ -37,8 +37,6 @@ DOUBLINGS = 4
 """Most doublings of the end of t while the characteristic function has not decayed there."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 """Gauss-Legendre rule of a panel in t."""
-_BLOCK_TERMS = 2**20
-"""Most exponentials computed at a time, 16 MiB of complex numbers."""
 
 
 def fourier_delta(
@@ -263,6 +261,6 @@ def _sampled_laplace(b: float, q: float, power: np.ndarray) -> np.ndarray:
 
 def _integrate(power: np.ndarray, loss: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Return the sum of weight e^{power loss} over the nodes, a block of frequencies at a time."""
-    block = max(1, _BLOCK_TERMS // loss.size)
+    block = max(1, 2**20 // loss.size)  # 2**20 exponentials take 16 MiB
     pieces = [np.exp(np.multiply.outer(power[i : i + block], loss)) @ weight for i in range(0, power.size, block)]
     return np.concatenate(pieces)
