@@ -11,9 +11,9 @@ import numpy as np
 from jaxacct.core.floats import LOST_TAIL, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import POSITIVE, Constraint, InputError, check_int, refuse_where
-from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, BaseMechanism, batch_shape, register
-from jaxacct.mechanisms.finite import FiniteMechanism, sample_pair
-from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, LaplacePart
+from jaxacct.mechanisms.base import SENSITIVITY, AdditiveNoise, batch_shape, register
+from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
+from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
@@ -162,7 +162,7 @@ def laplace_pair(largest: np.ndarray) -> FinitePair:
     return FinitePair(top * (2.0 * place - 1.0), p, p[..., ::-1], zero, zero)
 
 
-class _IntegerNoise(BaseMechanism):
+class _IntegerNoise(OfFinitePair):
     """Log-concave, symmetric noise on the integers; a record moves the integer statistic by at most ``sensitivity``."""
 
     sensitivity: int
@@ -178,9 +178,6 @@ class _IntegerNoise(BaseMechanism):
 
     def finite_pair(self, relation: str) -> FinitePair:
         return self.pair(self.sensitivity * int(SENSITIVITY[relation]))
-
-    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
-        return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 @register

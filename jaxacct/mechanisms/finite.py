@@ -29,7 +29,14 @@ SUM_LIMIT = 1e-12
 """Largest distance of a probability vector's sum from 1; the vector is divided by its sum."""
 
 
-class FiniteMechanism(BaseMechanism):
+class OfFinitePair(BaseMechanism):
+    """Base mechanism whose law is that of its finite pair, sampled."""
+
+    def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
+        return sample_pair(self.finite_pair(relation), rate, direction)
+
+
+class FiniteMechanism(OfFinitePair):
     """Base mechanism given by one finite pair for all neighbouring relations, taken to be symmetric."""
 
     @abstractmethod
@@ -38,9 +45,6 @@ class FiniteMechanism(BaseMechanism):
 
     def finite_pair(self, relation: str) -> FinitePair:
         return self.pair()
-
-    def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
-        return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 @register

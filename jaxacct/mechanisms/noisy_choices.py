@@ -12,8 +12,8 @@ from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, check_flag, choice
 from jaxacct.mechanisms.additive_noise import Laplace, gaussian_pair, laplace_pair
 from jaxacct.mechanisms.base import SENSITIVITY, BaseMechanism, Mechanism, register
-from jaxacct.mechanisms.finite import FiniteMechanism, PureDP, sample_pair
-from jaxacct.mechanisms.parts import FinitePair, FinitePart, GaussianPart, LaplacePart, Part
+from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair, PureDP, sample_pair
+from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 from jaxacct.mechanisms.profile import stacked
 
 LOSS_CELLS = 1024
@@ -182,7 +182,7 @@ def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
 
 @register
 @dataclass(frozen=True, eq=False)
-class AboveThreshold(BaseMechanism):
+class AboveThreshold(OfFinitePair):
     """Say of each query in a stream whether it is above a noisy threshold, until ``answers`` of them were.
 
     Laplace noise of scale ``threshold_scale`` is added to the threshold once, and Laplace noise of scale
@@ -229,9 +229,6 @@ class AboveThreshold(BaseMechanism):
         threshold, query = np.asarray(self.threshold_scale), np.asarray(self.query_scale)
         epsilon = SENSITIVITY[relation] * (1.0 / threshold + twice * np.asarray(self.answers) / query)
         return PureDP(epsilon).pair()
-
-    def part(self, rate: np.ndarray, relation: str, direction: str) -> FinitePart:
-        return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 @register
