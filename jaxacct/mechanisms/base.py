@@ -163,10 +163,7 @@ class BaseMechanism(Mechanism):
     """
 
     finite: ClassVar[bool] = True
-    """Whether ``finite_pair`` is the mechanism's own pair.
-
-    Otherwise it is a finite pair that dominates the own pair.
-    """
+    """Whether ``finite_pair`` is the mechanism's own pair, and not a finite pair that dominates it."""
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:

@@ -319,10 +319,7 @@ class ProposeTestRelease(Combinator):
         return None if inner is None else 1 - (1 - Fraction(float(self._passing()))) * (1 - inner)
 
     def _passing(self) -> np.ndarray:
-        """Return delta_infinity, rounded up and never 0 (README.md, "A Gaussian's profile").
-
-        Epsilon at 0 is infinite.
-        """
+        """Return delta_infinity, rounded up (README.md, "A Gaussian's profile") and never 0."""
         with np.errstate(over="ignore"):
             # e^-800 is below the smallest float64
             ratio = np.minimum(np.asarray(self.threshold) / np.asarray(self.test_scale), 800.0)

@@ -25,11 +25,7 @@ LEAST_ORDER = 1e-6
 @register
 @dataclass(frozen=True, eq=False)
 class ZCDP(BaseMechanism):
-    """Any (xi, rho)-zCDP mechanism.
-
-    Its Rényi divergences are at most xi + rho alpha for all alpha > 1, in both directions.
-
-    Rényi divergences of order alpha at most xi + rho alpha for all alpha > 1, both ways.
+    """Any (xi, rho)-zCDP mechanism: Rényi divergences are at most xi + rho alpha for alpha > 1, in both directions.
 
     A composition adds the rho and the xi of its guarantees, also beside other mechanisms. The profile of one guarantee
     is optimal: at each epsilon some mechanism with two outputs attains it (README.md, "Zero-concentrated privacy"). No
@@ -120,10 +116,7 @@ def _orders(rho: float, count: int) -> np.ndarray:
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (t, c) for each log-ratio s.
-
-    Alpha = 1 + c limits the test most, and the other output's log-ratio is -t.
-    """
+    """Return t and c for each log-ratio s: the order 1 + c limits the test most, and the other log-ratio is -t."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):

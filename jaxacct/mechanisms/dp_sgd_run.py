@@ -51,10 +51,7 @@ NUMBERS: dict[str, Constraint] = {
 }
 """Numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
 RATES = ("sampling_probability", "batch_size", "slots")
-"""Numbers that give the size of the batches.
-
-A run has exactly one of these numbers; `batch_size` needs `dataset_size`.
-"""
+"""Numbers that give the size of the batches, of which a run has exactly one; `batch_size` needs `dataset_size`."""
 LENGTHS = ("steps", "epochs")
 """Numbers that give the length of the run. A run has exactly one of these numbers."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
@@ -154,9 +151,7 @@ def dp_sgd(
 
 
 def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: str = "") -> dict[str, Any]:
-    """Complete the numbers of a run by its `sampling_probability` and `steps`.
-
-    Refuse numbers that contradict each other.
+    """Complete the numbers of a run by its `sampling_probability` and `steps`; refuse contradictions.
 
     `unknown` names the number that is solved for, which is not in `given`. The steps stay open if `unknown` is the
     sampling probability and `epochs` are given.

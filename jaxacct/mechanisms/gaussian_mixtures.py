@@ -254,10 +254,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return masses of N(0, 1) between edges, by the nearer tail, and their errors.
-
-    The edges were shifted by `moved`.
-    """
+    """Return masses of N(0, 1) between edges that were shifted by `moved`, by the nearer tail, and their errors."""
     from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]
@@ -282,17 +279,14 @@ class Branch(NamedTuple):
 
 
 class OfGaussianMixtures(Mechanism):
-    """Mechanism with branches, for engines/mixture.py.
+    """Mechanism with branches for engines/mixture.py.
 
-    The lattice takes `expand` from above and cells of u from below.
+    The lattice uses `expand` from above and cells of u from below.
     """
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        """Return the branches of every configuration, flat, for "remove"; "add" exchanges the laws.
-
-        None without branches.
-        """
+        """Return the branches of every configuration, flat, for "remove", or None; "add" exchanges the laws."""
 
     def ordinary(self) -> bool:
         """Return whether the mechanism is a Gaussian, sampled or not, which other engines can answer too."""

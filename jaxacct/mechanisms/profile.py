@@ -190,10 +190,7 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return the two terms of p_k.
-
-    `before` -1 is the centre, at eps 0 with value `first`, and `after` -1 is no point.
-    """
+    """Return the two terms of p_k; `before` -1 is the centre (eps 0, value `first`), `after` -1 is no point."""
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
     fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
@@ -437,10 +434,7 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
 
 
 def spaced(points: np.ndarray) -> np.ndarray:
-    """Return ascending points without the points too near their predecessor.
-
-    Leaving knots out only raises a profile.
-    """
+    """Return ascending points without those too near their predecessor, which only raises a profile."""
     kept = [points[0]]
     for point in points[1:]:
         if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):

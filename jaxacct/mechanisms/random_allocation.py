@@ -61,10 +61,7 @@ Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
 """Profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
-"""Sets of losses of a round.
-
-"dense" is for compositions whose bracket is wide, "far" for those without an upper end.
-"""
+"""Sets of losses of a round: "dense" if a composition has a wide bracket, "far" if it has no upper end."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
@@ -462,10 +459,7 @@ def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
 
 
 def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
-    """Return the profile of g records, added in turn.
-
-    Delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps}).
-    """
+    """Bound the profile of g records added in turn: delta_g(g eps) <= delta(eps) (1 + e^eps + ... + e^{(g-1) eps})."""
     if group == 1.0:
         return profile
     eps = profile.epsilon

@@ -80,11 +80,9 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """Return the Gaussian, of noise (sum n/z^2)^{-1/2}, that equals a composition of Gaussians.
+    """Return the Gaussian that equals a composition of Gaussians; None for other mechanisms.
 
-    None for other mechanisms.
-
-    The noise is rounded down in the first answer, and up in the second.
+    Its noise is (sum n/z^2)^{-1/2}, rounded down in the first answer and up in the second.
     """
     parts = mechanism.gaussians()
     if parts is None:

@@ -165,7 +165,7 @@ class _SeenBatches(Mechanism):
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
     """Return the loss of the largest of `batches` outputs, by cells.
 
-    One has mean `with_record` (P) or `without` (Q).
+    One output has mean `with_record` under P and `without` under Q, in deviations; the others have mean 0.
     """
     from scipy import special  # slow to import
 

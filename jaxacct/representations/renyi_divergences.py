@@ -115,7 +115,7 @@ def renyi_curve(mechanism: Mechanism, orders: ArrayLike = ORDERS, relation: str 
 def rdp_epsilon(
     mechanism: Mechanism, delta: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """Bound eps of a mechanism through Rényi accounting: the best order's bound, the larger over the directions.
+    """Bound eps of a mechanism by Rényi accounting: the best order's bound, the larger over the directions.
 
     `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and kappa(c) =
     c^c/(1+c)^{1+c}. K(c) is the log moment of the finite loss, computed with its error bound, and delta_inf is the mass
@@ -160,9 +160,7 @@ def rdp_epsilon(
 def rdp_delta(
     mechanism: Mechanism, epsilon: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """Bound delta of a mechanism at eps >= 0 through Rényi accounting.
-
-    The best order's bound, the larger over directions.
+    """Bound delta of a mechanism at eps >= 0 by Rényi accounting: the best order's bound, the larger over directions.
 
     `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`, with the symbols of `rdp_epsilon`.
 
