@@ -411,11 +411,11 @@ def deltas_along(
     Brackets are not refined further. Where nothing is known the ends are 0 and 1.
 
     run : n runs of DP-SGD.
-    place : (n,), eps near those where rtol is wanted.
+    place : (n,), an eps near the epsilons at which rtol is wanted.
     epsilon : (K, n).
     both : (K, n), whether rtol is wanted; elsewhere a rough upper end is enough.
     tolerance : share of rtol that a contour may cut off, relative to a first approximation of delta at `place`.
-    rungs : (2, n), first rung of each direction's contours. It is overwritten by the last rung of each.
+    rungs : (2, n), first rung of each direction's contours. The last rung of each direction overwrites it.
     """
     rungs = np.zeros((2, place.size), int) if rungs is None else rungs
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)

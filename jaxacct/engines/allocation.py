@@ -358,7 +358,7 @@ def _newton(
     floor: np.ndarray,
     narrow: float,
 ) -> tuple[tuple[np.ndarray, Value], np.ndarray, np.ndarray]:
-    """Return ((eps, delta there), low, high) by Newton on log delta, kept between ends that brackets of delta move.
+    """Return ((eps, delta at eps), low, high) by Newton on log delta, kept between ends that brackets of delta move.
 
     The steps need estimates only. Brackets are taken where the contour was placed and where Newton ends.
     """
@@ -400,7 +400,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends about an estimate that brackets of delta there prove; 0 and inf in place of the others."""
+    """Return ends about an estimate that brackets of delta at them prove; 0 and inf for ends without a proof."""
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

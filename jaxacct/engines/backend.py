@@ -306,7 +306,7 @@ def on_cores(
 
 
 def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """Return what `solve` finds. If it fails, solve row by row; a row that fails gets the largest bracket."""
+    """Return what `solve` finds. If `solve` fails, ask row by row; a failing row gets the largest bracket."""
     try:
         return solve(*columns)
     except FAILURES:

@@ -46,7 +46,7 @@ PLAIN_TRUST = 5.0
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor that covers the rounding of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
-"""Placements of the split contour for delta. One repetition is enough, because its windows hardly depend on delta."""
+"""Placements of the split contour for delta. One repetition is enough, because the windows hardly depend on delta."""
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
@@ -377,7 +377,7 @@ def _agreed(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends that no quick theorem contradicts; 0 and 1 in place of the others.
 
-    each : whether every eps is judged by itself; otherwise a row stands or falls with its first, middle and last eps.
+    each : whether every eps is judged by itself; otherwise the first, middle and last eps decide for the row.
     """
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))

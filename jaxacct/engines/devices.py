@@ -45,7 +45,7 @@ def double_precision() -> Iterator[None]:
 
 
 def local() -> list[jax.Device]:
-    """Return the devices of this process that certify and share work; raise InputError where there are none."""
+    """Return the devices of this process that certify and share work; raise InputError if none certifies."""
     default, device = _default(), _first()
     if device is None:
         raise InputError(
@@ -82,7 +82,7 @@ def _default() -> jax.Device:
 
 
 def _first() -> jax.Device | None:
-    """Return the default device if it certifies; else the host's CPU, or None, with one warning to the user."""
+    """Return the default device if it certifies; else the host's CPU if present, or None, and warn the user once."""
     default = _default()
     if fault(default) is None:
         return default

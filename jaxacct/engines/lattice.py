@@ -54,7 +54,7 @@ SHARE_OF_LATTICE = 0.1
 UNDERFLOW = 1e-300
 """Upper bound of everything that underflow takes from a payoff: at most 2^22 terms of 2.3e-308.
 
-Times e^700, the cap of delta's scale, it exceeds 1. So a capped value is an upper bound, too.
+Times e^700, the cap of delta's scale, this bound exceeds 1. So a capped value is an upper bound, too.
 """
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
@@ -129,7 +129,7 @@ def epsilon(
         answer holds for the first, the lower end for the second.
     below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d less the upper
         pair's mass at infinity, and delta_upper d less the lower pair's.
-    ceiling : between two pairs, a positive eps that is enough: if epsilon is shown to be below it, it is the upper end.
+    ceiling : between two pairs, an eps that is enough: if epsilon is shown to be below it, the answer ends there.
     rtol : wanted (upper - lower)/upper.
     enough : a larger width. Lattices longer than QUICK are made only to reach it.
     memory_bytes : limit that decides the longest lattice.

@@ -119,9 +119,9 @@ def placed_from(
 ) -> Placed:
     """Return a law on the ratio coordinate from cells and from atoms on nodes.
 
-    For remove the loss ascends with the coordinate. For add it descends: the masses are made in ascending order of the
-    loss, node k as node N - 1 - k, and turned round again. The laws are probabilities. An upper law puts missing mass
-    at infinity. A lower law whose masses exceed 1 is no bound.
+    For remove the loss ascends with the coordinate. For add the loss descends: the masses are made in ascending order
+    of the loss, node k as node N - 1 - k, and turned round again. The laws are probabilities. An upper law puts missing
+    mass at infinity. A lower law whose masses exceed 1 is no bound.
     """
     atoms = atoms_on(cells.low.shape[0], pairs, upper)
     turned = law.sign < 0
@@ -385,7 +385,7 @@ class Laplace(LatticePart):
         return cells.with_atom(cell, low, high, 1e-9)
 
     def _contracted(self, step: float) -> tuple[float, float, float, float]:
-        """Return origin, base loss and mass of the mean of all below node 1, and its error, as for SampledGaussian."""
+        """Return origin, base loss, mass and error of the mean ratio below node 1, as SampledGaussian does."""
         edge = 1.0 / self.scale
 
         def excess(v: float) -> float:
@@ -532,8 +532,8 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the nodes that are left when those with negative mass have been taken out.
 
-    The node before pays the debt of the node of lowest loss. It has a higher loss, and so lowers every payoff more. The
-    debt of the node of highest loss cannot be paid: None.
+    The node before pays the debt of the node of lowest loss. That node has a higher loss, and so lowers every payoff
+    more. The debt of the node of highest loss cannot be paid: None.
     """
     nodes: list[int] = []
     masses: list[float] = []

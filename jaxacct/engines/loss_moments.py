@@ -147,7 +147,7 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
 def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
     """Return the moment of sampled Laplace noise.
 
-    Its law has atoms at both ends and a density between. Panels are so short that mix^p hardly varies on one.
+    The loss has atoms at both ends and a density between. Panels are so short that mix^p hardly varies on one.
     """
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):

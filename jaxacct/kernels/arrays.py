@@ -145,7 +145,7 @@ def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Arr
 
 
 def keep_apart(xp: Namespace, values: Carry) -> Carry:
-    """Return the values. XLA may not merge what comes before them with what comes after."""
+    """Return the values. XLA may not merge operations before this call with operations after this call."""
     return lax.optimization_barrier(values) if xp is jnp else values
 
 
@@ -222,7 +222,7 @@ def log1p(x: Array) -> Array:
 def log1p_inline(x: Array) -> Array:
     """Return `log(1 + x)` for x >= -1, to one unit in the last place; half the time of `log1p`, more to compile.
 
-    Kernels that do little else use it. The engines' kernels run no faster with it, and compile for a fifth longer.
+    Kernels that do little else use this form. The engines' kernels would run no faster, and compile for a fifth longer.
     """
     return np.log1p(x) if namespace(x) is np else _log1p_by_bits(x)
 

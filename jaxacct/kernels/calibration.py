@@ -7,8 +7,8 @@ The answer is certified afterwards.
    system is triangular: x from the value, then c from `eps(c) = eps`.
 2. Secant steps in x on the contour integral itself, with c and the period kept.
 
-`solve_rate` finds the noise at which a true-positive rate is b, and the eps from which it is best seen. The rate at a
-false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. F is to be b and least:
+`solve_rate` finds the noise at which a true-positive rate is b, and the eps from which the rate is best seen. The rate
+at a false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. F is to be b and least:
 
     F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
 

@@ -191,7 +191,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     xp = namespace(u, last, rate, lift, hit, upper)
     nodes = u.shape[0]
     top = u[last]
-    # Below the standard quantile -37.5, mass 4.7e-308 is dropped; the caller adds it back absolutely.
+    # Below the standard quantile -37.5, mass 4.7e-308 is dropped; the caller adds this mass back.
     bottom = xp.minimum(xp.maximum(u[0], -37.5), top)
     mode = xp.where(hit > 0, rate, 0.0)
     end_of_grid = xp.clip(mode + REACH, bottom, top)

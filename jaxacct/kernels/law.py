@@ -50,7 +50,7 @@ class LossLaw(NamedTuple):
 
 
 OWN_AXES = LossLaw(0, 0, 1, 1, 1, 1, 1, 2, 2, 1)
-"""How many axes of each field are its own. The axes before them are batch axes."""
+"""Number of own axes of each field. All axes before these are batch axes."""
 
 
 class Tilted(NamedTuple):

@@ -285,12 +285,12 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
     size_q, size_p = xp.diff(row_q), xp.diff(row_p)
 
     def value(at: Array, size_q: Array, size_p: Array, u_q: Array, u_p: Array) -> tuple[Array, Array]:
-        """Return (what rows of these sizes at u win when served at cells `at`, its cost)."""
+        """Return (gain less cost of rows of these sizes at u when served at cells `at`, the cost)."""
         cost = xp.where(size_q > 0.0, ratio * size_q * steep(law, curve.q[at] - u_q), 0.0)
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return the best of the cells `at` for each group's end; where none wins, the least loss over its cost."""
+        """Return the best of the cells `at` for each group's end; where none gains, the least loss over the cost."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
@@ -383,7 +383,7 @@ def epsilon(
     infinite = at_infinity(law, below.p[0], -1.0) * (1.0 - SUM_ROUNDING)
 
     def reached(start: Array) -> tuple[Array, Array]:
-        """Return (eps at which the best order at `start` leaks delta, where its groups are served)."""
+        """Return (eps at which the best order at `start` leaks delta, places at which this order serves its groups)."""
         found = order(law, below, _moved(mesh(seen, xp.exp(start), resolution), above), xp.exp(start), resolution)
         gain, cost = attained(law, below, found)
         room = gain - target
