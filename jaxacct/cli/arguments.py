@@ -95,7 +95,7 @@ Option = tuple[str, dict[str, Any]]
 
 
 class Command(NamedTuple):
-    """Description (the list of commands shows its first sentence), example and options of a command."""
+    """A command: description (the list of commands shows its first sentence), example, options."""
 
     description: str
     example: str

@@ -30,12 +30,12 @@ from jaxacct.sweeps.table import ENDINGS
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 """Parameters for which a calibration can solve."""
 REFUTED, UNDECIDED = 3, 4
-"""Exit status where a bracket is refuted; exit status where none is refuted and one is undecided."""
+"""Exit statuses of a verification: a bracket is refuted; no bracket is refuted and one is undecided."""
 SECONDS = 60.0
 """Default time limit of the second program for each configuration."""
 
 Run = Callable[[int], Mechanism]
-"""Returns the mechanism of a row that the columns do not describe."""
+"""A function from a row's number to its mechanism, for rows that the columns do not describe."""
 
 
 def _fields(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

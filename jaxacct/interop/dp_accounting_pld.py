@@ -32,8 +32,8 @@ def to_dp_accounting_pld(
     Each part of the mechanism becomes one distribution: Gaussian and Laplace noise by dp_accounting's own constructors,
     a finite law by rounding its losses to whole intervals. dp_accounting composes the parts. In both directions the
     pessimistic distribution dominates the mechanism, and the mechanism dominates the optimistic one. Both statements
-    hold up to dp_accounting's own arithmetic, whose rounding is not bounded. So the distribution is no certificate;
-    `jaxacct.epsilon` gives one.
+    hold up to dp_accounting's own arithmetic, whose rounding is not bounded. Therefore the distribution is no
+    certificate; `jaxacct.epsilon` gives one.
 
     Parameters
     ----------

@@ -160,7 +160,7 @@ def attacker_curve(readings: Readings) -> str:
 
 
 def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a line that is nowhere below the best attacker, from points of its rates.
+    """Return the corners of a line that is nowhere below the rates of the best attacker, which `points` sample.
 
     True-positive rates only grow with the false-positive rate, and the quotient TPR/FPR only falls.
 

@@ -41,7 +41,7 @@ SAMPLING = {
 }
 """The ways of drawing batches, in words."""
 _DELTAS = np.geomspace(1e-10, 0.3, 14)
-"""Deltas at which a Rényi filter's epsilon is computed; the risks of its run follow from these points."""
+"""Deltas at which a Rényi filter's epsilon is computed; the risks of a filtered run follow from these points."""
 _LONGEST = 600
 """Most characters of a mechanism on a page."""
 _LONGEST_DOCUMENT = 2**24

@@ -128,7 +128,7 @@ def assumptions(
 
 
 def figure(claim: Claim) -> str:
-    """Return the claim as a formula, or the words that there is none."""
+    """Return the claim as a formula, or "Not to be claimed"."""
     if not claim.may_be_claimed:
         return "Not to be claimed"
     if claim.quantity == "delta":

@@ -91,7 +91,7 @@ def packages() -> list[str]:
 
 
 def package_page(package: str) -> str:
-    """Return the page of a package: a list of its public names, then each in full unless `jaxacct` has it, too."""
+    """Return the page of a package: a list of its public names, then each name in full if `jaxacct` lacks it."""
     module = importlib.import_module(package)
     names = [name for name in module.__all__ if callable(getattr(module, name))]
     known = [name for name in names if package != "jaxacct" and getattr(module, name) is vars(jaxacct).get(name)]

@@ -87,7 +87,7 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
 
 
 class Journal:
-    """A journal that is open for appending and locked against other processes; the lock is that of its sweep, too.
+    """A journal that is open for appending and locked against other processes; a locked journal locks its sweep.
 
     `hold` opens or creates the file; then `begin` starts the journal anew, or `catch_up` continues it.
     """
@@ -245,7 +245,7 @@ def _read(path: Path) -> Iterator[Any]:
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the contents of the whole records, up to the first record that is cut off or damaged."""
+    """Yield the contents of the records, up to the first record that is cut off or damaged."""
     while True:
         frame = file.read(_RECORD_HEAD.size)
         if len(frame) < _RECORD_HEAD.size:

@@ -32,7 +32,7 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 BASES_AT_ONCE = 16
 """Base mechanisms that are solved together; the curve of each takes some 2 MB."""
 USUAL = "usual"
-"""The relation of a sweep in which each row has the usual relation of its batch rule."""
+"""The relation of a sweep whose rows each have the usual relation of their batch rule."""
 
 
 class FailedRows(UserWarning):
@@ -168,7 +168,9 @@ def _shared(words: np.ndarray) -> np.ndarray:
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield (batch rule and group size, rows) for rows that share both and have steps alike, or have none alike.
+    """Yield pairs (batch rule and group size, rows that have both).
+
+    Rows with a number of steps and rows without one are in different pairs.
 
     >>> inputs = {"steps": np.ones(3), "group": np.array([1.0, 2.0, 1.0])}
     >>> [(rule, rows.tolist()) for rule, rows in alike(inputs)]
