@@ -32,7 +32,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, take_rows
 
 ROUGH = 0.9, 0.05
-"""rtol of epsilon at the ends of the bracket; the second is used if epsilons at the first are not told apart."""
+"""rtol of epsilon at the ends of the bracket; the second serves rows that the first cannot decide."""
 
 
 @with_hints

@@ -180,7 +180,7 @@ class Calibration:
 
 
 class Goal(NamedTuple):
-    """A parameter of DP-SGD to solve for, on a flat batch."""
+    """A parameter of DP-SGD that is solved for, on a flat batch."""
 
     unknown: str
     epsilon: np.ndarray

@@ -63,7 +63,7 @@ class Search(NamedTuple):
     says_best: bool = True
     """Whether one more value may be evaluated to show that the found value is the best."""
     all_there_is: bool = False
-    """Whether the least private limit is the least private value possible, as for a sampling probability of 1."""
+    """Whether the least private limit is the least private value possible, as is a sampling probability of 1."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return rtol, in units of the target."""
@@ -206,7 +206,7 @@ def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> 
 
 
 def least_apart(rtol: float) -> float:
-    """Return the relative distance of a less private value that misses the target, within which a value is the best."""
+    """Return the largest relative distance of a less private value whose miss shows that a value is the best."""
     return min(10.0 * rtol, max(0.01, rtol))
 
 
@@ -369,7 +369,7 @@ def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slo
 def _secant(
     search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray | None = None
 ) -> np.ndarray:
-    """Search by a bracketed secant on log(epsilon); return x of the values kept, without meaning in infeasible rows."""
+    """Search by a bracketed secant on log(epsilon); return x of the values kept (meaningless in infeasible rows)."""
     low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
     size = rows.size

@@ -77,11 +77,6 @@ def within(radius: Any) -> Any:
     return (-bound).union(bound)
 
 
-def ends(x: Any) -> tuple[Any, Any]:
-    """Return both ends of a ball as exact balls."""
-    return x.lower(), x.upper()
-
-
 def outward(x: Any) -> tuple[float, float]:
     """Return both ends of a ball as float64, rounded outward; -inf and inf where the ball is not finite."""
     if not x.is_finite():

@@ -21,6 +21,18 @@ class ClosedForm:
     def mgf(self, z: Any) -> Any:
         raise NotImplementedError  # each law of this file has its own
 
+    def log_mgf(self, c: np.ndarray) -> np.ndarray:
+        """Compute log M(c) in floats, for planning only."""
+        return np.array([float(self.mgf(acb(float(x))).real.log().mid()) for x in c])
+
+    def decay(self, c: Any, t: Any, count: int) -> Any:
+        """Bound |M(c + iu)| from above for all u >= t."""
+        raise NotImplementedError  # each law of this file has its own
+
+    def log_decay(self, c: float, t: float) -> float:
+        """Compute the logarithm of `decay` in floats, for planning only."""
+        return float(self.decay(arb(c), arb(t), 1).log().mid())
+
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
         """Enclose M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
         for row in rows:
@@ -41,14 +53,8 @@ class GaussianLoss(ClosedForm):
     def mgf(self, z: Any) -> Any:
         return (self.square * z * (z + 1) / 2).exp()
 
-    def log_mgf(self, c: np.ndarray) -> np.ndarray:
-        return 0.5 * float(self.square.mid()) * c * (c + 1.0)
-
     def decay(self, c: Any, t: Any, count: int) -> Any:
         return (self.square * (c * (c + 1) - t * t) / 2).exp().abs_upper()
-
-    def log_decay(self, c: float, t: float) -> float:
-        return 0.5 * float(self.square.mid()) * (c * (c + 1.0) - t * t)
 
     def hockey_stick(self, epsilon: Any) -> Any:
         mu = self.square.sqrt()
@@ -73,19 +79,11 @@ class LaplaceLoss(ClosedForm):
         share = 1 / (1 + 2 * z)
         return ((z * self.top).exp() * (1 + share) + (-(1 + z) * self.top).exp() * (1 - share)) / 2
 
-    def log_mgf(self, c: np.ndarray) -> np.ndarray:
-        top, share = float(self.top.mid()), 1.0 / (1.0 + 2.0 * c)
-        return c * top + np.log1p(share) + np.log1p(np.exp(-(1 + 2 * c) * top) * (1 - share) / (1 + share)) - np.log(2)
-
     def decay(self, c: Any, t: Any, count: int) -> Any:
         """Bound |M(c + iu)| for all u >= t. |1 + 2z| grows with Im z, so that both terms are largest at t."""
         share = 1 / acb(1 + 2 * c, 2 * t).abs_lower()
         whole = ((c * self.top).exp() * (1 + share) + (-(1 + c) * self.top).exp() * (1 + share)) / 2
         return whole.abs_upper()
-
-    def log_decay(self, c: float, t: float) -> float:
-        top, share = float(self.top.mid()), 1.0 / np.hypot(1 + 2 * c, 2 * t)
-        return float(c * top + np.log1p(share) + np.log1p(np.exp(-(1 + 2 * c) * top)) - np.log(2))
 
     def hockey_stick(self, epsilon: Any) -> Any:
         """Compute delta: 1 - e^{(eps - top)/2} for |eps| <= top, 0 above, 1 - e^eps below."""
@@ -117,18 +115,9 @@ class BoundedRange(ClosedForm):
     def mgf(self, z: Any) -> Any:
         return ((z + arb(0.5)) * self.top).sinh() / ((2 * z + 1) * (self.top / 2).sinh())
 
-    def log_mgf(self, c: np.ndarray) -> np.ndarray:
-        top = float(self.top.mid())
-        return (c * top) + np.log(-np.expm1(-(2 * c + 1) * top) / -np.expm1(-top) / (2 * c + 1))
-
     def decay(self, c: Any, t: Any, count: int) -> Any:
         top = ((c + arb(0.5)) * self.top).cosh() / (acb(1 + 2 * c, 2 * t).abs_lower() * (self.top / 2).sinh())
         return top.abs_upper()
-
-    def log_decay(self, c: float, t: float) -> float:
-        top = float(self.top.mid())
-        size = np.log(-np.expm1(-top)) + np.log(np.hypot(1 + 2 * c, 2 * t))
-        return float(c * top - size + np.log1p(np.exp(-(2 * c + 1) * top)))
 
     def hockey_stick(self, epsilon: Any) -> Any:
         """Compute delta: (e^{top/2} - e^{eps/2})^2/(e^top - 1) inside [-top, top]."""
@@ -140,12 +129,13 @@ class BoundedRange(ClosedForm):
 
 
 @dataclass(frozen=True)
-class SampledLaplace(ClosedForm):
+class SampledLaplace:
     """Lap(0, 1/top) against Lap(1, 1/top), sampled at a rate in (0, 1)."""
 
     top: Any
     rate: Any
     direction: str
+    infinity = None
 
     @property
     def key(self) -> Any:

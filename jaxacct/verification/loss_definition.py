@@ -408,7 +408,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
     """Define capped Poisson sampling.
 
-    With probability tau the others fill the batch, and the record displaces one of them with probability q'.
+    With probability tau the other records fill the batch, and the record displaces one of them with probability q'.
     """
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
@@ -441,7 +441,7 @@ def _noise(mechanism: Any) -> Any:
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
-    """Return Pr[at least cap of the others are sampled], and the probability of that with the record kept."""
+    """Return Pr[at least cap of the other records are sampled], and the probability of that with the record kept."""
     if cap >= size or q.is_zero():
         return arb(0), arb(0)
     if size > MOST_RECORDS:

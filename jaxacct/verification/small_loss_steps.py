@@ -86,7 +86,7 @@ class SmallLossSteps:
 
 
 class SplitPlan(NamedTuple):
-    """The cuts, how far along the line the sum then goes, and the number of products that it takes."""
+    """The cuts, the end of the sum along the line, and the number of products that the sum takes."""
 
     small_loss: SmallLossSteps
     far: float

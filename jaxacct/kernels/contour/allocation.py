@@ -1,7 +1,7 @@
 """The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
 
-Windows, abscissa, period and number of nodes enter no bound.  Contours of a profile are placed at some of its losses
-and read at their neighbours, which costs little; where such a bracket is wide a contour of its own is placed.
+Windows, abscissa, period and number of nodes enter no bound.  A profile has contours at some of its losses, which are
+also evaluated at neighbouring losses at little cost.  A loss whose bracket stays wide gets its own contour.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the least u at which a slot may be far: that it is far and S < k all the same is negligible.
+    """Return the least u at which a slot may be called far: S < k with a slot beyond u is negligible.
 
     A slot beyond x leaves k - x to the other slots. That is m of their deviations below their mean, with chance
     e^{-m^2/2}.
@@ -318,9 +318,8 @@ def last_node(
     """Return the index of the last node, where the bound of the sum beyond falls to the goal, and that bound.
 
     The fall below the scale grows about as a power of the index; the power is 2 where the law is nearly normal.  A
-    secant in the logarithms of both is kept between an index that is too small and one that is large enough.  The
-    choice between the two paths is settled at an index where only one of them suffices: far out either may be the
-    smaller by a hair.
+    secant in the logarithms of both is kept between an index that is too small and one that is large enough.  The path
+    is chosen at an index where only one path suffices: far out either path may be slightly better.
     """
     # steps of the logarithm of the index where the bound shows no direction; the search ends this near in the logarithm
     stride, enough = 0.8, 0.2
@@ -448,11 +447,11 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""(most losses, largest distance) of losses that share a contour, turn by turn; a later turn takes brackets still too
+"""(most losses, largest distance) of losses that share a contour, for each turn; later turns take brackets still too
 wide.
 
-Distance is measured in log(e^eps - 1 + NEAR deviations).  Where one slot decides, the size of that slot decides what a
-contour leaves out.  For a loss near 0 that size hardly matters."""
+Distance is measured in log(e^eps - 1 + NEAR deviations).  Where one slot decides, a contour leaves out a part that
+depends on the size of that slot.  For a loss near 0 that size hardly matters."""
 NEAR = 3.0
 """Standard deviations of one round's loss within which losses count as near 0."""
 CUT_OFF = 5e-3, 1e-3
@@ -493,7 +492,7 @@ CELLS = 48
 REACH = 8.6
 """Deviations of the standard normal law that the cells cover; the mass beyond is bounded."""
 LOWER_SHARES = (0.25, 0.15)
-"""Ends tried for the bulk, over the distance from mean to threshold: a bulk that rarely gets there needs no line."""
+"""Ends tried for the bulk, over the distance from mean to threshold: a bulk that rarely reaches it needs no line."""
 
 
 class Contour(NamedTuple):
@@ -573,6 +572,7 @@ def brackets_at(
     return ends[0], ends[1], ends[2], ends[3]
 
 
+@np.errstate(all="ignore")
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     """Return (lower, estimate, upper, slope) of E(S - k)_+ or E(k - S)_+ at thresholds k; all (B,).
 
@@ -580,22 +580,6 @@ def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
     The bracket holds for every threshold within 8 units of k.
     """
-    with np.errstate(all="ignore"):
-        return _bracket(found, k)
-
-
-def estimate_near(found: Contour, k: Array) -> tuple[Array, Array]:
-    """Return the estimate and slope of `bracket_near`, for a fraction of its work."""
-    with np.errstate(all="ignore"):
-        mid, slope = _outside(found, k)[:2]
-        for one in (found,) if found.bulk is None else (found, found.bulk):
-            plain, slope_here = _sums(one, _turned(one, k))
-            scale = _scale(one, k)
-            mid, slope = mid + scale * plain, slope + scale * slope_here
-    return mid, slope
-
-
-def _bracket(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     low, mid, high, slope = _beside(found, k)
     for one in (found,) if found.bulk is None else (found, found.bulk):
         ends = _integrated(one, k)
@@ -604,6 +588,17 @@ def _bracket(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     good = low <= high
     low, high = np.where(good, low, -np.inf), np.where(good, high, np.inf)
     return low, np.clip(np.where(good, mid, 0.0), low, high), high, slope
+
+
+@np.errstate(all="ignore")
+def estimate_near(found: Contour, k: Array) -> tuple[Array, Array]:
+    """Return the estimate and slope of `bracket_near`, for a fraction of its work."""
+    mid, slope = _outside(found, k)[:2]
+    for one in (found,) if found.bulk is None else (found, found.bulk):
+        plain, slope_here = _sums(one, _turned(one, k))
+        scale = _scale(one, k)
+        mid, slope = mid + scale * plain, slope + scale * slope_here
+    return mid, slope
 
 
 def _scale(found: Contour, k: Array) -> Array:
@@ -828,7 +823,7 @@ def _falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile
 
 
 def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow the ends by theorems by contours where these can be placed; a round that fails keeps its theorems."""
+    """Narrow ends that theorems gave, where contours can be placed; a round that fails keeps these ends."""
     rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
     if rows.size == 0:
         return low, high
@@ -857,7 +852,7 @@ def _outward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow the ends by theorems by contours; a contour's bracket that contradicts the theorems is not used."""
+    """Narrow ends that theorems gave by contours; a contour's bracket that contradicts the theorems is not used."""
     sign, s, t, eps, owner = asked
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))

@@ -40,7 +40,7 @@ class Windows(NamedTuple):
     high_blur: Array
     """(B,) width of the window there, in u."""
     start: Array
-    """(B,) lower end of the grid in u; the law below it is only bounded."""
+    """(B,) lower end of the grid in u; below it the law is bounded, not integrated."""
     end: Array
 
 
@@ -248,7 +248,7 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
     """Guess the logarithm of E(S - k)_+ or E(k - S)_+.
 
-    The guess takes the law of S for lognormal, or one slot for large and the other slots for 1.
+    S is taken to be lognormal, or one slot to be large and every other slot to be 1.
     """
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))

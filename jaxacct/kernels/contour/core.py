@@ -13,7 +13,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Abscissae that are tried, over the saddle point: those up to 1 for the contour, all for the images to the right."""
+"""Abscissae over the saddle point: those up to 1 are tried for the contour, all for the images to the right."""
 LEAST_VALUE = 1e-300
 """Floor of a value or lower end whose logarithm is taken. A lower end at the floor is not used."""
 SUM_OUTWARD = 1.0000001
@@ -190,9 +190,9 @@ def certified(
     log_delta_low: Array,
     log_delta_high: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """Check two places for eps; return the lower end, whether it holds, the upper end, and whether it holds.
+    """Check two places for eps; return (lower end, whether it holds, upper end, whether it holds).
 
-    ends_at : function of eps that returns the lower and upper end of log delta there; eps has a new first axis.
+    ends_at : function that returns the lower and upper end of log delta at eps, which has a new first axis.
     below, above : the two places.
     """
     xp = namespace(below, above)

@@ -141,10 +141,10 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Bound the rounding of `M(c+it)/M(c) - 1` per unit of t and in all up to t_max, and that of log M(c).
+    """Bound the rounding of `M(c+it)/M(c) - 1` per unit of t, and at most up to t_max, and the rounding of log M(c).
 
-    Every weight is off by its own argument's rounding, and so is every `e^{it loss} - 1`, which is at most
-    `min(2, t |loss|)`.  So small losses and a small t leave small errors.
+    Every weight has the rounding of its argument, and so has every `e^{it loss} - 1`, which is at most `min(2, t
+    |loss|)`.  So small losses and a small t leave small errors.
     """
     xp = namespace(t.u, t_max)
     units = per_term(sigma, q, t)

@@ -240,8 +240,8 @@ def axis_nodes(points: int) -> int:
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array]:
     """Choose abscissa and period together; `axis` is the number of nodes on the real axis.
 
-    The trapezoid rule adds images. To the left they are bounded by 1 (`e^{-c period}` of it), to the right by Chernoff.
-    Tails of sampled mechanisms are nearly exponential. So an abscissa somewhat below the saddle point shortens the
+    The trapezoid rule adds images, which are bounded by `e^{-c period}` to the left and by Chernoff to the right.
+    Tails of sampled mechanisms are nearly exponential.  So an abscissa somewhat below the saddle point shortens the
     period several times, at the price of some cancellation.
     """
     return place_with_bounds(law, point, epsilon, log_tol, axis)[:2]
@@ -321,8 +321,8 @@ def epsilon(
 
     The upper end holds for log_delta_low, the lower end for log_delta_high.
 
-    The saddle point approximation supplies the first contour.  It is poor where rare large losses put a second hump
-    into the tilted law.  So every further round places the contour anew at the latest solution.
+    The saddle point approximation supplies the first contour.  The approximation is poor where rare large losses put a
+    second hump into the tilted law.  So every further round places the contour anew at the latest solution.
     """
     xp = namespace(law.sign, log_delta_low)
     point = saddle_for_delta(law, log_delta_low, axis_nodes(points))

@@ -267,15 +267,12 @@ def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[
     return value + law.mu2 * c * (c + 1.0) / 2.0, mean + law.mu2 * (c + 0.5), variance + law.mu2
 
 
-def log_odds_at(loss: Array, q: Array) -> Array:
-    """Compute `log(e^loss - (1 - q)) - log q`, the y with log mix = loss, for loss > 0."""
-    xp = namespace(loss, q)
-    return xp.where(loss > 1.0, loss + log1p(-(1.0 - q) * xp.exp(-loss)), xp.log(xp.expm1(loss) + q)) - xp.log(q)
-
-
 def place_of(sigma: Array, q: Array, loss: Array) -> Array:
     """Return the u at which log mix is a given positive loss."""
-    return sigma * (log_odds_at(loss, q) + 0.5 / sigma**2)
+    xp = namespace(loss, q)
+    # log(e^loss - (1 - q)) - log q, the y with log mix = loss
+    y = xp.where(loss > 1.0, loss + log1p(-(1.0 - q) * xp.exp(-loss)), xp.log(xp.expm1(loss) + q)) - xp.log(q)
+    return sigma * (y + 0.5 / sigma**2)
 
 
 SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
