@@ -125,7 +125,7 @@ def verify(
     mechanism : Mechanism
     bounds : Bounds, anything with `lower` and `upper`, or the result of a calibration (its `epsilon`)
     delta, epsilon : array_like
-        Give one: delta where the bracket is of epsilon, epsilon where it is of delta.  It broadcasts with the mechanism
+        Give delta for a bracket of epsilon, or epsilon for a bracket of delta.  The value broadcasts with the mechanism
         and the bounds.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
         The neighbouring relation for which the bracket was computed.

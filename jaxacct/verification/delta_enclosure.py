@@ -265,7 +265,7 @@ class _Aims(NamedTuple):
 
 @dataclass(frozen=True)
 class _Step:
-    """One step. For remove, sign = 1 and outputs above a threshold count; for add, sign = -1 and those below count."""
+    """One step. For remove, sign = 1 and outputs above a threshold count; for add, sign = -1 and outputs below."""
 
     law: SampledGaussian
     sign: int
@@ -405,7 +405,7 @@ def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> 
 
 
 def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
-    """Integrate from any member of one ball to any of another, not closer than the relative radius `wide`."""
+    """Integrate from any member of one ball to any member of another, not closer than the relative radius `wide`."""
     way = high - low
 
     def along(t: Any, _: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Laws with finitely many losses, as two vectors of masses; integer noise is one after its far tails are cut off."""
+"""Laws with finitely many losses, as two vectors of masses; integer noise is such a law without its far tails."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLo
 
 
 def several_answers(p: Any, k: int) -> Masses:
-    """Return the masses of randomised response over k answers, which gives the true one with probability p."""
+    """Return the masses of randomised response over k answers; the true answer has probability p."""
     other = (1 - p) / (k - 1)
     loss = (p / other).log()
     if k == 2:

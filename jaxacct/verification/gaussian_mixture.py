@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians: M(z) on a line, as for the sampled Gaussian, and one step by the place of the best event.
+"""Mixtures of Gaussians: M(z) on a line, as for the sampled Gaussian, and delta of one step by its best event.
 
 Proofs: README.md of this folder, "Mixtures of Gaussians".
 """
@@ -216,7 +216,7 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class RevealedPairs:
-    """One step with one of several pairs, which is drawn with a probability and revealed."""
+    """One step whose pair is drawn from several pairs with given probabilities, and revealed."""
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None

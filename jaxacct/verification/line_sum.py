@@ -27,7 +27,7 @@ LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
 LONG_SUM_PRODUCTS = 400_000
 """Products of a node in t and a node in x from which on a sum is long, and a plan with cuts is tried."""
 REUSE_SHARE = 1e-3
-"""Largest relative distance of an epsilon from that of a kept sum that serves it."""
+"""Largest relative distance between an epsilon and that of a kept sum by which the sum may still serve."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near that of its plan."""
 

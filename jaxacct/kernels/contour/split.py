@@ -1,11 +1,11 @@
 """The split contour: delta(eps) where few steps matter (kernels/README.md, section 6, with a figure and a glossary).
 
-The far outcomes are cut off, since under the tilt their losses would outweigh all that delta can see.  Compositions of
-bulk steps alone are taken out where they form a near-atom (many steps without a hit), since its characteristic function
-does not decay.  delta is the contour integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the share of the
-compositions with a far step, plus, for keep_bulk = 0, that of the compositions of bulk steps alone
-(split_remainder.py).  No bound depends on windows, abscissa, period and number of nodes; a bad choice makes the bracket
-wide.
+The far outcomes are cut off, since under the tilt their losses would outweigh all losses that decide delta.
+Compositions of bulk steps alone are taken out where they form a near-atom (many steps without a hit), since the
+characteristic function of a near-atom does not decay.  delta is the contour integral of
+`prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the share of the compositions with a far step.  For keep_bulk = 0 the
+share of the compositions of bulk steps alone is added (split_remainder.py).  No bound depends on windows, abscissa,
+period and number of nodes; a bad choice makes the bracket wide.
 """
 
 from collections.abc import Callable

@@ -56,7 +56,7 @@ class Windows(NamedTuple):
 
     low: Array  # (J,) centres of the windows between bulk and jumps, in u
     high: Array  # (J,) centres of the windows between jumps and far tail, in u
-    keep_bulk: Array  # 1: compositions of bulk steps alone are integrated with the others; 0: they are left out
+    keep_bulk: Array  # 1: compositions of bulk steps alone are integrated; 0: they are left out
 
 
 class Steps(NamedTuple):
@@ -500,7 +500,8 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
     """Return -log of bounds, over e^{K(c)}, of the integrand's modulus at every t >= frequency, for keep_bulk 1 and 0.
 
-    All arguments but the law have an axis in front for these two; frequencies have another axis in front of that one.
+    All arguments but the law have an axis in front for the two values of keep_bulk; frequencies have one more axis in
+    front.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))

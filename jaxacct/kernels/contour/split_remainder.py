@@ -35,7 +35,7 @@ At the lowest place nearly all outcomes are jumps; at the highest the bulk reach
 TRIED_ABSCISSAE = np.geomspace(1.5, 150.0, 14)
 """Abscissae of the Chernoff bounds that choose windows, over 1/scale."""
 BULK_END = 13.0
-"""Widths of the low window beyond it at which a bulk step ends sharply; the mass beyond is added."""
+"""Distance beyond the low window, in its widths, at which a bulk step ends sharply; the mass beyond is added."""
 LARGEST_EXPONENT = 600.0
 """Largest eps whose exponential is used: e^600 is far from float64's limits."""
 LARGEST_MOMENT = 1e200
