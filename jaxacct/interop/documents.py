@@ -11,7 +11,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -237,11 +237,7 @@ def _encode_numbers(value: Any) -> Any:
 
 def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism:
     _enter(path, depth, count)
-    name = dict(node.pairs).get("type") if isinstance(node, _Object) else None
-    known = classes()
-    if not isinstance(name, str) or name not in known:
-        _refuse(path, f"must be an object whose type is one of {_some_of(known)}", name or node)
-    cls = known[name]
+    cls = _class_of(node, path, classes())
     fields = {field.name: field for field in dataclasses.fields(cls)}
     absent = {name for name, field in fields.items() if field.metadata.get("optional")} - set(dict(node.pairs))
     keys = _keys(node, path, {"type", *fields} - absent)
@@ -261,22 +257,25 @@ def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism
             values[field_name] = _decode_law(value, here)
         else:
             values[field_name] = _decode(value, here, depth + 1, count)
-    try:
-        mechanism: Mechanism = cls(**values)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return mechanism
+    return cast(Mechanism, _built(cls, path, values))
 
 
 def _decode_law(node: Any, path: str) -> Any:
+    cls = _class_of(node, path, laws())
+    keys = _keys(node, path, {"type", *cls.constraints})
+    return _built(cls, path, {name: _decode_numbers(keys[name], f"{path}.{name}") for name in cls.constraints})
+
+
+def _class_of(node: Any, path: str, known: dict[str, type[Any]]) -> type[Any]:
     name = dict(node.pairs).get("type") if isinstance(node, _Object) else None
-    known = laws()
     if not isinstance(name, str) or name not in known:
-        _refuse(path, f"must be an object whose type is one of {', '.join(sorted(known))}", name or node)
-    fields = known[name].constraints
-    keys = _keys(node, path, {"type", *fields})
+        _refuse(path, f"must be an object whose type is one of {_some_of(known)}", name or node)
+    return known[name]
+
+
+def _built(cls: type[Any], path: str, values: dict[str, Any]) -> Any:
     try:
-        return known[name](**{field: _decode_numbers(keys[field], f"{path}.{field}") for field in fields})
+        return cls(**values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
