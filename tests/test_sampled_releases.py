@@ -64,8 +64,8 @@ def test_finite_outputs_by_enumeration(rate):
             truth = epsilon_by_search(one, two, delta)
             if relation == "zero_out":
                 truth = max(truth, epsilon_by_search(two, one, delta))
-            found = ja.epsilon(run, delta, relation=relation)
-            assert found.lower - 1e-9 <= truth <= found.upper + 1e-9 and found.upper - found.lower <= 1e-4 * found.upper
+            found = ja.epsilon(run, delta, relation=relation, rtol=1e-2)
+            assert found.lower - 1e-9 <= truth <= found.upper + 1e-9 and found.upper - found.lower <= 1e-2 * found.upper
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_batches_and_delta_zero():
 def test_an_infinite_epsilon_beside_a_finite_one(sampling):
     run = sampling(ja.compose(ja.ApproximateDP(0.5, 0.2), ja.RandomizedResponse(0.7)), [1.0, 0.5])
     with np.errstate(all="raise", under="ignore"):
-        found = ja.epsilon(run, 1e-3, relation="add_one")
+        found = ja.epsilon(run, 1e-3, relation="add_one", rtol=1e-2)
     assert found.status.tolist() == ["mass_at_infinity", "ok"]
     assert np.isinf(found.lower[0]) and found.upper[1] <= np.log(2.0) * (1.0 + 1e-9)
 
@@ -166,7 +166,7 @@ def test_a_mass_at_infinity_is_sampled():
     run = ja.PoissonSampled(ja.compose(ja.ApproximateDP(0.5, 1e-3), ja.Laplace(2.0)), 0.1)
     assert ja.epsilon(run, 1e-5).status == "mass_at_infinity"
     assert ja.epsilon(run, 1e-5, relation="add_one").upper <= -np.log1p(-0.1) * (1 + 1e-12)
-    assert np.isfinite(ja.epsilon(run, 2e-4).upper) and np.isinf(ja.epsilon(ja.repeat(run, 3), 1e-5).upper)
+    assert np.isfinite(ja.epsilon(run, 2e-4, rtol=1e-2).upper) and np.isinf(ja.epsilon(ja.repeat(run, 3), 1e-5).upper)
     assert ja.delta(ja.repeat(run, 3), 50.0).upper == pytest.approx(1.0 - (1.0 - 1e-4) ** 3, rel=1e-6)
 
 
@@ -182,7 +182,7 @@ def test_a_replaced_record_of_a_poisson_sample(scale, rate, count):
     none, one, other = three_laws(scale, count, 0.02 if count == 2 else 1e-4, 15.0 if count == 2 else 40.0)
     p, q = ((1.0 - rate) * none + rate * law for law in (one, other))
     base = ja.Laplace(scale) if count == 1 else ja.repeat(ja.Laplace(scale), count)
-    found = ja.delta(ja.PoissonSampled(base, rate), EPS, relation="replace_one")
+    found = ja.delta(ja.PoissonSampled(base, rate), EPS, relation="replace_one", rtol=1e-3)
     truth = hockey(p, q, EPS)
     assert set(np.ravel(found.kind)) == {"bound"}
     assert np.all(found.upper >= truth * (1.0 - 2e-3) - 1e-12), (found.upper, truth)

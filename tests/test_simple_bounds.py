@@ -100,8 +100,8 @@ def test_composed_gaussians(sigma, n):
     )
 
 
-@pytest.mark.parametrize("sigma", [0.05, 0.7, 1e6])
 @pytest.mark.parametrize("q", [1e-30, 0.01, 0.5, 1 - 2.0**-50])
+@pytest.mark.parametrize("sigma", [0.05, 0.7, 1e6])
 def test_one_sampled_step(sigma, q):
     mechanism = ja.PoissonSampled(ja.Gaussian(sigma), q)
     for direction in ("remove", "add"):
@@ -273,7 +273,7 @@ def test_limits_are_in_order_over_the_whole_range():
     rng = np.random.default_rng(20)
     deltas, epsilons = np.array([1e-300, 1e-30, 1e-6, 0.3, 0.999]), np.array([0.0, 1e-300, 0.5, 30.0, 1e300])
     open_lower = 0
-    for _ in range(60):
+    for _ in range(20):
         mechanism, direction = random_mechanism(rng), ("remove", "add")[rng.integers(2)]
         parts = components(mechanism, RELATION, direction).take(np.zeros(5, int))
         for thorough in (False, True):
@@ -290,7 +290,7 @@ def test_limits_are_in_order_over_the_whole_range():
             assert np.all(np.diff(known) <= 0.01 * known[:-1])
             assert np.all(np.diff(least) <= 1e-12)
         open_lower += np.sum(low > 0)
-    assert open_lower > 30
+    assert open_lower > 10
 
 
 def test_limits_are_of_use():

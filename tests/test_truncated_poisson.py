@@ -69,12 +69,12 @@ def hockey_stick(p, q, sigma, eps):
     ("n", "q", "cap", "sigma"),
     [(4, 0.4, 2, 1.0), (5, 0.6, 2, 0.7), pytest.param(6, 0.3, 1, 1.5, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("eps", [0.0, 0.7])
+@pytest.mark.parametrize("eps", [0.7, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_enumeration_of_small_data_sets(n, q, cap, sigma, eps):
     """Every data set of records -1 and 1: no pair of neighbours exceeds the bound."""
     step = ja.TruncatedPoissonSampled(ja.Gaussian(sigma), q, n, cap)
     relations = ("remove_one", "add_one", "zero_out", "replace_one")
-    bound = {relation: ja.delta(step, eps, relation=relation).upper for relation in relations}
+    bound = {relation: ja.delta(step, eps, relation=relation, rtol=1e-2).upper for relation in relations}
     worst = dict.fromkeys(relations, 0.0)
     for ones in range(n):  # the order of the others does not matter
         others = (1.0,) * ones + (-1.0,) * (n - 1 - ones)
