@@ -36,8 +36,6 @@ RELATIONS = ("remove_one", "add_one")
 """Relations of removing and of adding a record, in the order of profiles."""
 SUM_ERROR = 1e-10
 """Relative allowance for sums of up to 10^6 products of two masses."""
-WHOLE_POINTS = 160
-"""Number of eps at which the profile of the whole is taken."""
 
 
 def subset_epsilon(
@@ -272,7 +270,7 @@ class Product(NamedTuple):
         The points are at eps from 0 to where delta is `last`, and at `points`.
         """
         top = self.epsilon(max(last, 2.0 * self.infinite))
-        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, WHOLE_POINTS)
+        grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, 160)
         for point in points:
             grid = np.append(grid[np.abs(grid - point) > 1e-6], point)
         grid = np.sort(grid)

@@ -29,8 +29,6 @@ PER_CALL = 16
 """Configurations in one call of a compiled program.  The calls are shared among all cores."""
 WIDTH = 1e-4
 """Absolute width of eps, and relative width of delta, above which a finer resolution is used."""
-BASE_WIDTH = 1e-3
-"""Width that the base's own bracket may explain: a share of eps (of 1 where eps is less), or of delta."""
 
 
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
@@ -101,8 +99,8 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # a finer resolution gains little if most of the width, and a small one, is that of the base's own bracket
-            due[wide] = ~((after > 0.8 * before) & (after <= BASE_WIDTH * scale))
+            # a finer resolution gains little if most of a width up to 1e-3 is that of the base's own bracket
+            due[wide] = ~((after > 0.8 * before) & (after <= 1e-3 * scale))
     return np.maximum(np.stack([low, high]), other)
 
 

@@ -52,14 +52,10 @@ FIXED = "fixed"
 """Family of a fixed number of candidates, for adaptive candidates."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched: more candidates than anybody trains."""
-LARGEST_ROUND = 2**20
-"""Largest number of candidates in a round that the law of several rounds' total takes into account."""
 EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
 """An E[K] is near enough in two cases.  Its epsilon is below the target by at most half of EPSILON_RTOL, relatively.
 Or an E[K] that is larger by at most MEAN_RTOL, relatively, misses the target.
 """
-UNSPENT = 2e-3
-"""An option with the status "ok" leaves at most this share of the target unspent."""
 ONE_TARGET = "ask for one target at a time"
 """Remedy in errors about arguments that must be single numbers."""
 MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
@@ -415,7 +411,7 @@ class Task:
 
     def _option(self, way: Way, mean: float, sigma: float, epsilon: float | None, at_limit: bool) -> Option:
         """Return the record of an option; epsilon is None where nothing meets the target."""
-        status = "infeasible" if epsilon is None else status_of_upper_end(epsilon, self.target, UNSPENT, at_limit)
+        status = "infeasible" if epsilon is None else status_of_upper_end(epsilon, self.target, 2e-3, at_limit)
         law = way.law(mean)
         cost = Cost(_sum(law, way.count), self.n, self.rate * self.steps, way.split, way.share)
         batch = self.rate * self.n
@@ -433,7 +429,7 @@ def _sum(law: Law, count: int) -> Law:
         return law
     if isinstance(law, Poisson):
         return Poisson(count * law.mean)
-    most = int(min(float(law.quantile(1.0 - 1e-9)), LARGEST_ROUND))
+    most = int(min(float(law.quantile(1.0 - 1e-9)), 2**20))  # a round of more candidates hardly occurs
     mass = np.asarray(law.probability(np.arange(most + 1.0)))
     size = count * most + 1
     total = np.maximum(np.fft.irfft(np.fft.rfft(mass / mass.sum(), 2 * size) ** count, 2 * size)[:size], 0.0)

@@ -44,19 +44,10 @@ from jaxacct.tuning.private_score import Whole, whole
 
 TUNING_POINTS = 112
 """Number of eps of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
-MIXTURE_POINTS = 200
-"""Number of eps through which the mixture of the candidates' profiles is taken."""
 LAST_DELTA_SHARE = 1e-4
 """Profiles end where delta is this share of the target delta; that delta counts as mass at infinity."""
-FEW_CANDIDATES = 10.0
-"""E[K] above which mixtures end further down: the selection's mass at infinity is up to E[K] times the mixture's."""
-NOISE_RTOL = 1e-3
-"""The search ends at an epsilon within this share below the target."""
-TARGET_MARGIN = 1e-5
-"""Relative distance kept from the target: a second evaluation of the profile of the whole may differ by this much."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
-_RATE = Constraint("use a sampling probability above 0 and at most 1", 0, 1, lower_open=True)
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
 _SHARE_DRAWN = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
 """Shares that the sampler realises exactly."""
@@ -406,7 +397,8 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
         raise InputError("repetitions must be one law of K; use one such as selection.Geometric(0.1)")
     if plan.sampling_probability is None or (plan.epochs is None) == (plan.steps is None):
         raise InputError("sampling_probability and one of epochs and steps are needed; give exactly these")
-    rates = np.atleast_1d(check("sampling_probability", plan.sampling_probability, _RATE))[:, None]
+    rule = Constraint("use a sampling probability above 0 and at most 1", 0, 1, lower_open=True)
+    rates = np.atleast_1d(check("sampling_probability", plan.sampling_probability, rule))[:, None]
     if plan.steps is None:
         count = np.ceil(np.atleast_1d(check("epochs", plan.epochs, POSITIVE)) / rates * (1.0 - 1e-12))
     else:
@@ -415,7 +407,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
     return np.broadcast_to(rates, count.shape).ravel(), np.maximum(count, 1.0).ravel()
 
 
-def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = NOISE_RTOL) -> float:
+def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = 1e-3) -> float:
     """Return the smallest tried noise multiplier whose epsilon meets the target, by at most `rtol` of it.
 
     epsilon : upper end for a noise multiplier; it falls, or nearly so.
@@ -430,7 +422,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
         (LEAST_NOISE, LARGEST_NOISE),
         falls=True,
         rtol=2.0 * rtol,
-        margin=TARGET_MARGIN,
+        margin=1e-5,  # a second evaluation of the profile of the whole may differ by this much
     )
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")
@@ -463,9 +455,9 @@ def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidat
     """
     if len(runs) == 1:
         return runs[0]
-    left = max(delta * LAST_DELTA_SHARE / max(candidates / FEW_CANDIDATES, 1.0), 1e-300)
+    left = max(delta * LAST_DELTA_SHARE / max(candidates / 10.0, 1.0), 1e-300)
     top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
-    grid = np.linspace(0.0, top, MIXTURE_POINTS)
+    grid = np.linspace(0.0, top, 200)
     return candidates_profile(runs, grid, np.full(len(runs), 1.0 / len(runs)) if drawn else None)
 
 

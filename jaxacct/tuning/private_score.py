@@ -30,8 +30,6 @@ BLOCK_SIZE = 256
 """Examples whose values are computed together: one program serves any number of examples."""
 _NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
 """Allowed noise, far below the largest float, so that a noisy count is finite."""
-LEDGER_POINTS = 48
-"""Number of eps at which the profile for a ledger is taken."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ def noise_for_score(law: Law, target: float, delta: float, relation: str, candid
 def _either(first: Mechanism, second: Mechanism, epsilon: float, relation: str) -> Mechanism:
     """Return the pointwise larger of two profiles, as a mechanism through points, the released epsilon among them."""
     top = max(epsilon, 1e-3)
-    grid = np.union1d(np.linspace(0.0, 2.0 * top, LEDGER_POINTS), [top])
+    grid = np.union1d(np.linspace(0.0, 2.0 * top, 48), [top])
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
     outer = relation if relation in ("replace_one", "zero_out") else "add_or_remove_one"
     return candidates_profile([first, second], grid, relation=outer)

@@ -17,9 +17,6 @@ import numpy as np
 
 from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputError, check
 
-_WORDS_PER_DRAW = 4
-"""Words of 32 bits for one draw: with 128 bits probabilities are right to 2^-128."""
-
 
 class Distribution(ABC):
     """Law of one hyper-parameter; `Uniform`, `LogUniform` and `Choice` are such laws.
@@ -286,5 +283,5 @@ def grid(**axes: Sequence[Any]) -> Grid:
 
 def _bits(key: Any, count: int) -> list[int]:
     """Return whole numbers below 2^128, one for each draw."""
-    words = np.asarray(jax.random.bits(key, (count, _WORDS_PER_DRAW), jnp.uint32))
+    words = np.asarray(jax.random.bits(key, (count, 4), jnp.uint32))
     return [int.from_bytes(row.astype("<u4").tobytes(), "little") for row in words]
