@@ -418,22 +418,10 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return slopes, and knots in [0, 1], of min_k (d_k + r_k u) for descending slopes r; the last slope is 0."""
-    keep: list[int] = []
-    slopes, heights = r.tolist(), d.tolist()
-    for k, (slope, height) in enumerate(zip(slopes, heights, strict=True)):
-        if keep and slopes[keep[-1]] == slope:
-            if heights[keep[-1]] <= height:
-                continue
-            keep.pop()
-        while keep and height <= heights[keep[-1]]:
-            keep.pop()  # a line that is lower and flatter than the one before replaces it
-        while len(keep) > 1:
-            a, b = keep[-2], keep[-1]
-            if (height - heights[a]) * (slopes[a] - slopes[b]) > (heights[b] - heights[a]) * (slopes[a] - slope):
-                break
-            keep.pop()
-        keep.append(k)
-    r, d = r[keep], d[keep]
+    kept = (r.size - 1 - upper_hull(r[::-1], -d[::-1]))[::-1]
+    # a line that is steeper than another and starts no lower is never the least
+    kept = kept[kept.size - 1 - np.argmin(d[kept][::-1]) :]
+    r, d = r[kept], d[kept]
     u = np.concatenate([[0.0], np.diff(d) / -np.diff(r), [1.0]])
     u = np.minimum(np.maximum.accumulate(u), 1.0)
     left, right = d[:-1] + r[:-1] * u[1:-1], d[1:] + r[1:] * u[1:-1]
