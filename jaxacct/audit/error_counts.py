@@ -170,20 +170,13 @@ def guess_counts(
     correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[int, ...] = ()
 ) -> tuple[list[np.ndarray], tuple[int, ...]]:
     """Return the checked counts of an audit in one run and delta, and their common shape with the shape `more`."""
-    fields = [
-        np.asarray(check(name, value, rule))
-        for name, value, rule in (
-            ("correct", correct, WHOLE_NUMBERS),
-            ("guesses", guesses, COUNT),
-            ("canaries", canaries, COUNT),
-            ("delta", delta, DELTA_OR_ZERO),
-        )
-    ]
-    names = ("correct", "guesses", "canaries", "delta")
-    shape = broadcast_shape({name: x.shape for name, x in zip(names, fields, strict=True)} | {"epsilon": more})
-    for one, of in ((0, 1), (1, 2)):
-        require_at_most(names[one], fields[one], names[of], fields[of], "count every canary once")
-    return fields, shape
+    given = {"correct": correct, "guesses": guesses, "canaries": canaries, "delta": delta}
+    rules = (WHOLE_NUMBERS, COUNT, COUNT, DELTA_OR_ZERO)
+    fields = {name: np.asarray(check(name, x, rule)) for (name, x), rule in zip(given.items(), rules, strict=True)}
+    shape = broadcast_shape({name: x.shape for name, x in fields.items()} | {"epsilon": more})
+    for one, of in (("correct", "guesses"), ("guesses", "canaries")):
+        require_at_most(one, fields[one], of, fields[of], "count every canary once")
+    return list(fields.values()), shape
 
 
 def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:

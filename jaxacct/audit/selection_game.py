@@ -361,7 +361,7 @@ def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None =
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
         with double_precision():
-            found = np.asarray(_ranks(key, repetitions)).reshape(-1)[-size:]
+            found = np.asarray(_top(key, repetitions)).reshape(-1)[-size:]
         return rng.permutation(found)
 
     return np.concatenate(list(in_chunks(one, law, runs, seed, progress)))
@@ -450,14 +450,12 @@ def cell_audit(
     return clopper_pearson(hits[1], runs, runs - hits[0], runs, delta=delta, confidence=confidence)
 
 
+@jax.jit
 def _top(key: Any, repetitions: Any) -> Any:
     """Return 1 - U^{1/K} from 53 random bits, in float64; NaN where K = 0."""
     bits = jax.random.bits(key, repetitions.shape, jnp.uint64) >> np.uint64(11)
     exponential = -jnp.log((bits.astype(jnp.float64) + 0.5) * 2.0**-53)
     return jnp.where(repetitions > 0, -jnp.expm1(-exponential / repetitions), jnp.nan)
-
-
-_ranks = jax.jit(_top)
 
 
 @jax.jit

@@ -307,9 +307,10 @@ def known_curve_p_value(
     >>> round(known_curve_p_value(19, 20, 100, 1.0), 3), round(known_curve_p_value(19, 20, 100, 1.0, guessed="in"), 3)
     (0.391, 0.244)
     """
-    (c, g, m, _), shape = guess_counts(correct, guesses, canaries, 0.0)
+    fields, shape = guess_counts(correct, guesses, canaries, 0.0)
     choice("guessed", guessed, GUESSED)
-    return plain(_p_value(*_columns(c, g, m, shape), by_lines(claimed_lines(claim, guessed)), guessed).reshape(shape))
+    c, g, m, _ = (np.broadcast_to(x, shape).reshape(-1, 1) for x in fields)
+    return plain(_p_value(c, g, m, by_lines(claimed_lines(claim, guessed)), guessed).reshape(shape))
 
 
 def known_curve_test(
@@ -325,7 +326,7 @@ def known_curve_test(
     choice("guessed", guessed, GUESSED)
     if guessed == "in":
         require_at_most("guesses", g, "canaries - 1", m - 1.0, "guesses that every canary is in say nothing")
-    counts = _columns(c, g, m, shape)
+    counts = [np.broadcast_to(x, shape).reshape(-1, 1) for x in (c, g, m)]
     p_value = _p_value(*counts, by_lines(claimed_lines(claim, guessed)), guessed).reshape(shape)
     mu = _gaussian_mu(*counts, error, guessed).reshape(shape)
     at = np.broadcast_to(d, shape)
@@ -379,14 +380,6 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
         ends = np.concatenate([left[:, None], at, right[:, None]], axis=1)
         left, right = (np.take_along_axis(ends, turned[:, None] + k, axis=1)[:, 0] for k in (0, 1))
     return left, right
-
-
-def _columns(
-    c: np.ndarray, g: np.ndarray, m: np.ndarray, shape: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the counts broadcast to a shape and flattened to columns, (B, 1)."""
-    of = lambda x: np.broadcast_to(x, shape).reshape(-1, 1)
-    return of(c), of(g), of(m)
 
 
 class Lines(NamedTuple):

@@ -525,14 +525,18 @@ def _schedule(
     return table._replace(position=place), begins
 
 
-def _check(plan: Plan, params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> int:
-    """Return the number of candidates; raise InputError where arguments do not fit each other or the plan."""
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
-    if sizes != {(plan.dataset_size,)}:
+def require_rows(data: Any, size: int) -> None:
+    """Raise InputError unless every array of the data has `size` rows."""
+    if (sizes := {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}) != {(size,)}:
         raise InputError(
-            f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},), the plan's dataset_size; "
+            f"data has first axes {sorted(sizes)}, must be ({size},), the plan's dataset_size; "
             "make the plan for these data"
         )
+
+
+def _check(plan: Plan, params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> int:
+    """Return the number of candidates; raise InputError where arguments do not fit each other or the plan."""
+    require_rows(data, plan.dataset_size)
     count = int(np.shape(keys)[0])
     for name, value in [*configs.items(), *(("params", leaf) for leaf in jax.tree_util.tree_leaves(params))]:
         if np.shape(value)[:1] != (count,):

@@ -22,7 +22,7 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment
 from jaxacct.training.sampling import sampler
-from jaxacct.tuning.candidates import Secret, key_words, selected, several, side_by_side
+from jaxacct.tuning.candidates import Secret, key_words, require_rows, selected, several, side_by_side
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.tuning_run import note_whole
@@ -139,9 +139,7 @@ def tune_on_subset(
         choice("extrapolate", extrapolate, EXTRAPOLATIONS)
     if not callable(score):
         raise InputError("score must be a function of params on public data; a private score is not accounted for here")
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
-    if sizes != {(plan.dataset_size,)}:
-        raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
+    require_rows(data, plan.dataset_size)
     secret = Secret(key)
     setting = plan.settings[0]
     run = Plan(  # a new ledger begins with the final run

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import Leaf, PyTree
@@ -31,6 +30,7 @@ from jaxacct.tuning.candidates import (
     Winner,
     rank,
     require_pad,
+    require_rows,
     selected,
     several,
     side_by_side,
@@ -355,9 +355,7 @@ def _tuned(
         raise InputError(_too_much(float(cost.epsilon.upper), plan.target_epsilon, kind != planned, as_planned))
     if not isinstance(score, PrivateScore) and not callable(score):
         raise InputError("score must be a function of params on public data, or a tuning.PrivateScore")
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
-    if sizes != {(plan.dataset_size,)}:
-        raise InputError(f"data has first axes {sorted(sizes)}, must be ({plan.dataset_size},); make the plan for them")
+    require_rows(data, plan.dataset_size)
     what, more = "a selection", f"; the best {top}" if top > 1 else ""
     if update is not None:
         what, more = f"{count} rounds of a selection", ""
