@@ -27,8 +27,9 @@ from jaxacct.mechanisms import (
     Repeated,
     SampledWithoutReplacement,
     batch_shape,
+    directions,
 )
-from jaxacct.mechanisms.base import DIRECTIONS, Combinator, take_rows, weakest
+from jaxacct.mechanisms.base import Combinator, take_rows, weakest
 from jaxacct.mechanisms.base import register as register_mechanism
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, OfGaussianMixtures
@@ -330,14 +331,6 @@ def _bound(upper: np.ndarray, largest: float) -> Bounds:
 
 # Single rounds of random allocation
 
-_DIRECTIONS_OF = {
-    "add_or_remove_one": DIRECTIONS,
-    "zero_out": DIRECTIONS,
-    "remove_one": ("remove",),
-    "add_one": ("add",),
-}
-"""The directions whose larger answer each listed relation takes."""
-
 
 class OneRound(MechanismEngine):
     """One round of random allocation of a Gaussian, with one slot for each record."""
@@ -359,7 +352,7 @@ class OneRound(MechanismEngine):
         relation, rtol = question.relation, question.effort.rtol
         if question.quantity == "epsilon" and np.any(np.equal(question.given, 0.0)):
             raise UnboundedLossError(np.equal(question.given, 0.0))
-        if relation not in _DIRECTIONS_OF:
+        if relation == "replace_one":
             raise InputError(
                 f"relation = {relation!r} gives no pair for random allocation; "
                 "ask ja.epsilon or ja.delta: they bound it"
@@ -369,7 +362,7 @@ class OneRound(MechanismEngine):
             np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)
             for x in (mechanism.mechanism.noise_multiplier, mechanism.slots)
         )
-        ways = _DIRECTIONS_OF[relation]
+        ways = directions(mechanism, relation)
         direction = ways[0] if len(ways) == 1 else None
         if question.quantity == "epsilon":  # the hint is an expected epsilon
             begin = None if question.hint is None else np.broadcast_to(question.hint, shape).reshape(-1)
@@ -391,7 +384,7 @@ class OneRound(MechanismEngine):
     def excess(self, mechanism: Any, epsilon: np.ndarray, delta: np.ndarray, relation: str) -> np.ndarray | None:
         from jaxacct.engines import allocation
 
-        if relation not in _DIRECTIONS_OF:
+        if relation == "replace_one":
             return None
         shape = np.broadcast_shapes(batch_shape(mechanism), np.shape(epsilon), np.shape(delta))
         sigma, slots, asked, eps = (
@@ -399,7 +392,7 @@ class OneRound(MechanismEngine):
             for x in (mechanism.mechanism.noise_multiplier, mechanism.slots, delta, epsilon)
         )
         # Removing a record was the larger direction in every case seen.
-        return allocation.excess(sigma, slots, asked, eps, _DIRECTIONS_OF[relation][0]).reshape(shape)
+        return allocation.excess(sigma, slots, asked, eps, directions(mechanism, relation)[0]).reshape(shape)
 
 
 class SameBins(MechanismEngine):
@@ -565,7 +558,7 @@ def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[fl
 
     if quantity == "epsilon" and value == 0.0:
         return mixture.UNKNOWN  # a delta of 0 is refused elsewhere, or the largest loss answers it
-    signs = [1.0 if way == "remove" else -1.0 for way in _DIRECTIONS_OF.get(relation, DIRECTIONS)]
+    signs = {"add_one": (-1.0,), "remove_one": (1.0,)}.get(relation, (1.0, -1.0))  # 1 remove, -1 add
     if quantity == "epsilon":
         found = np.array([mixture.one_epsilon(row, sign, value) for sign in signs])
     else:
