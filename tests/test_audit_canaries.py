@@ -25,13 +25,13 @@ def test_a_planted_gradient_has_length_c_in_every_step_it_takes_part_in():
     data = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     trainer = Trainer(quadratic, optax.sgd(0.0), plan_of(8, noise=1e-6, steps=3), 0.7)
     game = gradient_canaries(trainer, data, 2)
-    first, none = (game.play(START, there, 300).scores for there in ([True, False], False))
-    np.testing.assert_allclose(first - none, np.tile([3.0, 0.0], (300, 1)), atol=1e-4)
+    first, none = (game.play(START, there, 20).scores for there in ([True, False], False))
+    np.testing.assert_allclose(first - none, np.tile([3.0, 0.0], (20, 1)), atol=1e-4)
 
     sampled = gradient_canaries(Trainer(quadratic, optax.sgd(0.1), plan_of(1, q=0.3, noise=1e-6, steps=5), 2.0), None)
-    taken = np.round(sampled.play(START, True, 4000).scores[:, 0])
-    assert abs(taken.mean() - 1.5) < 5 * np.sqrt(5 * 0.21 / 4000) and taken.max() <= 5
-    assert 0.9 < taken.var() / (5 * 0.21) < 1.1
+    taken = np.round(sampled.play(START, True, 1000).scores[:, 0])
+    assert abs(taken.mean() - 1.5) < 5 * np.sqrt(5 * 0.21 / 1000) and taken.max() <= 5
+    assert 0.8 < taken.var() / (5 * 0.21) < 1.2
 
 
 def test_the_run_is_that_of_the_trainer():
@@ -45,8 +45,8 @@ def test_the_run_is_that_of_the_trainer():
     game = input_canary(trainer, data, 9 * data[0])
     found = game.play(START, False, 2).outcome
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, atol=2e-3), found, expected)
-    kept = game.play(START, True, 300, seed=3).scores
-    assert kept.shape == (300, 1)
+    kept = game.play(START, True, 20, seed=3).scores
+    assert kept.shape == (20, 1)
     np.testing.assert_array_equal(kept[:7], game.play(START, True, 7, seed=3).scores)
 
 
@@ -75,12 +75,12 @@ def test_audit_of_a_whole_run_finds_its_epsilon_and_no_more(sampling):
     claimed = float(plan.epsilon.upper)
     assert claimed == pytest.approx(gaussian_epsilon(np.sqrt(4 if sampling == "poisson" else 2) / 2.0), rel=1e-6)
     game = gradient_canaries(Trainer(linear, optax.sgd(1.0), plan, 1.0), jnp.zeros((1, 3)))
-    without, present = (game.play(jnp.zeros(3), there, 10_000, seed=5).scores[:, 0] for there in (False, True))
+    without, present = (game.play(jnp.zeros(3), there, 5_000, seed=5).scores[:, 0] for there in (False, True))
     middle = 0.5 * float(np.round(present.mean()))
     cuts = middle + np.array([-1.0, 0.0, 1.0])
     found = from_scores(without, present, delta=1e-5, confidence=0.999, method="gaussian_fit", thresholds=cuts)
     # of fixed batches the adversary does not know in which steps the canary takes part: noise of all, pull of half
-    assert (0.85 if sampling == "poisson" else 0.5) * claimed <= found.epsilon <= claimed
+    assert (0.8 if sampling == "poisson" else 0.45) * claimed <= found.epsilon <= claimed
     assert 0.1 * claimed <= from_scores(without, present, delta=1e-5, confidence=0.999).epsilon <= claimed
 
 
