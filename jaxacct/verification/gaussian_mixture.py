@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, within
-from jaxacct.verification.sampled_gaussian import SampledGaussian
+from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
 """Weights of the largest contributions are left out while the sum of these weights is below this bound."""
@@ -131,17 +131,10 @@ class GaussianMixture(SampledGaussian):
             terms = np.exp(logs - logs.max(-1, keepdims=True))
             return np.asarray(scale * (terms @ shares) / terms.sum(-1))
 
-        ends = np.minimum(scale, 0.0), np.maximum(scale, 0.0)
+        low, high = np.minimum(scale, 0.0), np.maximum(scale, 0.0)
         if self.direction == "add":
-            low, high = (x.copy() for x in ends)
-            while np.max(high - low) > 1e-3:
-                middle = 0.5 * (low + high)
-                if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):
-                    break
-                left = slope(middle) > middle
-                low, high = np.where(left, middle, low), np.where(left, high, middle)
+            low, high = around_fixed_point(slope, low, high)
             return [(low - far, high + far)]
-        low, high = ends
         for _ in range(60):
             low, high = slope(low), slope(high)
         return [(low - far, np.maximum(low, high) + far)]

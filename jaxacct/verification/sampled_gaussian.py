@@ -302,13 +302,7 @@ class SampledGaussian:
             return low, np.minimum(high, self._top(far))
 
         if self.direction == "add":
-            low, high = scale.copy(), np.zeros(c.shape)
-            while np.max(high - low) > 1e-3:
-                middle = 0.5 * (low + high)
-                if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):
-                    break
-                left = slope(middle) > middle
-                low, high = np.where(left, middle, low), np.where(left, high, middle)
+            low, high = around_fixed_point(slope, scale, np.zeros(c.shape))
             return [around(low - far, high + far)]
         low, high = np.zeros(c.shape), scale.copy()
         for _ in range(60):
@@ -477,6 +471,17 @@ class _Nodes:
             self.logs.append(sign * log)
         self.error = law._trapezoid(c, angle, 2 * angle, h) * law.mean(c).upper()
         self.error += law._outside(c, low, high, h, law.mean(c) * (-arb(wanted)).exp()) * law._grown(c, angle)
+
+
+def around_fixed_point(slope: Any, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bisect for the u with slope(u) = u of a falling slope, to 1e-3, in floats."""
+    while np.max(high - low) > 1e-3:
+        middle = 0.5 * (low + high)
+        if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):
+            break
+        left = slope(middle) > middle
+        low, high = np.where(left, middle, low), np.where(left, high, middle)
+    return low, high
 
 
 def _whole_between(low: Any, high: Any, h: Any) -> range:

@@ -86,6 +86,7 @@ def _grid(low: Array, high: Array, size: int) -> Array:
     return low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, size)
 
 
+@np.errstate(all="ignore")
 def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
     """Choose windows, line and Chernoff bounds for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
 
@@ -93,16 +94,13 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
     tolerance : size of the terms cut off, relative to the guess.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
-    with np.errstate(all="ignore"):
-        alone = (sign > 0) & (k - 1.0 > ONE_SLOT * _deviation(s, t))
-        if alone.all() or not alone.any():
-            return _better_place(sign, s, t, k, guess, tolerance, bool(alone.all()))
-        whole, split = (
-            (rows, _better_place(sign, s[rows], t[rows], k[rows], guess[rows], tolerance[rows], first))
-            for rows, first in ((np.flatnonzero(~alone), False), (np.flatnonzero(alone), True))
-        )
-        order = np.argsort(np.concatenate([whole[0], split[0]]))
-        return jax.tree.map(lambda a, b: np.concatenate([a, b])[order], whole[1], split[1])
+    alone = (sign > 0) & (k - 1.0 > ONE_SLOT * _deviation(s, t))
+    if alone.all() or not alone.any():
+        return _better_place(sign, s, t, k, guess, tolerance, bool(alone.all()))
+    groups = [(np.flatnonzero(alone == split), split) for split in (False, True)]
+    found = (_better_place(sign, *rows_of((s, t, k, guess, tolerance), rows), split) for rows, split in groups)
+    order = np.argsort(np.concatenate([rows for rows, _ in groups]))
+    return jax.tree.map(lambda a, b: np.concatenate([a, b])[order], *found)
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
@@ -728,19 +726,19 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
     return t * (below + far * put) * (1.0 + 1e-9)
 
 
+@np.errstate(all="ignore")
 def put_below(s: Array, t: Array, k: Array) -> Array:
     """Bound log E(k - S)_+ from above, (B,), by the least log(e^{ck} E e^{-cS}/(e c)) over some c."""
-    with np.errstate(all="ignore"):
-        deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-        near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point of a normal law
-        grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]
-        none, one = np.full_like(s, -np.inf), np.ones_like(s)
-        start = tilted_mode(s, t, grid[:, -1]) - REACH
-        windows = Windows(none, one, -none, one, start, np.full_like(s, REACH))
-        cells = cells_of(s, t, windows, CELLS)
-        log = log_power(cells, cuts_of(cells, windows), t, grid, -1.0)[0]
-        each = log + grid * k[:, None] - 1.0 - np.log(grid) + 1e-12 * grid * k[:, None] + 1e-9
-        return np.min(np.where(np.isnan(each), np.inf, each), axis=1)
+    deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
+    near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point of a normal law
+    grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]
+    none, one = np.full_like(s, -np.inf), np.ones_like(s)
+    start = tilted_mode(s, t, grid[:, -1]) - REACH
+    windows = Windows(none, one, -none, one, start, np.full_like(s, REACH))
+    cells = cells_of(s, t, windows, CELLS)
+    log = log_power(cells, cuts_of(cells, windows), t, grid, -1.0)[0]
+    each = log + grid * k[:, None] - 1.0 - np.log(grid) + 1e-12 * grid * k[:, None] + 1e-9
+    return np.min(np.where(np.isnan(each), np.inf, each), axis=1)
 
 
 class RoundProfile(NamedTuple):
