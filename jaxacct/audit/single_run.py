@@ -326,9 +326,9 @@ def known_curve_test(
     choice("guessed", guessed, GUESSED)
     if guessed == "in":
         require_at_most("guesses", g, "canaries - 1", m - 1.0, "guesses that every canary is in say nothing")
-    counts = [np.broadcast_to(x, shape).reshape(-1, 1) for x in (c, g, m)]
-    p_value = _p_value(*counts, by_lines(claimed_lines(claim, guessed)), guessed).reshape(shape)
-    mu = _gaussian_mu(*counts, error, guessed).reshape(shape)
+    right, made, coins = (np.broadcast_to(x, shape).reshape(-1, 1) for x in (c, g, m))
+    p_value = _p_value(right, made, coins, by_lines(claimed_lines(claim, guessed)), guessed).reshape(shape)
+    mu = _gaussian_mu(right, made, coins, error, guessed).reshape(shape)
     at = np.broadcast_to(d, shape)
     epsilon = np.where(at > 0.0, epsilon_of_mu(mu, np.where(at > 0.0, at, 0.5)), np.where(mu > 0.0, np.inf, 0.0))
     trials = np.broadcast_to(m, shape).astype(np.int64)

@@ -298,7 +298,7 @@ class Mixture:
         return least * (1.0 - 1e-9), most * (1.0 + 1e-9)
 
     def _summed(self, low: np.ndarray, high: np.ndarray) -> Sum:
-        """Return the sum from the ends of delta_k at the nodes."""
+        """Return the bracket of the sum, from the ends of delta_k at the nodes."""
         weights, nodes = self.weights, self.nodes
         before = np.concatenate([[0.0], low])
         slack = 4.0 * ROUNDOFF * (weights.k.size + 64.0)

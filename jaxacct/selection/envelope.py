@@ -101,7 +101,7 @@ class Points(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """Upper bound of delta: `leak(eps) <= start` and sums of points."""
+    """Upper bound of delta(eps): `start` plus sums of points of profiles at eps."""
 
     start: Any
     sums: tuple[Points, ...]

@@ -67,7 +67,7 @@ class Law(ABC):
 
         @property
         def mean(self) -> Any:
-            """E[K]."""
+            """Mean E[K] of K."""
 
     def __post_init__(self) -> None:
         for name, constraint in self.constraints.items():
@@ -246,7 +246,7 @@ class TruncatedNegativeBinomial(Law):
 
     @property
     def mean(self) -> Numbers:
-        """E[K]."""
+        """Mean E[K] of K."""
         return self._scale() * (1.0 - self.gamma) / self.gamma
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
@@ -451,7 +451,7 @@ class Binomial(_Trials):
 
     @property
     def mean(self) -> Numbers:
-        """E[K]."""
+        """Mean E[K] of K."""
         return np.multiply(self.trials, self.probability_of_run)[()]
 
     @property
@@ -491,7 +491,7 @@ class PointMass(_Trials):
 
     @property
     def mean(self) -> Numbers:
-        """E[K]."""
+        """Mean E[K] of K."""
         return self.repetitions
 
     @property
@@ -542,7 +542,7 @@ class Categorical(Law):
 
     @property
     def mean(self) -> Numbers:
-        """E[K]."""
+        """Mean E[K] of K."""
         return np.sum(self.probabilities * np.arange(np.shape(self.probabilities)[-1]), axis=-1)
 
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
