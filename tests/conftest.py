@@ -1,6 +1,5 @@
 """Shared data: the reference table of the Poisson sampled Gaussian; and programs compiled once, or quickly."""
 
-import collections
 import csv
 import gc
 import os
@@ -62,8 +61,8 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """All but every third case of what `thinned.py` lists is slow, and so are most examples of properties."""
-    seen: collections.Counter[tuple[str, str]] = collections.Counter()
+    """All but a third of the cases of what `thinned.py` lists are slow, and so are most examples of properties."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
     properties = {}
     for item in items:
         if hypothesis.is_hypothesis_test(test := getattr(item, "obj", None)):
@@ -72,9 +71,13 @@ def pytest_collection_modifyitems(config, items):
             properties[test] = None
         name = getattr(item, "originalname", None)
         if name in THINNED.get(item.path.stem, ()):
-            if seen[item.path.stem, name] % 3:
+            cases.setdefault((item.path.stem, name), []).append(item)
+    for group in cases.values():
+        for place, item in enumerate(group):
+            # of many another one in each three, so that an inner loop over three values shows all of them
+            shift = place // 3 if len(group) > 5 else 0
+            if (place + shift) % 3:
                 item.add_marker("slow")
-            seen[item.path.stem, name] += 1
     if config.option.markexpr == "not slow":
         for test in properties:
             given = test._hypothesis_internal_use_settings  # settings can be given to a test only once

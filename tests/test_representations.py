@@ -49,7 +49,7 @@ def gaussian_moment(sigma, q, power):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_sampled_gaussian_moments(sigma, q, direction):
     parts = components(ja.PoissonSampled(ja.Gaussian(sigma), q), BOTH, direction)
-    for c in (-0.5, 1e-3, 1.0, 7.3, 60.0):
+    for c in (-0.5, 1e-3, 60.0):
         low, high = log_moments(parts, np.array([c]))
         truth = gaussian_moment(sigma, q, c + 1 if direction == "remove" else -c)
         assert low[0] <= truth <= high[0]
@@ -82,7 +82,7 @@ def test_laplace_moments(scale, q, direction):
         b, rate = mpmath.mpf(scale), mpmath.mpf(q)
         base = lambda x: mpmath.exp(-abs(x - 1) / b) / (2 * b)
         mix = lambda x: 1 - rate + rate * mpmath.exp((abs(x - 1) - abs(x)) / b)
-        for c in (-0.5, 0.01, 1.0, 20.0, 3000.0):
+        for c in (-0.5, 0.01, 3000.0):
             p = c + 1 if direction == "remove" else -mpmath.mpf(c)
             middle = mpmath.linspace(0, 1, 5) if abs(p) / b < 100 else [0, b / p**2, 0.01, 0.5, 0.99, 1 - b / p**2, 1]
             truth = mpmath.log(

@@ -1,4 +1,4 @@
-"""Tests of which the quick run takes every third case: those between are of the same kind, and run with `-m slow`."""
+"""Tests of which the quick run takes a third of the cases: the others are of the same kind, and run with `-m slow`."""
 
 THINNED = {
     "test_account": ("test_one_sampled_step_in_closed_form",),
