@@ -219,7 +219,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     >>> loss = lambda params, example: jnp.sum((params - example) ** 2)
     >>> steps = optax.chain(noisy_mean(root, 1.0, clip_norm=1.0, expected_batch_size=20.0), optax.sgd(0.5))
     >>> state = steps.init(params)
-    >>> for step in range(3):
+    >>> for step in range(2):
     ...     drawn = poisson(noise.stream(root, noise.SAMPLING, step), 100, 0.2)
     ...     mask = jnp.arange(100) < drawn.count
     ...     total = clipped_sum(loss, params, x[drawn.indices], mask, clip_norm=1.0).total
