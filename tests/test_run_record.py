@@ -124,13 +124,15 @@ def test_calibrated_noise_meets_the_target_in_the_run(sampling):
 
 def test_noise_under_replace_one():
     """It was refused, with relations as the remedy that leak less."""
-    run = {"sampling_probability": 0.1, "steps": 2}
+    run = {"sampling_probability": 0.1, "steps": 1}
     found = ja.calibrate_noise_multiplier(1.0, DELTA, **run, relation="replace_one")
     spent = ja.epsilon(ja.dp_sgd(found.value, **run), DELTA, relation="replace_one")
     assert 0.999 <= float(spent.upper) <= 1.0 and found.epsilon.kind == "bound"
     assert found.value > ja.calibrate_noise_multiplier(1.0, DELTA, **run).value
-    table = ja.sweep({**run, "target_epsilon": 1.0, "target_delta": DELTA}, relation="replace_one", progress=False)
-    assert table["noise_multiplier"][0] == found.value and table["relation"][0] == "replace_one"
+    full = {"sampling_probability": 1.0, "steps": 2}  # in closed form
+    alone = ja.calibrate_noise_multiplier(1.0, DELTA, **full, relation="replace_one")
+    table = ja.sweep({**full, "target_epsilon": 1.0, "target_delta": DELTA}, relation="replace_one", progress=False)
+    assert table["noise_multiplier"][0] == alone.value and table["relation"][0] == "replace_one"
     words = refusal(ja.calibrate_noise_multiplier, target_advantage=0.1, **run, relation="replace_one")
     assert "relation = 'replace_one'; give target_epsilon" in words
 
