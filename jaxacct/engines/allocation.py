@@ -1,8 +1,8 @@
 """One round of random allocation: brackets of delta and epsilon (jaxacct/kernels/contour/README.md).
 
 Remove is (P, Q), add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) and S = dP/dQ. Then
-delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. Newton steps find epsilon, with a new
-contour for each.
+delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. Newton's method finds epsilon. It takes
+a few steps on one contour; then the contour is placed again at the eps that it reached.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from jaxacct.kernels.contour.allocation import (
 )
 
 ROUNDS = 14
-"""Most placements of the contour."""
+"""Largest number of placements of the contour in one search for epsilon."""
 NARROW = 1e-2
-"""Relative width at which a search ends, as a share of the wanted width."""
+"""Share of the wanted relative width: a search ends once its bracket is this narrow."""
 CUT_OFF = 3e-3
-"""Tolerance of a contour in the search for epsilon (terms left out over delta), as a share of the wanted width."""
+"""Tolerance of the first contour of a search (terms left out, relative to delta), as a share of the wanted width."""
 NEAR = 0.01
-"""Newton ends at steps this small, relative to the width at which the search ends."""
+"""Newton's method on one contour ends at steps this small, relative to the width at which the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
-"""1: delta is a call option on S, E(S - k)_+. -1: delta is e^eps times a put option, E(k - S)_+."""
+"""Sign of each direction. 1: delta is the call option E(S - k)_+. -1: delta is e^eps times the put option E(k - S)_+.
+"""
 LEAST_S, MOST_S = 1e-4, 20.0
 """The contour is used only for 1/sigma in this range."""
 ROUGH = 0.5
-"""From this rtol on, theorems give lower ends of epsilon first, which may make the contour unnecessary."""
+"""For rtol of at least this, theorems first give lower bounds of epsilon, which may make the contour unnecessary."""
 PLACEMENTS = 3
-"""Most placements of the contour for one delta."""
+"""Largest number of placements of the contour for one delta."""
 SMALL = 1e-8
-"""Tolerance of a contour for delta: terms left out, relative to delta."""
+"""Tolerance of a contour that is placed for delta: size of the terms left out, relative to delta."""
 MOST_SLOTS = 1e9
 """The contour is used only up to this many slots."""
 
@@ -52,7 +53,8 @@ def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str 
     """Return brackets of delta at eps >= 0; all arguments broadcast to (B,).
 
     slots : whole numbers from 1 to 2**53.
-    direction : "remove", "add", or None for the larger one. "add" is skipped where Chernoff shows that it is smaller.
+    direction : "remove", "add", or None for the larger delta of the two. "add" is skipped where Chernoff's bound shows
+        that its delta is smaller than that of "remove".
     """
 
     def solved(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
@@ -80,9 +82,9 @@ def epsilon(
 ) -> Answer:
     """Return brackets of inf {eps >= 0 : delta(eps) <= delta}; all arguments broadcast to (B,).
 
-    direction : "remove", "add", or None for the larger one. "add" is not solved where its epsilon is shown to lie below
-        the lower end of "remove".
-    near : where the search begins.
+    direction : "remove", "add", or None for the larger epsilon of the two. "add" is not solved where its epsilon is
+        shown to be at most the lower bound of epsilon in the direction "remove".
+    near : the eps where the search begins.
     """
 
     def solved(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray, begin: np.ndarray) -> np.ndarray:
@@ -131,7 +133,10 @@ def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bound delta by theorems: by closed forms, and from above by the Gaussian mechanism that reveals the slot."""
+    """Return lower and upper bounds of delta by theorems, without a contour.
+
+    They are closed forms. One more upper bound is the delta of the Gaussian mechanism that also reveals the slot.
+    """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
     if sign < 0:
@@ -171,9 +176,9 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) of delta_remove by E(S - k)_+ = 1 - k + E(k - S)_+.
+    """Return lower and upper bounds of delta_remove = E(S - k)_+ = 1 - k + E(k - S)_+, by a contour for E(k - S)_+.
 
-    The error is absolute, which suits large deltas.
+    The error is absolute: it is small relative to delta only where delta is large.
     """
     k = np.exp(eps)
     low, _, high, _ = brackets_at(-1.0, s, t, k, np.log(k))
@@ -182,7 +187,7 @@ def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarra
 
 
 def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> Value:
-    """Return delta by the contour, which is placed again if the guess of delta was poor."""
+    """Return brackets of delta by the contour, which is placed again where the guess of delta was poor."""
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
@@ -224,10 +229,10 @@ def _epsilon_block(
     if one.any():
         exact = closed_form.epsilon(s[one], delta[one], 4.0 * ROUNDOFF * np.ones(one.sum()))
         low[one], mid[one], high[one] = exact.lower, exact.estimate, exact.upper
-    # Scarf's bound at 0 is the largest delta.
+    # delta is largest at eps = 0. If an upper bound of it (Scarf's, for one) meets the target, epsilon is 0.
     zero = theorems_of(sign, s, t, np.zeros_like(s))[1] <= delta
     low[zero], mid[zero], high[zero] = 0.0, 0.0, 0.0
-    if rtol >= ROUGH:  # theorems may suffice
+    if rtol >= ROUGH:
         low = np.where(zero | one, low, np.minimum(_least(sign, s, t, delta, high), high))
     open_ = ~(high - low <= rtol * high)
     rows = np.flatnonzero(reach(s, t) & ~zero & open_ & (delta > 1e-280) & (high > 0.0) & (high < 600.0))
@@ -243,7 +248,7 @@ def _epsilon_block(
 
 
 def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Return the largest epsilon tried at which theorems show a delta above the target; 0 where none does."""
+    """Return the largest eps, of those tried, at which theorems show a delta above the target; 0 if there is none."""
     low, high = np.zeros_like(s), np.minimum(most, 600.0)
     for _ in range(12):
         middle = 0.5 * (low + high)
@@ -253,7 +258,7 @@ def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: n
 
 
 class Value(NamedTuple):
-    """A bracket of delta, and its slope, (B,) each."""
+    """A bracket of delta, and the slope of delta. Every array is (B,)."""
 
     lower: np.ndarray
     estimate: np.ndarray
@@ -273,7 +278,7 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
 
 
 def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (estimate, slope) of `value_of`, for a fraction of its work."""
+    """Return the estimate and the slope that `value_of` would return, for a fraction of the work."""
     k = np.exp(contour.sign * eps)
     mid, slope = estimate_near(contour, k)
     with np.errstate(all="ignore"):
@@ -290,11 +295,12 @@ def search(
     floor: np.ndarray | float = 0.0,
     near: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Return (lower, estimate, upper) of epsilon, at most `most`; ends that are not shown to hold are 0 and inf.
+    """Return (lower, estimate, upper) of epsilon. An unproved lower bound is 0, an unproved upper bound inf.
 
-    rtol : the wanted width. A narrower bracket that costs nothing is returned as well.
-    floor : where epsilon is at most this, the answer is (0, 0, floor).
-    near : where the search begins, if it is positive and there is no floor.
+    most : an upper bound of epsilon.
+    rtol : the wanted relative width. The bracket may be narrower where that costs nothing.
+    floor : where epsilon is shown to be at most this, the answer is (0, 0, floor).
+    near : the eps where the search begins, if it is positive and there is no floor.
     """
     narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-3, 1e-5))
     floor = np.broadcast_to(floor, s.shape)
@@ -330,7 +336,7 @@ def search(
 
 
 def _below_floor(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return whether Chernoff's bound of delta_add at the floor shows that epsilon is at most the floor."""
+    """Return whether Chernoff's bound of delta_add at eps = floor shows that epsilon is at most the floor."""
     below = np.zeros(len(s), bool)
     if sign < 0:
         rows = np.flatnonzero((floor > 0.0) & (floor < 500.0))
@@ -340,7 +346,7 @@ def _below_floor(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, f
 
 
 def start(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Return epsilon by the guessed profile, by bisection."""
+    """Estimate epsilon by bisection on the guessed delta (`allocation_law.guess`)."""
     low, high, goal = np.zeros_like(s), most.copy(), np.log(delta)
     for _ in range(22):
         eps = 0.5 * (low + high)
@@ -358,9 +364,10 @@ def _newton(
     floor: np.ndarray,
     narrow: float,
 ) -> tuple[tuple[np.ndarray, Value], np.ndarray, np.ndarray]:
-    """Return ((eps, delta at eps), low, high) by Newton on log delta, kept between ends that brackets of delta move.
+    """Take Newton steps on log delta from eps. Return ((eps reached, bracket of delta there), low, high).
 
-    The steps need estimates only. Brackets are taken where the contour was placed and where Newton ends.
+    `low` and `high` bracket epsilon and confine the steps; a bracket of delta at an eps between them moves one of them.
+    The steps need estimates of delta only. Brackets are computed where the contour was placed and where Newton ends.
     """
 
     def read(value: Value, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -374,7 +381,7 @@ def _newton(
     middle = 0.5 * (low + high)
     middle = np.where(
         np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high)
-    )  # the bracket at eps decided nothing
+    )  # used where the bracket of delta at eps is too wide to start Newton
     new, mid, slope = np.where(usable, eps, middle), value.estimate, value.slope
     for _ in range(5):  # Newton steps on one contour
         step = (np.log(mid) - np.log(delta)) * mid / slope
@@ -386,10 +393,10 @@ def _newton(
             break
         mid, slope = estimate_of(contour, new)
     if np.any(new != eps):
-        for _ in range(4):  # most brackets where Newton ends
+        for _ in range(4):  # at most 4 brackets of delta where Newton ends
             reached, value = new, value_of(contour, new)
             good, low, high = read(value, reached)
-            back = usable & ~good  # estimates went further than brackets reach
+            back = usable & ~good  # the bracket is wide here: go half the way back
             if not np.any(back):
                 break
             new = np.where(back, 0.5 * (eps + new), new)
@@ -400,7 +407,10 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ends about an estimate that brackets of delta at them prove; 0 and inf for ends without a proof."""
+    """Return lower and upper bounds of epsilon about the estimate eps, each proved by a bracket of delta at it.
+
+    A lower bound without a proof is 0, an upper bound without a proof inf.
+    """
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

@@ -34,15 +34,15 @@ from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
 
 NUMPY_MOST = 40_000
-"""Largest job that NumPy does. Compiling the programs of the contour engine pays for larger jobs."""
+"""Largest number of configurations in a job that NumPy does. For larger jobs, compiling XLA's programs pays."""
 NUMPY_MOST_SELECTIONS = 2_400
-"""Largest job of private selections that NumPy does. One selection costs NumPy as much as some 16 configurations.
-`jaxacct warm` keeps no programs of selections."""
+"""Largest number of private selections in a job that NumPy does. One costs NumPy as much as some 16 configurations.
+The number stays the same after `jaxacct warm`, which keeps no programs of selections."""
 CHUNK_POINTS = 2**14
-"""Quadrature points of a chunk, over all its configurations. Smaller chunks cost more calls, larger ones do not fit
-into a cache."""
+"""Number of quadrature points in a chunk on NumPy, over all its configurations. With smaller chunks there are more
+calls. Larger chunks do not fit into a cache."""
 NODES_A_POINT = 16
-"""Table entries of rotations for one quadrature point, about. As many terms of atoms take as much memory."""
+"""A quadrature point needs about this many table entries of rotations. So many terms of atoms count as one point."""
 
 
 class _Path(NamedTuple):
@@ -51,19 +51,19 @@ class _Path(NamedTuple):
 
 
 CALLS_ERFC = "jaxacct.kernels.contour.split"
-"""Module of the kernels that certify with erfc. SciPy has erfc, so its accuracy is checked apart from NumPy's
-functions."""
+"""Name of the module whose kernels certify with erfc. erfc is SciPy's, so it is checked apart from NumPy's functions.
+"""
 
 _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", default=None)
 
 
 @contextlib.contextmanager
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
-    """Let every batch inside take one path: the requested one, else that of the job around it, else the cheaper one.
+    """Let every batch inside take one path: the user's choice, else that of the enclosing job, else the cheaper path.
 
-    size : configurations of the whole job.
-    backend : the user's choice for this job and those inside it.
-    apart : whether a job of another size around this one is ignored, if the user chose no backend for it.
+    size : number of configurations of the whole job.
+    backend : the user's choice for this job and the jobs inside it.
+    apart : whether the path of the enclosing job is ignored, unless the user chose it.
     """
     around = _path.get()
     if backend == "numpy" and not _holds():
@@ -83,7 +83,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """Let every batch inside take a path that was chosen before, for the job of which this is a piece."""
+    """Let every batch inside take the path that was chosen for the larger job of which this is a piece."""
     token = _path.set(_Path(numpy, False))
     try:
         yield
@@ -92,7 +92,7 @@ def fixed(numpy: bool) -> Iterator[None]:
 
 
 def suiting(size: int, *, selections: bool = False) -> str:
-    """Return the backend's name that "auto" means for a job of this size; `selections` as for `on_numpy`."""
+    """Return the name of the backend that "auto" means for a job of this size; `selections` as for `on_numpy`."""
     return "numpy" if on_numpy(size, selections=selections) else "xla"
 
 
@@ -111,7 +111,7 @@ def _suits(size: int, selections: bool = False) -> bool:
     most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
     if size > most or devices.platform() != "cpu" or not _holds():
         return False
-    # Where `jaxacct warm` has kept the programs, XLA pays sooner.
+    # Where `jaxacct warm` has kept the programs, XLA is faster already for smaller jobs.
     return selections or size <= 1_500 or not programs.are_kept()
 
 
@@ -127,8 +127,9 @@ def _holds() -> bool:
 def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, **static: int) -> list[np.ndarray]:
     """Return the leaves of a kernel's answer for a batch of configurations.
 
-    chunk : configurations in a call of a compiled program.
-    static : the kernel's keywords. `points`, its quadrature points, decides how many configurations fit into a cache.
+    chunk : number of configurations in a call of a compiled program.
+    static : the kernel's keywords. `points`, the number of quadrature points, decides how many configurations fit into
+        a cache.
     """
     path = _path.get()
     if not (_suits(size) if path is None else path.numpy):
@@ -144,14 +145,14 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
 
     def one(start: int) -> list[Any]:
         piece = [np.asarray(leaf[start : start + some]) for leaf in leaves]
-        with np.errstate(all="ignore"):  # callers drop ends that are NaN
+        with np.errstate(all="ignore"):  # callers drop bounds that are NaN
             return jax.tree.leaves(kernel(*jax.tree.unflatten(tree, piece), **static))
 
     return _joined(one, range(0, size, some), os.cpu_count() or 1)
 
 
 def _joined(piece: Callable[[int], list[Any]], starts: range, workers: int) -> list[np.ndarray]:
-    """Return the leaves that `piece` finds from each start, one after the other; threads share the starts."""
+    """Call `piece` on every start, in threads. Return its leaves, concatenated in the order of the starts."""
     if len(starts) > 1 and workers > 1:
         with ThreadPoolExecutor(workers) as pool:
             pieces = list(pool.map(piece, starts))
@@ -161,7 +162,7 @@ def _joined(piece: Callable[[int], list[Any]], starts: range, workers: int) -> l
 
 
 def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
-    """Run a compiled program over a batch, `chunk` configurations at a time, the last chunk padded.
+    """Run a compiled program over a batch, `chunk` configurations at a time. The last chunk is padded.
 
     Chunks go to the devices in turn, several in flight at a time. Under `jax.distributed` only the devices of this
     process take part.
@@ -175,7 +176,7 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
             piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
             if len(each) > 1:
                 piece = jax.device_put(piece, each[start // chunk % len(each)])
-            # Copies, because a view would keep JAX's array alive, whose bookkeeping is larger than the numbers.
+            # Results are copied: a view would keep alive JAX's array, whose bookkeeping takes more memory than numbers.
             return [np.array(x) for x in compiled(*piece)]
 
     whole = _joined(one, range(0, size, chunk), max(os.cpu_count() or 1, 2 * len(each) - 1))
@@ -189,10 +190,10 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees whose programs are loaded or compiled when first called. A call returns its leaves.
+    """A function of pytrees whose programs are loaded or compiled at the first call. A call returns the leaves.
 
-    Arguments of new shapes or on another device need a new program. Several threads may call. The label names the
-    function, apart from its sources.
+    Arguments of new shapes or on another device need a new program. Several threads may call at once. The label
+    identifies the function together with the digest of its sources.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
@@ -214,20 +215,20 @@ class Compiled:
         return self._ready[key](*leaves)
 
 
-# The lattice's kernels, which take one configuration at a time, without chunks
+# The kernels of the lattice engine take one configuration at a time, so there are no chunks
 
 
 Runner = Callable[..., Any]
-"""Calls a kernel, its first argument, with the other arguments. Arguments by name are sizes of arrays."""
+"""A function that calls its first argument, a kernel, with the other arguments. Keyword arguments are array sizes."""
 
 
 def runner() -> Runner:
-    """Return the function that calls the lattice's kernels: on a CPU by NumPy, unless the user asked for XLA."""
+    """Return the function that calls the lattice's kernels: on a CPU with NumPy, unless the user asked for XLA."""
     return _by_numpy if on_numpy(1, apart=True) else _by_xla
 
 
 def _by_numpy(kernel: Callable[..., Any], *arguments: Any, **static: int) -> Any:
-    with np.errstate(all="ignore"):  # kernels evaluate both sides of every choice
+    with np.errstate(all="ignore"):  # kernels evaluate both branches of every `where`
         return kernel(*arguments, **static)
 
 
@@ -240,25 +241,29 @@ def _compiled(kernel: Callable[..., Any], static: tuple[str, ...]) -> Callable[.
     return jax.jit(kernel, static_argnames=static)
 
 
-# Engines that run on NumPy alone: blocks of configurations on the cores, with a progress bar
+# For engines that run only on NumPy: blocks of configurations on the cores, with a progress bar
 
 BLOCK = 256
-"""Most configurations that are evaluated together."""
+"""Largest number of configurations that are evaluated together."""
 LEAST = 64
-"""Fewest configurations that are evaluated together, in a batch that has more."""
+"""Smallest size to which a batch is divided for the threads: at least so many configurations are evaluated together.
+"""
 MOST_THREADS = 8
-"""Most threads. NumPy releases the interpreter's lock only in long loops, so more threads would wait."""
+"""Largest number of threads. NumPy releases the interpreter's lock only in long loops, so more threads would wait."""
 ROWS_WITH_PROGRESS = 300
-"""Configurations from which on a progress bar shows."""
+"""Smallest number of configurations for which a progress bar shows."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Solve = Callable[..., np.ndarray]
-"""Maps (sigma, slots, given, ...) of some rows to (3, rows): lower, estimate, upper."""
+"""Maps columns (sigma, slots, given, ...) of some rows to an array (3, rows) of lower, estimate and upper."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """Return the (3, rows) that `solve` finds for columns sigma, slots, given and more; similar rows go together."""
+    """Return the array (3, rows) that `solve` finds for the columns sigma, slots, given and any others.
+
+    Similar rows are solved together.
+    """
     sigma, slots, given = columns[:3]
     found = np.empty((3, sigma.size))
     order = np.lexsort((given, sigma, slots))
@@ -283,9 +288,10 @@ def on_cores(
     sizes: Sequence[int] | None = None,
     threads: int = MOST_THREADS,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield (index, `work(item)`) of every item, in any order, and move the bar by the items' sizes, or by 1 each.
+    """Yield (index, `work(item)`) of every item, in any order. Move the bar by each item's size, or by 1.
 
-    One item, or `threads` = 1, runs in the caller's own thread. An interrupt cancels the items that have not begun.
+    A single item runs in the caller's own thread, and so do all if `threads` = 1. An interrupt cancels the items that
+    have not begun.
     """
     done, most = 0, min(_cores(), threads, len(items))
     pool = ThreadPoolExecutor(most) if most > 1 else None
@@ -306,7 +312,7 @@ def on_cores(
 
 
 def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """Return what `solve` finds. If `solve` fails, ask row by row; a failing row gets the largest bracket."""
+    """Return what `solve` finds. If it fails, solve row by row; a row that fails by itself gets [0, inf]."""
     try:
         return solve(*columns)
     except FAILURES:

@@ -9,8 +9,9 @@ and `K = -R' = 1 - x R` is positive. One Poisson sampled Gaussian reduces to the
     remove: delta(eps) = q G(log(1 + (e^eps - 1)/q)),
     add:    delta(eps) = k G(log(q e^eps/k)),   k = 1 - (1 - q) e^eps, and 0 once k <= 0.
 
-The bracket contains a bound of the rounding. An end of epsilon is used only where the bound evaluated there is on the
-right side of the target. Where mu is so large that rounding destroys this bound, two inequalities give the ends:
+Brackets are widened by a bound on the rounding error. A bound of epsilon is used only where delta, evaluated there with
+its error, is on the right side of the target. Where mu is so large that the rounding error leaves nothing of delta, two
+inequalities bound epsilon:
 
     delta(eps) <= Phi(-a) <= e^{-a^2/2}/2,      delta(eps) >= (1 - 1/e) Phi(-a - 1/mu).
 """
@@ -25,15 +26,15 @@ from jaxacct.engines import contour
 from jaxacct.engines.protocol import Answer
 
 LEAST_GAP = 1e-300
-"""Floor under a divisor: a difference of two Mills ratios, or a slope."""
+"""Smallest value of a divisor, which is a difference of two Mills ratios or a slope."""
 LARGEST_FLOAT = np.finfo(np.float64).max
-"""Larger lower ends of epsilon are cut to this value, which is a lower end as well."""
+"""Largest float64. A lower bound of epsilon that exceeds it is replaced by it, which is a lower bound as well."""
 LEAST_EPSILON = 2.0**-1060
-"""Above this (subnormal) epsilon bisection halves the exponent, below it epsilon itself."""
+"""Bisection halves the exponent of epsilon above this (subnormal) value, and epsilon itself below it."""
 BISECTIONS = 78
-"""Bisection steps: eleven or twelve for the exponent of epsilon, 53 for its digits, and some to spare."""
+"""Number of bisection steps: 11 or 12 for the exponent of epsilon, 53 for its digits, and some to spare."""
 NEWTON_STEPS = 40
-"""Newton steps for epsilon, equally many in all rows. The ends are certified wherever Newton ends."""
+"""Number of Newton steps for epsilon, the same in all rows. The bounds are certified wherever Newton ends."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
 """Nodes and weights of the Gauss-Legendre rule of order 6 on [-1/2, 1/2]."""
 
@@ -53,7 +54,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
         at = x[:, None] + some[:, None] * _NODES
         k = 1.0 - at * np.sqrt(np.pi / 2) * scipy.special.erfcx(at / np.sqrt(2))
         gap[small] = some * (np.maximum(k, 0.0) @ _WEIGHTS)
-        # K > 1/(x^2 + 3) is known to a few units of 1 + x^2 K.
+        # K > 1/(x^2 + 3) has an error of a few units of 1 + x^2 K.
         rounding[small] = gap[small] * (8.0 + np.square(np.abs(x) + some))
     gap = np.maximum(gap, LEAST_GAP)
     log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)
@@ -62,7 +63,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     by_gap = right | small
     value = np.where(by_gap, log_far, np.log(near_value))
     slope = np.where(by_gap, mills_b / gap, second / near_value)
-    # The arguments a and b are off by a few units, which moves the Mills difference and the exponent.
+    # a and b have errors of a few units, which move the difference of the Mills ratios and the exponent.
     shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
     amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
     # 64 units of rounding cover erfcx, log_ndtr, and the arithmetic around them.
@@ -71,9 +72,9 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}`.
+    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}`, for log delta known up to `slack`.
 
-    Newton comes from the right, as log delta is concave.
+    Newton's method starts above the solution and stays above it, since log delta is concave in eps.
     """
     target = np.log(delta)
     reach = np.sqrt(np.maximum(-2.0 * target, 0.0))
@@ -99,7 +100,10 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 
 
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the ends by the two inequalities alone. They always hold, at most `mu (2 |z| + 1)` apart."""
+    """Return the bounds of epsilon that the two inequalities give. They hold for every mu.
+
+    They are at most `mu (2 |z| + 1)` apart.
+    """
     z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
     upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * ROUNDOFF)
     share = np.exp(np.minimum(log_delta + slack, 0.0)) / -np.expm1(-1.0)
@@ -114,7 +118,7 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Return the bracket of delta at eps."""
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
-        # delta <= Phi(-a) still holds where the rounding of a large a destroys every other bound.
+        # delta <= Phi(-a) is useful even where the rounding error of a large a makes the other bound useless.
         a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
         most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST_DELTA), 1.0)
     low, middle, high = _exponentials(value, error)
@@ -127,11 +131,13 @@ def log_delta_of_one_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1; -inf where delta is 0.
 
-    The Gaussian's epsilon is `log1p((e^eps - 1)/q)` or `log1p((e^eps - 1)/k)`, known relative to itself. By `R(b) <=
-    1/b` and `K(b) > 1/(b^2 + 3)`, its log delta falls by at most (b + 4)/mu per unit of this epsilon.
+    The epsilon of the Gaussian without sampling is `log1p((e^eps - 1)/q)` (remove) or `log1p((e^eps - 1)/k)` (add). It
+    is computed with a small relative error. By `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, the Gaussian's log delta falls
+    by at most (b + 4)/mu per unit of this epsilon.
 
-    off : error of eps itself, on either side. The Gaussian's epsilon is then off by e^eps/(q + e^eps - 1) times as much
-        (remove) or 1/k times as much (add), within 5 % where that quotient moves by 2 %; log k is off by off/k.
+    off : error of eps, up or down. The error of the Gaussian's epsilon is then larger, by the factor
+        e^eps/(q + e^eps - 1) (remove) or 1/k (add), within 5 % where that factor varies by 2 %. The error of log k is
+        off/k.
     """
     k, wrong = _factor(q, eps)
     alive, known = removing | (k + wrong + 1.1 * off > 0.0), removing | (wrong < 0.01 * k)
@@ -156,7 +162,7 @@ def log_delta_of_one_step(
 
 
 def _factor(q: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (k = 1 - (1 - q) e^eps, bound on its error). Beyond the largest loss k is at most 0."""
+    """Return k = 1 - (1 - q) e^eps, and a bound on its error. Where eps exceeds the largest loss, k is at most 0."""
     largest = -np.log1p(-q)
     k = -np.expm1(np.clip(eps - largest, -np.inf, 1.0))
     return k, 8.0 * ROUNDOFF * (np.abs(k) + 3.0 * (largest + np.minimum(eps, largest + 1.0)))
@@ -165,7 +171,7 @@ def _factor(q: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def delta_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray | float = 0.0
 ) -> Answer:
-    """Return the bracket of delta of one Poisson sampled Gaussian at eps >= 0 known up to `off`."""
+    """Return the bracket of delta of one Poisson sampled Gaussian, at an eps >= 0 that is known up to `off`."""
     value, error = log_delta_of_one_step(sigma, q, removing, eps, off)
     low, middle, high = _exponentials(value, error)
     most = np.where(removing, q, np.maximum(np.sum(_factor(q, eps), axis=0) + 1.1 * off, 0.0)) * (1.0 + 4.0 * ROUNDOFF)
@@ -180,7 +186,7 @@ def delta_of_one_step(
 def _most_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> np.ndarray:
-    """Bound delta where k or eps is hardly known: take the least possible eps, and the largest k there.
+    """Bound delta from above where the error of k or eps is large, by the smallest possible eps and its largest k.
 
     `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k.
     """
@@ -198,9 +204,11 @@ def _most_of_one_step(
 def profile_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian for any real eps, known up to `off`.
+    """Return lower and upper bounds of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian, for any real eps.
 
-    For eps < 0 it is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, by the other direction's delta.
+    For eps < 0 it is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, where H is the delta of the other direction.
+
+    off : error of eps.
     """
     negative = eps < 0.0
     low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)
@@ -215,7 +223,7 @@ def profile_of_one_step(
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
-    """Return a bracket of e^value. The upper end does not underflow; an unknown value has the bracket [0, 1]."""
+    """Return a bracket of e^value. Its upper bound does not underflow to 0. A value that is not known gives [0, 1]."""
     with np.errstate(invalid="ignore", over="ignore"):
         high, low = np.exp(value + error), np.exp(value - error)
         upper = np.where(value > -np.inf, np.maximum(high, contour.LEAST_DELTA), 0.0)
@@ -228,20 +236,19 @@ def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
 def epsilon_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, delta: np.ndarray, slack: np.ndarray
 ) -> Answer:
-    """Return the bracket of epsilon of one Poisson sampled Gaussian, each end by bisection on the bound of delta.
+    """Return the bracket of epsilon of one Poisson sampled Gaussian, by two bisections on bounds of delta.
 
-    The bisection begins at an upper end by a theorem: the epsilon of the Gaussian without sampling, or the largest
-    loss.
+    The bisections begin at an upper bound: the epsilon of the Gaussian without sampling, or the largest loss.
     """
     target = np.log(delta)
     largest = simple_epsilon(1.0 / sigma, target, slack).upper
     top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * ROUNDOFF)))
 
     def crossing(certain: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return (low, high) around the eps beyond which the bound is met for certain, or is possibly met."""
+        """Return (low, high) about the smallest eps at which delta certainly (or else possibly) meets the target."""
         low, high = np.zeros_like(top), top.copy()
         for turn in range(BISECTIONS):
-            # The exponent is halved first, since epsilon may be as small as float64 goes.
+            # The exponent of epsilon is halved first, since epsilon may be as small as the smallest float64.
             root = np.sqrt(np.maximum(low, LEAST_EPSILON)) * np.sqrt(high)
             at = np.where(high > 4.0 * np.maximum(low, LEAST_EPSILON), root, 0.5 * (low + high))
             at = np.zeros_like(top) if turn == 0 else at

@@ -1,8 +1,9 @@
-"""The contour engine on batches: a ladder of resolutions, each a compiled program for chunks of fixed size.
+"""The contour engine on batches: resolutions from coarse to fine, each a compiled program for chunks of fixed size.
 
-Every configuration starts on the lowest rung. It climbs while its certificate is not narrow enough. The last rungs are
-those of the split contour, which answers where few hits are expected. The lattice engine answers what no rung
-certifies. `delta_about` and `delta_along` read several deltas of one composition off one contour.
+The resolutions are called rungs, and their list a ladder. Every configuration starts on the lowest rung, the coarsest.
+It climbs to a finer one while its bracket is not narrow enough. The last rungs are those of the split contour, for
+compositions in which a record is rarely sampled. The lattice engine answers what no rung certifies. `delta_about` and
+`delta_along` read several deltas of one composition off one contour.
 """
 
 from __future__ import annotations
@@ -25,28 +26,29 @@ from jaxacct.mechanisms.loss_components import Components
 
 
 class Rung(NamedTuple):
-    """The sizes of one program. A ladder lists its rungs in ascending order."""
+    """The sizes of one program. A ladder is a tuple of rungs, from coarse to fine."""
 
     points: int  # quadrature points in u
     nodes: int  # nodes of the contour
     rounds: int  # how often the contour is placed
     chunk: int  # configurations per call of an optimised program
     split: bool = False  # whether the rung is one of the split contour
-    tolerance: float = 0.0  # least tolerance of images and cut-off that so few nodes can reach
+    tolerance: float = 0.0  # smallest size of aliases and cut-off terms that the nodes can reach
 
 
 TOLERANCE = 1e-8
-"""Size of images and cut-off terms relative to delta, unless a call names another."""
+"""Default size, relative to delta, of what a contour leaves out: aliases of the quadrature, and cut-off terms."""
 LEAST_DELTA = 1e-305
-"""The least positive upper end of delta."""
+"""Smallest upper bound of delta that is not 0."""
 LOWEST_LOG_DELTA = -700.0
-"""Where log delta is below this value, the lower end is 0, because exp loses digits."""
+"""Where log delta is below this value, the lower bound of delta is 0, because exp would lose digits."""
 PLAIN_TRUST = 5.0
-"""A plain rung's estimate starts the split contour where the saddle point's estimate agrees within this factor."""
+"""The split contour starts from a plain rung's estimate if the saddle point's estimate agrees within this factor."""
 BOUND_OUTWARD = 1.0 + 1e-12
-"""Factor that covers the rounding of the total variation and of the largest loss."""
+"""Factor that covers the rounding errors of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
-"""Placements of the split contour for delta. One repetition is enough, because the windows hardly depend on delta."""
+"""Number of placements of the split contour for delta: one, and one correction. Where it lies hardly depends on delta.
+"""
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
@@ -55,11 +57,11 @@ LADDER = (
     Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
-"""Rungs for compositions of Gaussians. Points, nodes and time grow about threefold from rung to rung, and chunks shrink
-accordingly."""
+"""Rungs for compositions of Gaussians. From one plain rung to the next, points, nodes and time grow about threefold,
+and chunks shrink accordingly. The same holds roughly for the split rungs."""
 
 PLAIN = (*LADDER[:3], Rung(1536, 512, 3, 2), Rung(2560, 1024, 3, 1), Rung(4096, 2048, 3, 1))
-"""Rungs for compositions with Laplace or finite parts, which the split contour does not answer."""
+"""Rungs for compositions with Laplace or finite parts. None is of the split contour, which cannot answer for these."""
 
 
 FIRST_SPLIT = sum(not rung.split for rung in LADDER)
@@ -67,12 +69,12 @@ FIRST_SPLIT = sum(not rung.split for rung in LADDER)
 
 
 def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:
-    """Return some rows of the components in the form that kernels take."""
+    """Return the given rows of the components, in the form that kernels take."""
     return LossLaw(*(getattr(parts, field)[rows] for field in LossLaw._fields))
 
 
 class Reach(NamedTuple):
-    """Which configurations the contour can answer, and bounds of their losses. Every array is (B,)."""
+    """For which configurations the contour can answer, and upper bounds of their losses. Every array is (B,)."""
 
     answers: np.ndarray
     """Whether the contour can answer: the composition has a Gaussian part and no Poisson sampled Laplace part."""
@@ -82,7 +84,8 @@ class Reach(NamedTuple):
     """Whether the split contour is worth its time. Below sigma = .06 or q = 1e-13 no split rung has been seen to
     certify."""
     largest_loss: np.ndarray
-    """`-sum n log(1 - q)` for sampled Gaussians alone in the add direction, which bounds their loss; otherwise inf."""
+    """An upper bound of the loss: `-sum n log(1 - q)` if all parts are sampled Gaussians and the direction is add,
+    otherwise inf."""
 
 
 def reach(parts: Components) -> Reach:
@@ -101,7 +104,7 @@ def reach(parts: Components) -> Reach:
 
 
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
-    """Return the index of the first rung that has the (points, nodes) of `needs`, (B, 2), or of the last rung."""
+    """Return the index of the first rung that has the needed (points, nodes), (B, 2); the last rung's if none has."""
     fits = [np.all(needs <= (rung.points, rung.nodes), axis=1) for rung in ladder]
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
 
@@ -109,14 +112,14 @@ def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
 class Hint(NamedTuple):
     """What a search already knows about each row."""
 
-    near: np.ndarray  # expected epsilon, or expected log delta; 0 where neither is known
+    near: np.ndarray  # the expected answer (epsilon, or log delta); 0 where it is not known
     rung: np.ndarray  # index of the first rung of LADDER to try
     placed: Placement  # placements on that rung, if it is a split rung
     usable: np.ndarray  # whether `placed` holds a placement for the row
 
 
 def no_hint(size: int) -> Hint:
-    """Return a `Hint` without knowledge, whose arrays can be filled in."""
+    """Return a `Hint` that knows nothing. Its arrays can be filled in."""
     return Hint(np.zeros(size), np.zeros(size, int), no_placements(size, 1), np.zeros(size, bool))
 
 
@@ -129,16 +132,16 @@ class _Question(NamedTuple):
     split: Callable[..., Any]
     values: tuple[np.ndarray, ...]
     start: Start  # where the split contour begins; `_step` writes what it learns into these arrays
-    floor: np.ndarray  # a row whose upper end is at most this is not refined
+    floor: np.ndarray  # a row whose upper bound is at most this is not refined
     width: float  # relative width of a bracket that is narrow enough
     in_logs: bool  # whether answers are logarithms, whose difference is the relative width
     log_tol: float
-    ceiling: np.ndarray  # an upper bound known before any rung
-    enough: np.ndarray  # a row whose upper end is at most this is finished
+    ceiling: np.ndarray  # an upper bound of the answer, known before any rung is tried
+    enough: np.ndarray  # a row whose upper bound is at most this is finished
     hint: Hint | None = None
 
     def ask(self, rung: Rung, rows: np.ndarray, known: Hint | None) -> list[np.ndarray]:
-        """Return the kernel's answers for some rows, at the placements of `known` or at new ones."""
+        """Return the kernel's answers for some rows, on the contours placed in `known`, or on newly placed ones."""
         arguments: tuple[Any, ...] = (law(self.parts, rows), *(v[rows] for v in self.values))
         log_tol = np.full(rows.size, max(self.log_tol, np.log(rung.tolerance)) if rung.tolerance else self.log_tol)
         static = {"points": rung.points, "count": rung.nodes}
@@ -159,7 +162,7 @@ class _Question(NamedTuple):
 
 
 def _climb(question: _Question) -> Answer:
-    """Let every configuration climb its ladder until it is answered or the ladder ends."""
+    """Let every configuration climb its ladder of rungs until it is answered or no rung is left."""
     parts, hint, (answers, split, near, _) = question.parts, question.hint, question.reach
     answer = Answer(np.full(parts.mu2.size, -np.inf), np.zeros(parts.mu2.size), question.ceiling.copy())
     settled = answer.upper <= question.enough
@@ -181,7 +184,7 @@ def _climb(question: _Question) -> Answer:
 def _step(
     question: _Question, ladder: tuple[Rung, ...], step: int, rows: np.ndarray, known: Hint | None, answer: Answer
 ) -> np.ndarray:
-    """Try some rows on one rung. Return the index of the rung that each row tries next, len(ladder) if it is done."""
+    """Try some rows on one rung. Return the index of each row's next rung, len(ladder) if the row is done."""
     lower, estimate, upper = answer
     rung = ladder[step]
     low, mid, high, ok, needs = question.ask(rung, rows, known)
@@ -197,12 +200,12 @@ def _step(
     lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
     narrow = high - low <= (question.width if question.in_logs else question.width * np.abs(high))
     done = (ok & narrow) | (upper[rows] <= question.enough[rows])
-    # A plain rung's certificate says how many points and nodes it needs: climb to the rung that has them, or to the
-    # first split rung.
+    # A plain rung reports how many points and nodes a row needs: the next rung is the first that has them, or the
+    # first split rung if that comes earlier.
     wanted = np.maximum(rung_for(needs, ladder), step + 1)
     first_split = sum(not each.split for each in ladder)
     wanted = np.minimum(wanted, max(first_split, step + 1))
-    # A coarse bracket often decides against a floor, so every rung on the way is tried.
+    # Rows with a floor try every rung, since a coarse bracket often shows that the answer is below the floor.
     wanted = np.where(np.isfinite(question.floor[rows]), step + 1, wanted)
     return np.where(done, len(ladder), wanted)
 
@@ -216,18 +219,20 @@ def epsilon(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Return the bracket of `inf {eps : delta_fin(eps) <= delta}` before clipping at 0, for delta known up to a slack.
+    """Return the bracket of `inf {eps : delta_fin(eps) <= delta}`, not clipped at 0.
 
-    Rows climb until their relative width is at most `width`. A row whose upper end is at most `floor`, the other
-    direction's epsilon, is not refined.
+    Rows climb until the relative width of their bracket is at most `width`. A row whose upper bound is at most `floor`,
+    the other direction's epsilon, is not refined.
+
+    slack : relative error of delta.
     """
     near = np.zeros(delta.size)
     if hint is not None:
         near, hint = hint.near.copy(), hint._replace(rung=np.where(np.isfinite(floor), 0, hint.rung))
     values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
     known = reach(parts)
-    # `sum n q (2 Phi(1/(2 sigma)) - 1)` is at least delta(0) of sampled Gaussians alone: where delta is larger, epsilon
-    # is 0.
+    # A composition of sampled Gaussians only has delta(0) <= `sum n q (2 Phi(1/(2 sigma)) - 1)`. Where this sum is at
+    # most delta, epsilon is 0.
     variation = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
     variation = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * variation, 0.0), axis=1)
     zero = known.splits & (parts.mu2 == 0) & (variation * BOUND_OUTWARD <= delta * (1.0 - slack))
@@ -257,9 +262,9 @@ def delta(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Return the bracket of delta at eps, finite losses only.
+    """Return the bracket of the finite part of delta at eps.
 
-    Rows at most `floor` are not refined; placements of a hint are not used.
+    A row whose upper bound is at most `floor` is not refined. The contours placed in `hint` are not used.
     """
     with np.errstate(divide="ignore"):
         logs = np.log(floor)
@@ -293,9 +298,9 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
     """Return brackets of the finite part of delta, from one contour for each row; [0, 1] where nothing is known.
 
     epsilon : (B, K), at least 0. The values of a row should be within about one deviation of the loss.
-    floor : (B, K). An upper end at most this is not refined.
+    floor : (B, K). A bracket whose upper bound is at most this is not refined.
     width : relative width at which a bracket is narrow enough.
-    tolerance : size of images and cut-off terms relative to delta.
+    tolerance : size of aliases and cut-off terms, relative to delta.
     """
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     both = np.ones(epsilon.shape, bool)
@@ -314,18 +319,18 @@ def delta_along(
     first: np.ndarray,
     along: bool = True,
 ) -> Answer:
-    """Return brackets of the finite part of delta at many rising eps of a row, from one contour placed for `place`.
+    """Return brackets of the finite part of delta at many ascending eps of a row, from one contour for each row.
 
-    An eps may be several deviations of the loss from `place`. Far away the images leave no lower end.
+    An eps may be several deviations of the loss away from `place`. Far away, aliases leave no useful lower bound.
 
     place : (B,), the eps for which the contour is placed.
     width : (B, K), relative width at which a bracket is narrow enough.
-    both : (B, K), whether the lower end is wanted; otherwise the upper end need only be near the estimate.
+    both : (B, K), whether the lower bound is wanted; otherwise it is enough that the upper bound is near the estimate.
     first : (B,), index of the first rung for each row. It is overwritten by the index of the last rung that was tried.
-    along : False for `delta_about`, which climbs to the split rungs and needs every eps near `place`.
+    along : False for `delta_about`, which also climbs to the split rungs and needs every eps near `place`.
     """
 
-    # On finer rungs one contour for many eps takes as long as the ladder does for each eps.
+    # Rungs finer than these do not pay: one contour for many eps takes as long there as one climb for each eps.
     rungs = PLAIN[:5] if along else LADDER
     answers_of = reach(parts)
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
@@ -360,7 +365,7 @@ def delta_along(
         done = agree & ((high - below <= width[rows] * high) | (high <= floor[rows]))
         needs = found[4].reshape(rows.size, 2)
         next_one = np.maximum(rung_for(needs, rungs), step + 1)
-        if along:  # a finer rung helps only a row that lacks points or nodes, and only if some rung has them
+        if along:  # a finer rung helps only a row that lacks points or nodes, and only if some rung has enough
             enough = np.all(needs <= (rung.points, rung.nodes), axis=1)
             beyond = np.any(needs > (rungs[-1].points, rungs[-1].nodes), axis=1)
             next_one = np.where(enough | beyond, len(rungs), next_one)
@@ -375,9 +380,9 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends that no quick theorem contradicts; 0 and 1 in place of the others.
+    """Return the bounds of delta that `quick_bounds` does not contradict, and [0, 1] in place of the others.
 
-    each : whether every eps is judged by itself; otherwise the first, middle and last eps decide for the row.
+    each : whether every eps is checked by itself; otherwise checks at the first, middle and last eps decide for a row.
     """
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))

@@ -1,8 +1,8 @@
-"""Where accounting runs: JAX's default device, or the host's CPU where that device has no float64 or no complex128.
+"""Where accounting runs: JAX's default device, or the host's CPU if the default device lacks float64 or complex128.
 
 A TPU has no complex128, and puts its float64 together from two float32 with fewer digits and a smaller range. A
 certificate computed there would not hold. So the host computes certificates, and training stays on the device. No
-setting of JAX is changed: `double_precision` holds within its block.
+setting of JAX changes outside the block of `double_precision`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from jaxacct.core import progress
 from jaxacct.core.validation import InputError
 
 CLOSE_UNITS = 4.0
-"""Units of 2^-52, relative, by which an operation may differ from NumPy's. float64 stays within them, pairs of float32
-do not."""
+"""Largest relative difference, in units of 2^-52, between an operation and NumPy's. float64 stays within it; pairs of
+float32 do not."""
 WORDS = 120
-"""Characters of a device's error message that are shown."""
+"""Number of characters that are shown of a device's error message."""
 
 
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
-    """Give JAX float64 inside the block, computing by default on a device that has float64.
+    """Give JAX float64 inside the block, and make a device that has float64 the default one.
 
-    Without such a device JAX takes no data from the host: NumPy works, and a function of JAX raises.
+    If there is no such device, JAX takes no data from the host: NumPy works, and a function of JAX raises.
     """
     device = _first()
     if device is None:
@@ -45,7 +45,7 @@ def double_precision() -> Iterator[None]:
 
 
 def local() -> list[jax.Device]:
-    """Return the devices of this process that certify and share work; raise InputError if none certifies."""
+    """Return the devices of this process that certify and share the work. Raise InputError if no device certifies."""
     default, device = _default(), _first()
     if device is None:
         raise InputError(
@@ -73,7 +73,7 @@ def quiet() -> bool:
 
 
 def _default() -> jax.Device:
-    """Return the device that JAX would take."""
+    """Return JAX's default device in this thread."""
     config: Any = jax.config
     named = config.jax_default_device  # the setting of this thread
     if named is None:
@@ -82,7 +82,7 @@ def _default() -> jax.Device:
 
 
 def _first() -> jax.Device | None:
-    """Return the default device if it certifies; else the host's CPU if present, or None, and warn the user once."""
+    """Return the default device if it certifies. Otherwise warn once, and return the host's CPU, or None if absent."""
     default = _default()
     if fault(default) is None:
         return default
@@ -104,7 +104,7 @@ def _instead(default: jax.Device) -> jax.Device | None:
 
 @functools.cache
 def fault(device: jax.Device) -> str | None:
-    """Return what a device lacks for certificates, in words that follow "it has", or None; tried once a process.
+    """Return what a device lacks for certificates, in words that follow "it has", or None. Ask it once per process.
 
     The question is whether the device has float64 and complex128 at all. How accurate its elementary functions are is
     an assumption of kernels/README.md. CPUs are not tried, since JAX has both types there.
@@ -120,15 +120,15 @@ def fault(device: jax.Device) -> str | None:
 
 
 def lacking(run: Callable[..., list[Any]]) -> str | None:
-    """Return what is lacking where `run(function, *arguments)` evaluates a function of a NumPy-like module."""
+    """Return which type a device lacks, in words, or None. `run(function, *arguments)` evaluates a function on it."""
     rng = np.random.default_rng(0)
-    x, y = np.exp(rng.uniform(-400.0, 400.0, (2, 32)))  # beyond the range of float32, with all digits
+    x, y = np.exp(rng.uniform(-400.0, 400.0, (2, 32)))  # beyond float32's range and precision
     a, b = rng.normal(size=(2, 32, 2)) @ [1.0, 1.0j]
     for name, function, arguments in (("float64", _real, (x, y)), ("complex128", _complex, (a, b))):
         wanted = function(np, *arguments)
         try:
             found = run(function, *arguments)
-        except Exception as error:  # runtimes raise many kinds of errors if a device cannot do something
+        except Exception as error:  # runtimes raise many kinds of errors if a device lacks an operation
             words = " ".join(str(error).split())
             return f"no {name} ({type(error).__name__}: {words[:WORDS]})"
         for one, other in zip(found, wanted, strict=True):
