@@ -1,9 +1,10 @@
 """The lattice engine: brackets of epsilon and delta from laws on a lattice, composed by FFT (README.md).
 
 A plan (tilt, window, range) is made on a sketch of the laws. Each lattice length in turn gives a composition that
-dominates, one that is dominated, and so a bracket. Longer lattices follow until the bracket is narrow enough or the
-memory limit is reached. Brackets of several lengths are intersected. Where a mechanism is known between two pairs, the
-dominating composition is made from the upper pair and the dominated one from the lower pair.
+dominates the true one, and one that the true one dominates, and so a bracket. Longer lattices follow until the bracket
+is narrow enough or the memory limit is reached. Brackets of several lengths are intersected. A mechanism may be known
+only to lie between two pairs of distributions, a lower and an upper one. Then the dominating composition is made from
+the upper pair and the dominated one from the lower pair. "For two pairs" below means such mechanisms.
 """
 
 from __future__ import annotations
@@ -29,46 +30,47 @@ from jaxacct.kernels.lattice_laws import Composition, compose, payoff
 from jaxacct.mechanisms.loss_components import Components
 
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
-"""Lengths of lattices. A bracket's width falls as length^-2, and its time grows a little faster than the length."""
+"""Lengths of lattices. The width of a bracket falls as length^-2; its time grows a little faster than the length."""
 QUICK = 2**18
-"""Longest lattice that is made for a bracket narrower than the user's rtol. It costs a tenth of the longest of all."""
+"""Longest lattice that is made where `enough` is already reached. It costs a tenth of the longest lattice."""
 NARROW = 2e-4
-"""A row is given up if the longest lattice would leave its bracket wider, relatively, than both this and rtol."""
+"""A row is given up if the longest lattice would leave its relative width larger than both this and `enough`."""
 SAYS_NOTHING = 0.9
-"""Relative width of a bracket whose lower end is next to nothing, or that has no upper end."""
+"""A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 NEARLY_AS_NARROW = 1.5
-"""A composition for another eps is read if its bracket is at most this factor wider than at its own eps."""
+"""Delta is read off a composition made for another eps where its bracket is wider than there by at most this factor."""
 ATTEMPTS = 3
-"""Most plans for one length. If the solution is far from a plan's eps, another plan is made for the solution."""
+"""Largest number of plans for one length. If the solution is far from a plan's eps, a new plan is made for it."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
-"""float64 arrays of the lattice's length that are alive at once (measured), and those that each law adds."""
+"""Numbers of float64 arrays of the lattice's length that are alive at once (measured): in any case, and for each law.
+"""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
-"""Lengths of lattices for two pairs. Each try moves LONGER places ahead in this list."""
+"""Lengths of lattices for two pairs. Each new lattice is LONGER entries further on in this tuple."""
 LONGER = 2
 ENOUGH = 4e-4
-"""Relative width of a bracket of epsilon between two pairs at which no longer lattice is tried."""
+"""For two pairs, a bracket of epsilon of this relative width is narrow enough: the lattice is not made longer."""
 MOST_PAIRS_OF_ROUNDS = 2**14
-"""Replaces MOST_PAIRS for two pairs, whose rounds have only hundreds of atoms."""
+"""Replaces MOST_PAIRS (pairs of atoms) for two pairs of distributions, whose laws have only hundreds of atoms."""
 SHARE_OF_LATTICE = 0.1
 """For two pairs, a longer lattice is made if discretisation makes up more than this share of the bracket's width."""
 UNDERFLOW = 1e-300
-"""Upper bound of everything that underflow takes from a payoff: at most 2^22 terms of 2.3e-308.
+"""Upper bound of what a payoff loses by underflow: at most 2^22 terms of 2.3e-308.
 
-Times e^700, the cap of delta's scale, this bound exceeds 1. So a capped value is an upper bound, too.
+Times e^700, at which the scale of delta is capped, this bound exceeds 1. So a capped upper bound of delta still holds.
 """
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 LOST_MASS = 1e-290
-"""Upper bound of the P-mass of one law that underflow removes from the lattice, or moves on it."""
+"""Upper bound of the P-mass of one law that is lost or moved on the lattice by underflow."""
 CROSSING_STEPS = 60
-"""Most steps of Newton's method and bisections. The ends are evaluated wherever the steps end."""
+"""Largest number of steps of Newton's method and bisection. The bounds are evaluated wherever the steps end."""
 
 
 class LatticeAnswer(NamedTuple):
     """A bracket, lower <= truth <= upper, with a status.
 
-    The status is "ok", "zero" (epsilon is 0), "width" (wider than asked for), or "contradiction". Ends that contradict
-    each other are not used; their bracket is (-inf, inf).
+    The status is "ok", "zero" (epsilon is 0), "width" (wider than asked for), or "contradiction". Bounds with lower >
+    upper contradict each other and are not used; the bracket is then (-inf, inf).
     """
 
     lower: float
@@ -84,21 +86,21 @@ class Case(NamedTuple):
     """One configuration, and how narrow its bracket should be."""
 
     above: list[LatticePart]
-    """The laws of the pair that dominates."""
+    """The laws of the upper pair, which dominates the mechanism."""
     below: list[LatticePart]
-    """The laws of the pair that is dominated; the same list object where there is one pair."""
+    """The laws of the lower pair, which the mechanism dominates; the same list object where there is only one pair."""
     rtol: float
     enough: float
-    """A larger relative width that is enough."""
+    """A relative width, at least rtol, that is narrow enough. Only to reach it are lattices longer than QUICK made."""
     memory_bytes: int
     run: Runner
 
     def two(self) -> bool:
-        """Return whether the bracket is one between two pairs."""
+        """Return whether the mechanism is known between two pairs of distributions."""
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with its compositions cut into pieces for the lattice, without outcomes of mass e^cut."""
+        """Return the case with finite laws composed to fewer steps of larger laws, less outcomes of mass e^cut."""
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -125,13 +127,14 @@ def epsilon(
     Call it inside `with devices.double_precision():`.
 
     parts : components of one direction.
-    delta_lower, delta_upper : a bracket of d > 0, the target for the finite part of the loss. The upper end of the
-        answer holds for the first, the lower end for the second.
-    below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d less the upper
-        pair's mass at infinity, and delta_upper d less the lower pair's.
-    ceiling : between two pairs, an eps that is enough: if epsilon is shown to be below it, the answer ends there.
+    delta_lower, delta_upper : a bracket of d > 0, the target for the finite part of delta. The upper bound of the
+        answer holds for delta_lower, the lower bound for delta_upper.
+    below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d less the mass at
+        infinity of the upper pair, and delta_upper is d less that of the lower pair.
+    ceiling : for two pairs, an upper bound that is good enough: if epsilon is shown to be at most this, the answer is
+        [0, ceiling].
     rtol : wanted (upper - lower)/upper.
-    enough : a larger width. Lattices longer than QUICK are made only to reach it.
+    enough : a larger width than rtol. Lattices longer than QUICK are made only to reach it.
     memory_bytes : limit that decides the longest lattice.
     """
     laws = laws_of(parts, index)
@@ -162,8 +165,8 @@ def epsilon(
             high = min(high, crossing(up, delta_lower, guess, tolerance)[1])
             middle = 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            # A single pair's middle is no estimate of epsilon where the bracket is wide. Between two pairs it always is
-            # one.
+            # The middle of the bracket serves as an estimate of epsilon: for two pairs always, for a single pair
+            # unless the bracket is wide.
             known = case.two() or high - low < SAYS_NOTHING * high
             if near or not known or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
@@ -187,8 +190,8 @@ def deltas(
 ) -> list[LatticeAnswer]:
     """Return brackets of delta_fin(eps) = E_P[(1 - e^{eps - L})_+ ; L finite] of configuration rows[i] at epsilon[i].
 
-    Rows of equal numbers are one configuration, whose compositions are shared. The other arguments are those of
-    `epsilon`; rtol and enough are relative widths of delta.
+    Rows with equal components are one configuration and share compositions. The other arguments are those of
+    `epsilon`; rtol and enough are relative widths of the bracket of delta.
     """
     answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok") if below is None else NOTHING] * len(rows)
     run = runner()
@@ -206,7 +209,7 @@ def deltas(
 
 
 def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list[list[int]]:
-    """Return the places of `rows` in groups of equal numbers, each group ascending in eps."""
+    """Return indices into `rows`, in groups of rows with equal components, each group sorted by eps."""
     groups: dict[tuple[bytes, ...], list[int]] = {}
     for place, row in enumerate(rows):
         groups.setdefault(tuple(x[row].tobytes() for parts in pairs for x in parts), []).append(place)
@@ -214,10 +217,10 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 
 
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
-    """Return (lower, upper) of delta at ascending eps.
+    """Return lower and upper bounds of delta at each of several ascending eps.
 
-    A composition for one eps also brackets delta at other eps, and nearly as narrowly where they are near. So one is
-    made for the middle eps of those that are left. Its neighbours are read off while their brackets are narrow enough.
+    A composition made for one eps also brackets delta at other eps, and nearly as narrowly if they are near. So one is
+    made for the middle one of the remaining eps. Delta at its neighbours is read off it while brackets stay narrow.
     """
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
@@ -228,7 +231,7 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
-        # Epsilons farther out have wider brackets still. Brackets between two pairs are wide everywhere.
+        # The bracket widens with the distance from this eps. For two pairs it is wide even here.
         farther = max(case.enough, NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
         before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
         for side, enough in ((before, farther if case.two() else case.enough), (after, farther)):
@@ -242,7 +245,7 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
 
 
 def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side, Side]]:
-    """Return (lower, upper) of delta at one eps, and the last compositions that gave them."""
+    """Return a lower and an upper bound of delta at one eps, and the last two compositions (dominated, dominating)."""
     share = share_of(case.rtol)
     log_delta = plan_for(case.above, epsilon, 0.0, share).cut - share
     low, high, pieces = 0.0, 1.0, case
@@ -267,17 +270,17 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
         return LatticeAnswer(-np.inf, np.nan, np.inf, "contradiction")
     if high == 0.0:
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
-    # Where the truth of a smooth law lies between the ends: the errors below and above are as 2 to 1.
+    # For smooth laws the error of the lower bound is about twice that of the upper bound, so the estimate is at 2/3.
     middle = low + (2.0 / 3.0) * (high - low) if np.isfinite(high) else high
     status = "ok" if np.isfinite(high) and high - low <= rtol * high else "width"
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
 
 def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> int:
-    """Return the next lattice length, 0 to stop.
+    """Return the length of the next lattice, or 0 to stop.
 
-    tried : the lengths so far with the relative widths of their brackets.
-    first : place of the first length for two pairs.
+    tried : the lengths so far, each with the relative width of the bracket.
+    first : for two pairs, index in PAIR_LENGTHS of the first length.
     """
     known = fitting(case)
     if case.two():
@@ -292,7 +295,7 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
     longer = [n for n in known if n > length]
     if width <= rtol or not longer:
         return 0
-    if not width < SAYS_NOTHING:  # if one longer lattice gives no bracket either, no length does
+    if not width < SAYS_NOTHING:  # useless: try one longer lattice, and then stop
         return longer[0] if length == first_length else 0
     end = lambda n: width * (length / n) ** 2
     quick = [n for n in longer if n <= QUICK]
@@ -306,30 +309,31 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
 
 
 def fitting(case: Case) -> list[int]:
-    """Return the lengths of lattices that fit into the memory, the shortest length in any case."""
+    """Return the lengths of lattices that fit into the memory; the shortest is returned in any case."""
     lengths, size = PAIR_LENGTHS if case.two() else LENGTHS, ARRAYS + ARRAYS_PER_LAW * len(case.above)
     return [n for n in lengths if 8 * n * size <= case.memory_bytes] or [lengths[0]]
 
 
 def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
-    """Return the place of the first length to be tried for two pairs.
+    """Return the index in PAIR_LENGTHS of the first length to be tried for two pairs.
 
-    Above, a loss goes to two nodes h apart. E e^{theta L} then grows by a share theta (theta + 1) h^2/12 on average in
-    each of n steps, and epsilon by n (theta + 1) h^2/12. Below, epsilon loses about twice as much.
+    For the upper bound a loss is split between two nodes h apart. In each of n steps E e^{theta L} then grows by a
+    share theta (theta + 1) h^2/12 on average, and epsilon grows by n (theta + 1) h^2/12 in all. The lower bound of
+    epsilon falls by about twice as much.
     """
     steps = sum(law.count for law in laws)
     for place, length in enumerate(PAIR_LENGTHS):
         step = (plan.top - plan.bottom) / length
-        # The formula says what discretisation may add to epsilon, relatively.
+        # Discretisation should widen the bracket of epsilon by at most 1e-4 of epsilon.
         if 0.25 * steps * (plan.theta + 1.0) * step * step <= 1e-4 * plan.centre:
             return place
     return len(PAIR_LENGTHS) - 1
 
 
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
-    """Return whether discretisation adds little to the last bracket between two pairs, judged by the bracket before it.
+    """Return whether discretisation contributes little to the width of the last bracket for two pairs.
 
-    Relative widths never exceed 1, so log(upper/lower) is compared instead.
+    It is judged by the bracket before the last. log(upper/lower) is compared, since relative widths never exceed 1.
     """
     length, width = tried[-1]
     if width <= rtol:
@@ -337,14 +341,14 @@ def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
     if len(tried) < 2 or not np.isfinite(tried[-2][1]):
         return False
     if width >= 1.0:
-        return True  # no lower end at either length
+        return True  # the lower bound is still 0: a longer lattice would not help
     before, now = (-np.log1p(-min(width, 1.0 - 1e-12)) for _, width in tried[-2:])
     fall = (length / tried[-2][0]) ** 2
     return bool((before - now) / (fall - 1.0) <= max(rtol, SHARE_OF_LATTICE * now))
 
 
 def laws_of(parts: Components, index: int) -> list[LatticePart]:
-    """Return the parts of configuration `index` that are present."""
+    """Return the laws of the parts that are present in configuration `index`."""
     sign = float(parts.sign[index])
     laws: list[LatticePart] = []
     if parts.mu2[index] > 0:
@@ -365,29 +369,29 @@ def laws_of(parts: Components, index: int) -> list[LatticePart]:
 
 
 def highest_loss(laws: list[LatticePart]) -> float:
-    """Return a loss that the composition cannot exceed, at least 0; inf where its loss is unbounded."""
+    """Return an upper bound, at least 0, of the composition's loss; inf if the loss is unbounded."""
     size = sum(law.count * abs(law.highest()) for law in laws)
     return max(sum(law.count * law.highest() for law in laws) + 256.0 * ROUNDOFF * size, 0.0)
 
 
-# Plans, on which nothing certified depends
+# Plans: they affect how narrow a bracket is, never whether it holds
 
 
 class LatticePlan(NamedTuple):
-    """The settings with which a bracket on the lattice is made. Nothing certified depends on them."""
+    """The settings of a bracket on the lattice. They affect how narrow it is, never whether it holds."""
 
     theta: float  # the tilt
     centre: float  # expected eps
     cut: float  # log of the mass of high losses that may be left out
     share: float  # log of the tilted mass of low losses that may be left out
-    bottom: float  # lower end of the window in the composed loss
-    top: float  # upper end of the window
+    bottom: float  # smallest composed loss in the window
+    top: float  # largest composed loss in the window
     above: float  # added to the tilt for the Chernoff bound of the mass above the window
-    below: float  # subtracted from the tilt for the bound of the mass below it
+    below: float  # subtracted from the tilt for the Chernoff bound of the mass below the window
 
 
 def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, float, float]:
-    """Return K(theta) = log E[e^{theta L}] of the composition, and the loss's mean and variance under the tilt."""
+    """Return K(theta) = log E[e^{theta L}] of the composition, and mean and variance of the loss tilted by theta."""
     total, mean, variance = 0.0, 0.0, 0.0
     for loss, log_mass, count in sketches:
         exponent = log_mass + theta * loss
@@ -407,11 +411,11 @@ def share_of(rtol: float) -> float:
 
 
 def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
-    """Return tilt and window for `eps`; if it is None, for the eps at which delta is e^log_delta.
+    """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta.
 
-    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1). Losses that are too rare to matter at
-    `log_delta` are left out first, since a heavy tail would draw the saddle to itself. log_delta = 0 stands for an
-    unknown delta; then nothing is left out.
+    The tilt is the saddle point of K(theta) - theta eps - log theta(theta + 1). Losses too rare to matter to a delta of
+    e^log_delta are left out first, since a heavy tail of the loss would move the saddle point far out. log_delta = 0
+    stands for an unknown delta; then nothing is left out.
     """
     untruncated = -1e4 if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]
@@ -422,7 +426,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
         curvature = variance + theta**-2.0 + (1.0 + theta) ** -2.0
         return k, at, k - theta * at - np.log(theta * (theta + 1.0)) - 0.5 * np.log(2 * np.pi * curvature)
 
-    # Tilts are of the order of one over the spread of the loss.
+    # The tilt is about the inverse of the standard deviation of the loss.
     spread = max(1.0, float(np.sqrt(_cumulants(sketches, 0.0)[2])))
     low, high = np.log(1e-3 / spread), np.log(1e6)
     for _ in range(26):
@@ -435,7 +439,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     centre = max(at, 0.0) if eps is None else max(eps, 0.0)
     if log_delta == 0.0:
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
-    # delta over e^{K - theta eps} is small where the tilted law has two modes, as with few hits.
+    # delta/e^{K - theta eps} is small if the tilted law has two modes, as where a record is rarely sampled.
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
     up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
@@ -454,7 +458,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 
 
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
-    """Return whether the longest lattice is so coarse that rounding every step's loss up to a node exceeds eps."""
+    """Return whether a lattice of this length is too coarse: rounding up each step's loss would add more than eps."""
     step = (plan.top - plan.bottom) / length
     moved = 0.0
     for law in laws:
@@ -467,14 +471,14 @@ def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
 
 
 def common_step(step: float, laws: list[LatticePart]) -> float:
-    """Return the step in [step, 1.5 step] for which the laws' own gaps are closest to whole numbers of steps."""
+    """Return the spacing in [step, 1.5 step] of which the laws' `gaps` are nearly whole multiples."""
     gaps = [pair for law in laws for pair in law.gaps() if pair[0] >= step]
     if not gaps:
         return step
     distance, weight = (np.array(x) for x in zip(*gaps, strict=True))
     lead = distance[np.argmax(weight * distance)]
     most, fewest = max(np.floor(lead / step), 1.0), max(np.ceil(lead / (1.5 * step)), 1.0)
-    if fewest > most:  # no part of the lead is that long
+    if fewest > most:  # no whole fraction of `lead` is in this range
         return step
     steps = lead / np.arange(most, fewest - 1.0, -1.0)[:20000]
     cost = np.zeros(steps.size)
@@ -492,7 +496,7 @@ def peak(theta: float) -> float:
 
 
 class Side(NamedTuple):
-    """A composition, rounded one way, with everything that is needed to evaluate delta from it."""
+    """A composition on a lattice, rounded up or down, with all that is needed to evaluate delta from it."""
 
     composed: Composition
     theta: float  # the tilt
@@ -504,7 +508,7 @@ class Side(NamedTuple):
     shift: float  # bound of the error of the losses
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice
-    extra: float  # delta that mass at infinity adds (upper), or that overstated mass takes away (lower)
+    extra: float  # upper: delta of the mass at infinity, to be added; lower: overstated delta, to be subtracted
     upper: bool  # whether the composition is rounded up
     run: Runner  # calls the kernels
 
@@ -519,7 +523,7 @@ def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
 
 
 def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
-    """Return the dominating composition alone."""
+    """Return only the dominating composition."""
     extents = [law.extent(plan.theta, plan.cut, plan.share) for law in case.above]
     return _side(case.above, extents, plan, length, _steps(case.above, [extents], plan, length)[1], True, case.run)
 
@@ -527,13 +531,13 @@ def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
 def _steps(
     laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
 ) -> tuple[float, float]:
-    """Return the steps of the dominated and the dominating composition, with room for all extents."""
+    """Return the lattice spacings of the dominated and the dominating composition. All extents fit on both."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin
     span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # a law of one atom has no extent
     step = common_step(span / (length - 4), laws)
-    # One law, in every repetition, adjusts the step to itself: the law that would lose most otherwise.
+    # One law adjusts the spacing to its own atoms: the Laplace law that is composed most often.
     main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
     return main.step(step, False), main.step(step, True)
 
@@ -562,7 +566,7 @@ def _side(
     k, k_above, k_below = logs.sum(axis=0)
     sizes = np.abs(coefficient[:, 0] * origin) + np.abs(np.asarray(composed.log_moments)[:, 0])
     start, span = base + roll * step, length * step
-    # Moments are sums in any order: n times as many units as nodes, over all parts.
+    # A moment is a sum over the nodes in any order. Its rounding error counts n times for a part composed n times.
     growth = float(
         np.exp(min(1e-9 + ROUNDOFF * (8.0 * np.abs(logs).sum() + 2.0 * length * count.sum()), LARGEST_EXPONENT))
     )
@@ -587,23 +591,23 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """Return what mass at infinity adds to an upper delta, or a deficit takes from a lower one (README.md)."""
+    """Return the delta that mass at infinity adds (upper), or that is subtracted for deficits (lower; README.md)."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))
     growth = float(sum(x.repeats * np.log1p(x.deficit + LOST_MASS) for x in placed))
-    # The growth may reach log 2 at most: above .69 the composition gives no lower bound.
+    # Where the overstated delta may reach 1 (growth log 2), the composition gives no lower bound.
     return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < 0.69 else float("inf")
 
 
 def evaluate(side: Side, eps: float) -> tuple[float, float]:
-    """Return delta at eps rounded outward, and the derivative of log delta."""
+    """Return a bound of delta at eps (upper or lower, as the side is), and the derivative of log delta."""
     theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
     eps = eps - outward if side.upper else eps + outward
     mass, start = side.composed.mass, side.start
     if isinstance(
         mass, np.ndarray
-    ):  # on NumPy no shape is compiled for, so losses below eps, which pay nothing, are left out
+    ):  # NumPy compiles nothing for a shape, so losses below eps, whose payoff is 0, are left out
         before = (eps - start) / side.step - 2.0
         first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
         mass, start = mass[first:], start + first * side.step
@@ -623,16 +627,17 @@ def evaluate(side: Side, eps: float) -> tuple[float, float]:
     else:
         wrong += (side.above + side.below) * peak(theta)
         result = scale * (value - wrong) * (1.0 - 1e-14) - side.extra
-    if not np.isfinite(result):  # nothing is known, so no comparison may count
+    if not np.isfinite(result):  # nothing is known of delta
         result = 1.0 if side.upper else 0.0
     return float(result), -slope / value if value > 0 else -theta
 
 
 def crossing(side: Side, target: float, guess: float, tolerance: float) -> tuple[float, float]:
-    """Return (a, b) with delta(a) > target >= delta(b), evaluated at both ends but for a = 0, which needs no proof.
+    """Return (a, b) with delta(a) > target >= delta(b), for the side's bound of delta.
 
-    Newton on log delta is kept inside the bracket. b is 0 if delta(0) <= target, inf if none was found. An upper delta
-    of 1 and a lower delta of 0 are no bounds, and move neither end to the wrong side.
+    The bound is evaluated at a and b; a = 0 needs no proof. Newton's method on log delta stays between a and b. On an
+    upper side b is 0 if delta(0) <= target. b is inf if no such eps was found. Where nothing is known, the bound is 1
+    (upper) or 0 (lower), which cannot make a or b wrong.
     """
     if side.upper and evaluate(side, 0.0)[0] <= target:
         return 0.0, 0.0
@@ -658,6 +663,6 @@ def crossing(side: Side, target: float, guess: float, tolerance: float) -> tuple
 
 
 def read(sides: tuple[Side, Side], epsilon: float) -> tuple[float, float]:
-    """Return (lower, upper) of delta at an eps, from compositions that were made for this eps or another."""
+    """Return lower and upper bounds of delta at an eps, from compositions made for this eps or for another."""
     down, up = sides
     return max(0.0, -float(np.expm1(epsilon)), evaluate(down, epsilon)[0]), min(1.0, evaluate(up, epsilon)[0])

@@ -1,7 +1,7 @@
 """The parts of a composition as the lattice engine sees them: sketched for planning, placed on nodes for the bracket.
 
-A sketch only steers choices of tilt, window and range. Gaussian and Laplace parts are placed on the ratio coordinate l
-= log mix, finite laws by their atoms (README.md, "The lattice engine").
+A sketch is used only to choose tilt, window and range. Gaussian and Laplace parts are placed on the ratio coordinate
+l = log mix. Finite laws are placed atom by atom (README.md, "The lattice engine").
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 from jaxacct.kernels.lattice_laws import Cells
 
 MOST_PAIRS = 2**17
-"""Most pairs of atoms that are added up. Sorting them takes some ten milliseconds."""
+"""Largest number of sums of two atoms when finite laws are convolved. Sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""Mass that is cut off, over the mass that may be left out. A few more deviations of the law cost little."""
+"""Ratio of the mass that is cut off to the mass that may be left out. The few more atoms that are kept cost little."""
 UNDERFLOW = 1e-307
-"""Upper bound of what a product of masses loses below float64's range."""
+"""Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
-"""Error of a loss in units of rounding: 16 for the finite classes, `16 + 4 (1 + 1.45 |log q|)` for classes sampled at q
->= 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
+"""Error of a finite law's loss in units of rounding, which covers two cases: 16 units for the finite classes, and
+`16 + 4 (1 + 1.45 |log q|)` for classes sampled at q >= 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
 SUM_ROUNDING = 1e-8
-"""Rounding alone may leave the sum of up to 2^22 masses this far below 1: 4e-10, with room to spare."""
+"""Largest distance between 1 and a sum of masses that rounding alone may explain. For 2^22 masses 4e-10 is enough."""
 
 
 class ApproximateLaw(NamedTuple):
@@ -49,9 +49,9 @@ class Placed(NamedTuple):
     direction: float  # +1 or -1
     repeats: float  # how often the part is composed
     shift: float  # bound of the error of the losses
-    infinity: float  # upper law: P-mass moved to +infinity
+    infinity: float  # upper law: P-mass that was moved to an infinite loss
     deficit: (
-        float  # lower law: bound of the P-mass by which losses are overstated; the law's P-mass is at most 1 + deficit
+        float  # lower law: bound on the amount by which its delta exceeds the true one; its P-mass is <= 1 + deficit
     )
 
 
@@ -65,14 +65,14 @@ class LatticePart(ABC):
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P, without the highest losses, of mass e^cut in the composition."""
+        """Return an approximate loss law under P, less the highest losses. Their mass in the composition is e^cut."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         """Return the range of the ratio coordinate to put on the lattice.
 
-        In the composition, losses above the range have mass at most e^cut, and losses below it tilted mass at most
-        e^share.
+        In the composition, losses above the range have P-mass at most e^cut. Losses below the range have tilted mass at
+        most e^share.
         """
 
     @abstractmethod
@@ -84,21 +84,21 @@ class LatticePart(ABC):
         return np.inf
 
     def gaps(self) -> list[tuple[float, float]]:
-        """Return distances that should be multiples of the step, with weights."""
+        """Return (distance, weight) of distances between atoms that should be multiples of the lattice spacing."""
         return []
 
     def step(self, step: float, upper: bool) -> float:
-        """Return the step nearest to `step` that puts this law's own atoms on nodes."""
+        """Return a lattice spacing near `step` with which this law's own atoms fall on nodes."""
         return step
 
 
 def last_node(extent: tuple[float, float], origin: float, step: float, nodes: int) -> int:
-    """Return the index of the last node needed to reach the extent's upper end."""
+    """Return the index of the first node that is at or above the upper end of the extent."""
     return int(np.clip(np.ceil((extent[1] - origin) / step - 1e-9), 1, nodes - 2))
 
 
 def atoms_on(nodes: int, pairs: list[tuple[int, float]], upper: bool) -> np.ndarray:
-    """Return masses on nodes, rounded outward by a relative 1e-14 (inward for a lower law)."""
+    """Return the atoms (node, mass) as masses on nodes, rounded up (upper law) or down (lower law) by 1e-14."""
     atoms = np.zeros(nodes)
     for k, mass in pairs:
         atoms[k] += mass * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
@@ -117,11 +117,11 @@ def placed_from(
     infinity: float,
     run: Runner,
 ) -> Placed:
-    """Return a law on the ratio coordinate from cells and from atoms on nodes.
+    """Return a law on the ratio coordinate, made from the masses of cells and from atoms on nodes.
 
-    For remove the loss ascends with the coordinate. For add the loss descends: the masses are made in ascending order
-    of the loss, node k as node N - 1 - k, and turned round again. The laws are probabilities. An upper law puts missing
-    mass at infinity. A lower law whose masses exceed 1 is no bound.
+    For remove the loss rises with the coordinate. For add it falls: the masses are computed in ascending order of the
+    loss, node k as node N - 1 - k, and then reversed. The true law has mass 1. An upper law puts the mass missing from
+    1 at infinity. A lower law whose masses add up to more than 1 is no bound, so its deficit is inf.
     """
     atoms = atoms_on(cells.low.shape[0], pairs, upper)
     turned = law.sign < 0
@@ -161,7 +161,7 @@ class PlainGaussian(LatticePart):
         moved = log_ndtr(z) + theta * s * z - 0.5 * (theta * s) ** 2
         low = float(z[max(int(np.searchsorted(moved, share)) - 1, 0)])
         high = float(z[min(int(np.searchsorted(-log_ndtr(-z), -cut)) + 1, z.size - 1)])
-        # The quantile under the base law is z + s (Q) for remove, -z (P) for add.
+        # z is (loss - its mean)/s. The output u is z + s for remove and -z for add.
         low, high = (low + s, high + s) if self.sign > 0 else (-high, -low)
         return s * low - 0.5 * s * s, s * high - 0.5 * s * s
 
@@ -199,12 +199,12 @@ class SampledGaussian(LatticePart):
     sign: float
 
     def _rise(self, u: np.ndarray | float) -> np.ndarray:
-        """Return log mix - log(1 - q) at the standard quantile u."""
+        """Return log mix - log(1 - q) at the output u, in deviations."""
         y = np.asarray(u) / self.sigma - 0.5 / self.sigma**2
         return np.logaddexp(0.0, y + np.log(self.q) - np.log1p(-self.q))
 
     def _mean_rise(self, u: float) -> float:
-        """Return the log of the mean ratio below u, less log(1 - q)."""
+        """Return the log of the mean of mix over outputs below u, less log(1 - q)."""
         log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
         return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
 
@@ -222,7 +222,7 @@ class SampledGaussian(LatticePart):
         return ApproximateLaw(ratio, weight + np.logaddexp(unhit, hit), self.count)
 
     def _top(self, cut: float) -> float:
-        """Return the standard quantile above which the P-mass for remove, times the count, is at most e^cut."""
+        """Return an output u, in deviations, above which the mixture's mass times `count` is at most e^cut."""
         mode = 1.0 / self.sigma
         u = np.linspace(0.0, 38.0 + mode, 4001)
         if mode > 2.0 * 38.0:
@@ -261,7 +261,7 @@ class SampledGaussian(LatticePart):
         else:
             cells = cells.without_first()
             bottom = 0.0
-            if kept:  # the mass below node 1, and the error of its mean ratio
+            if kept:  # `bottom` is the mass below node 1, `inexact` the error of its mean ratio
                 edge = float(u[1])
                 bottom = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
                 inexact = abs(self._mean_rise(edge) - rise)
@@ -270,10 +270,10 @@ class SampledGaussian(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
 
     def _contracted(self, step: float) -> tuple[float, bool]:
-        """Return (rise of node 0, whether the mass below node 1 = node 0 + step is kept).
+        """Return (log mix - log(1 - q) at node 0, whether the mass below node 1 is kept); node 1 is node 0 + step.
 
-        Node 0 is at the mean ratio of all mass below node 1. This mass is replaced by its conditional mean, a
-        post-processing, because no mass could be merged onto the infimum of the ratio.
+        All outputs below node 1 are merged into one, which is post-processing. Node 0 is at their mean ratio. It cannot
+        be at the infimum of the ratio, since no mass can be merged onto an infimum.
         """
         low, high = -37.0, 38.0 + 1.0 / self.sigma
 
@@ -287,7 +287,7 @@ class SampledGaussian(LatticePart):
         return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
 
     def _shift(self, rise: float, span: float) -> float:
-        """Return the error of the stored node positions: p_k |error of y_k|, p_k = q e^{y_k}/mix_k."""
+        """Bound the error of log mix at every node: p_k |error of y_k|, with p_k = q e^{y_k}/mix_k."""
         odds = self.q / (1.0 - self.q)
         heavy = -np.expm1(-(rise + span))
         far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
@@ -305,7 +305,7 @@ class Laplace(LatticePart):
     sign: float
 
     def _ratio(self, v: np.ndarray | float) -> np.ndarray:
-        """Return log(1 - q + q e^v)."""
+        """Return log mix = log(1 - q + q e^v) at the base loss v."""
         v = np.asarray(v, np.float64)
         small = np.log1p(self.q * np.expm1(np.minimum(v, 1.0)))
         if self.q == 1.0:
@@ -313,7 +313,7 @@ class Laplace(LatticePart):
         return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
 
     def _log_mean(self, v: float) -> float:
-        """Return the log of P/Q below base loss v: P = e^{(v - 1/b)/2}/2, Q = 1 - e^{-(v + 1/b)/2}/2."""
+        """Return log(P/Q), with P = e^{(v - 1/b)/2}/2 and Q = 1 - e^{-(v + 1/b)/2}/2 the masses of base losses <= v."""
         edge = 1.0 / self.scale
         return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
 
@@ -358,7 +358,7 @@ class Laplace(LatticePart):
             nothing = kernel.Cells(zero, zero, zero, zero)
             return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0, run)
         remove = self.sign > 0
-        # Logs of the factor that turns the base's masses into P-masses, at the lowest and the highest ratio.
+        # Base masses times e^lift are P-masses; here the lifts at the lowest and at the highest ratio.
         lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
         described = self.scale, first, origin, self.q, step, last, remove
         cells = run(kernel.laplace_cells, *described, nodes=nodes)
@@ -377,7 +377,7 @@ class Laplace(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """Return the cells with an atom at a distance `inside` into one of them, split between its ends."""
+        """Return the cells with one atom more. It lies `inside` above the cell's left node, and both nodes share it."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
@@ -385,7 +385,11 @@ class Laplace(LatticePart):
         return cells.with_atom(cell, low, high, 1e-9)
 
     def _contracted(self, step: float) -> tuple[float, float, float, float]:
-        """Return origin, base loss, mass and error of the mean ratio below node 1, as SampledGaussian does."""
+        """Merge the outputs below node 1 as SampledGaussian does.
+
+        Return four numbers of the merged output at node 0: its log ratio, its base loss, its mass, and the error of the
+        log ratio.
+        """
         edge = 1.0 / self.scale
 
         def excess(v: float) -> float:
@@ -411,14 +415,14 @@ class Finite(LatticePart):
     count: float
     sign: float
     away: float = 0.0
-    """P-mass of losses that were left out: at infinity in an upper law, absent from a lower law."""
+    """P-mass of the losses that were left out. An upper law has it at infinity, a lower law nowhere."""
     blur: float = 0.0
     """Error of each loss."""
     wrong: np.ndarray | None = None
     """Error of each mass; None for masses that were computed by exp(x)."""
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
-        """Return the composition as fewer steps of larger laws, leaving out losses of mass e^cut."""
+        """Return the composition as fewer steps of laws with more atoms, less losses whose mass is at most e^cut."""
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
@@ -433,7 +437,7 @@ class Finite(LatticePart):
 
     def gaps(self) -> list[tuple[float, float]]:
         far = self.loss - self.loss.min()
-        # The distances of the 64 heaviest atoms steer the choice of the step.
+        # Only the 64 atoms with the largest mass times distance influence the lattice spacing.
         heaviest = np.argsort(self.mass * far)[-64:]
         return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
 
@@ -471,7 +475,10 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (nodes, masses) of laws whose sum is dominated by the atoms at l = cell * step + inside."""
+    """Return (nodes, masses) of laws on the lattice whose sum is dominated by the law of the atoms.
+
+    The atoms lie at l = cell * step + inside.
+    """
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
     start, stop = _payers(cell, mass, step)
@@ -501,7 +508,7 @@ def _contracted(
 
 
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
-    """Return the first and the last atom whose mass can pay for a corner of c next to it."""
+    """Return the indices of the first and the last atom with enough mass for a corner of the polygon c (README.md)."""
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
     with np.errstate(over="ignore"):
@@ -510,10 +517,13 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 
 
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
-    """Return the masses at the nodes less the corners of c; a_j, b_j are hat masses of the cell from node j."""
+    """Return the masses at the nodes less the corners of the polygon c (README.md).
+
+    a_j and b_j are the hat masses of the cell from node j to node j + 1.
+    """
     growth = np.expm1(step)
-    # g_j = c/alpha at the node: c >= E at both ends of a cell, but 0 at either end of the law, where the slope
-    # suffices.
+    # g_j is c/alpha at node j. c >= E at both nodes of a cell. At the first and last node of the law c is 0, and its
+    # slope there makes up for it.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
@@ -530,21 +540,22 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
 
 
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the nodes that are left when those with negative mass have been taken out.
+    """Return the nodes and masses that remain when the nodes of negative mass (a debt) have been taken out.
 
-    The node before pays the debt of the node of lowest loss. That node has a higher loss, and so lowers every payoff
-    more. The debt of the node of highest loss cannot be paid: None.
+    Both neighbours of a node share its debt. The last node, of lowest loss, has one neighbour, which pays all of it.
+    That neighbour has a higher loss, so this lowers every payoff more. The first node, of highest loss, has no
+    neighbour of higher loss to pay: if it has a debt, the result is None.
     """
     nodes: list[int] = []
     masses: list[float] = []
     coming, owed = index.tolist(), jumps.tolist()
     indebted = [*np.flatnonzero(jumps < 0.0).tolist(), len(coming)]
-    place = debtor = 0  # in `coming`; in `indebted`, of the first debt not behind `place`
+    place = debtor = 0  # index in `coming`; index in `indebted` of the next node with a debt
     again: list[tuple[int, float]] = []  # a node that is processed once more
     while again or place < len(coming):
         while indebted[debtor] < place:
             debtor += 1
-        if not again and owed[place] >= 0.0:  # all nodes up to the next debt
+        if not again and owed[place] >= 0.0:  # keep all nodes up to the next one with a debt
             end = max(indebted[debtor], place + 1)
             nodes += coming[place:end]
             masses += owed[place:end]
@@ -578,18 +589,21 @@ class Atoms(NamedTuple):
 
     loss: np.ndarray  # (A,) ascending
     mass: np.ndarray  # (A,) P-masses
-    wrong: np.ndarray  # (A,) error of each mass
+    wrong: np.ndarray  # (A,) bound of the error of each mass
     away: float  # P-mass of the outcomes that were left out
     blur: float  # error of each loss
 
 
 def inexact(mass: np.ndarray) -> np.ndarray:
-    """Return the error of masses that were computed by exp(x): a few units times |x|."""
+    """Bound the errors of masses that were computed as exp(x): a few units of rounding times |x|."""
     return mass * ROUNDOFF * (32.0 + 8.0 * np.abs(np.log(mass)))
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the law in ascending order, less mass e^cut times CUT_SHARE at either end of ``count`` steps together."""
+    """Return the law in ascending order, less its lightest lowest and highest losses.
+
+    In ``count`` steps together the mass cut off is at most e^cut times CUT_SHARE at the bottom, and as much at the top.
+    """
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count
@@ -601,9 +615,9 @@ def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Ato
 
 
 def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tuple[Atoms, float]]:
-    """Return laws with counts that together are the law composed ``count`` times.
+    """Return (law, how often it is composed) of laws that together make up ``atoms`` composed ``count`` times.
 
-    most_pairs : most pairs of atoms that are added up.
+    most_pairs : largest number of pairs of atoms that are added up for one sum of two laws.
     """
     doubled = [atoms]
     while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= most_pairs:
@@ -619,7 +633,7 @@ def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tup
 
 
 def _sum(first: Atoms, second: Atoms) -> Atoms:
-    """Return the law of the sum of two independent losses. Sums within rounding of each other become one."""
+    """Return the law of the sum of two independent losses. Sums that differ by rounding only become one atom."""
     loss = np.add.outer(first.loss, second.loss).ravel()
     mass = np.multiply.outer(first.mass, second.mass).ravel()
     most = np.multiply.outer(first.mass + first.wrong, second.mass + second.wrong).ravel()
