@@ -24,7 +24,7 @@ __all__ = ["Clipped", "clipped_sum", "norm_methods", "sensitivity", "ways"]
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
-"""Range of noise deviations, in sensitivities.  Outside it float32 may hold zero or infinity: no noise, or only NaN."""
+"""Range of the noise's deviation over the sensitivity.  Outside it float32 may hold 0 or infinity: no noise, or NaN."""
 METHODS = ("auto", "vmap", "ghost")
 """Ways of finding norms; `clipped_sum` defines each."""
 
@@ -37,7 +37,7 @@ class Clipped(NamedTuple):
     total : a pytree like the parameters, at least float32.  It is the sum before noise, and so not private either.
     clipped : number of examples whose gradient was longer than the clip norm (of any group, if there are several).
     not_finite : number of examples that contribute nothing.  The gradient of each has a NaN, an infinity or an overflow
-        in the parameter's dtype, or is more than 2^126 clip norms long.  A clip norm of NaN counts all examples.
+        in the parameter's dtype, or is more than 2^126 clip norms long.  If the clip norm is NaN, all are counted.
 
     >>> import jax.numpy as jnp
     >>> done = clipped_sum(jnp.dot, jnp.zeros(1), jnp.array([[2.0], [jnp.inf]]))
@@ -74,7 +74,7 @@ def clipped_sum(
     batch : pytree of arrays with the examples along the first axis.
     mask : bool, shape (examples,); False leaves an example out (padding).  By default all take part.
     clip_norm : C > 0, a number, or a pytree of numbers that is a prefix of the parameters.  Each part is then clipped
-        by itself, and the sensitivity is the root of the sum of the squares.
+        by itself, and the sensitivity is the root of the sum of the squared norms.
     method : {"auto", "vmap", "ghost"}
         "vmap" keeps the gradient of each example in memory.  "ghost" computes norms from the inputs and cotangents of
         products, convolutions and embeddings.  It serves each parameter that has no other uses, also through casts,
@@ -89,7 +89,7 @@ def clipped_sum(
     Raises
     ------
     InputError : a bad clip norm or method, or a loss that is not a scalar.  Also a loss through which examples could
-        reach one another: unknown operations, random keys of rbg, or records closed over.
+        reach one another: by unknown operations, by random keys of rbg, or by records that the loss closes over.
 
     References
     ----------
@@ -117,7 +117,7 @@ def clipped_sum(
 def _clipped_sum(
     loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, mask: Any, clip_norm: Any, method: str, has_aux: bool
 ) -> tuple[Clipped, Any]:
-    """Compute `clipped_sum` of checked arguments, and the sums of aux, an empty tuple without aux."""
+    """Return the `Clipped` of checked arguments, and the sums of aux, which are () if the loss returns no aux."""
     leaves, structure = jax.tree_util.tree_flatten(params)
     norms, groups = grouped(clip_norm, params)
     examples = _batch_size(batch)
@@ -180,7 +180,7 @@ def _clipped_sum(
     # The weights are small and used often below: outside of a branch the compiler would compute them for each use.
     weights, of_parts, keep, (clipped, not_finite) = computed_once(true, weights_of)
 
-    # places of the bundles' members in their totals, and of the sites among the parts
+    # where each member begins in the total of its bundle, and where each site begins among the parts
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
     numbers = iter(as_data(true, places))
@@ -200,18 +200,18 @@ def _clipped_sum(
 
 
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
-    """Return (E, square of |g|/2^E, whether g is finite) for one example's gradient g of one parameter."""
-    # the inverse, 2^-127, would be subnormal
+    """Return (E, (|g|/2^E)^2, whether g is finite) for one example's gradient g with respect to one parameter."""
+    # In float32 E is at most 126: 2^-127 would be subnormal.
     top = jnp.minimum(ghost.exponent(jnp.max(jnp.abs(g), initial=0)), jnp.finfo(g.dtype).maxexp - 2)
     square = ghost.sum_squares(g * ghost.power(-top, g.dtype))
     return top, square, jnp.isfinite(square)
 
 
 class _Scales(NamedTuple):
-    """Factors that clip the examples' gradients to one clip norm, each of shape (examples,) but for parts.
+    """Factors that clip the examples' gradients to one clip norm.  All but `parts` have the shape (examples,).
 
     fits : whether the gradient g stays unclipped.  weight : min(1, C/|g|).
-    parts : 2^E min(1, C/|g|), a row for each part of the gradient.
+    parts : 2^E min(1, C/|g|), with a row for each part of the gradient: (parts, examples).
     usable : whether weight and parts are both normal numbers.
     """
 
@@ -222,7 +222,7 @@ class _Scales(NamedTuple):
 
 
 def _scales(exponents: Any, squares: Any, limit: Any) -> _Scales:
-    """Compute the factors from E and the square of |g|/2^E, each (parts, examples); NaN neither fits nor is usable."""
+    """Compute the factors from E and (|g|/2^E)^2, each (parts, examples); a NaN neither fits nor is usable."""
     top = jnp.max(exponents, axis=0, initial=ghost.NOTHING)
     apart = exponents - top[None]
     length = jnp.sqrt(jnp.sum(squares * ghost.power(2 * apart, squares.dtype), axis=0))
@@ -265,8 +265,8 @@ def norm_methods(
 
     Returns
     -------
-    dict : {path of the parameter: "ghost", "vmap", or "none" if the loss has no gradient by it}.  Each word has an
-        attribute ``reason``, which says why the way is not "ghost"; it is empty for "ghost".
+    dict : {path of the parameter: "ghost", "vmap", or "none" if the loss has no gradient with respect to it}.  Each
+        word has an attribute ``reason``, which says why the way is not "ghost"; it is empty for "ghost".
 
     Raises
     ------
@@ -296,7 +296,7 @@ def _kept(keep: Any, values: Any) -> Any:
 
 
 def _check_params(params: Any) -> None:
-    """Raise InputError for parameters that have no gradient."""
+    """Raise InputError if a parameter is not of floating point, and so has no gradient."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             name = jax.tree_util.keystr(path)
@@ -304,7 +304,7 @@ def _check_params(params: Any) -> None:
 
 
 def _batch_size(batch: Any) -> int:
-    """Return the number of examples; raise InputError if the arrays differ in it."""
+    """Return the number of examples; raise InputError if the arrays of a batch differ in it."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) != 1 or () in sizes:
         raise InputError(
@@ -314,7 +314,7 @@ def _batch_size(batch: Any) -> int:
 
 
 def _bundled(members: Sequence[int], leaves: Sequence[Any], groups: Sequence[int]) -> list[list[int]]:
-    """Group leaves, so that one operation serves each group: the small leaves of one clip norm are together."""
+    """Group leaves for joint operations: small leaves with one clip norm share a group; a large leaf has its own."""
     together: dict[Any, list[int]] = {}
     for i in members:
         together.setdefault((groups[i], None if leaves[i].size <= 2**14 else i), []).append(i)
@@ -322,7 +322,7 @@ def _bundled(members: Sequence[int], leaves: Sequence[Any], groups: Sequence[int
 
 
 class Way(str):
-    """Way of finding a parameter's norm, a word; ``reason`` says why it is not "ghost" and is empty for "ghost"."""
+    """Word for how a parameter's norm is found; ``reason`` says why it is not "ghost" and is empty for "ghost"."""
 
     reason: str
 
@@ -334,7 +334,7 @@ class Way(str):
 
 
 def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Written, list[Any]]:
-    """Return the trace of a loss, and for each parameter its `Site`, or a `Way` if it has none."""
+    """Return the trace of a loss, and for each parameter its `Site`, or a `Way` if ghost norms do not serve it."""
     leaves = jax.tree_util.tree_leaves(params)
     written, uses = uses_of(trace(loss_fn, params, example), len(leaves))
     return written, [_way(i, leaf, each, method) for i, (leaf, each) in enumerate(zip(leaves, uses, strict=True))]
@@ -355,11 +355,11 @@ def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
 
 
 def sensitivity(clip_norm: PyTree) -> float:
-    """Return the most that one example adds to a clipped sum: C, or the root of the sum of squares, rounded up.
+    """Return the largest norm that one example can add to a clipped sum: C, or sqrt(sum_i C_i^2), rounded up.
 
     Parameters
     ----------
-    clip_norm : C > 0, or a pytree of clip norms, one for each part of the parameters.
+    clip_norm : C > 0, or a pytree of clip norms C_i > 0, one for each part of the parameters.
 
     Returns
     -------
@@ -383,13 +383,13 @@ def sensitivity(clip_norm: PyTree) -> float:
 
 
 def deviation(noise_multiplier: Any, norms: Sequence[Any]) -> Any:
-    """Return noise multiplier * sqrt(sum of squared clip norms) in float32, raised by more than its rounding."""
+    """Return noise multiplier * sqrt(sum of squared clip norms) in float32, raised by more than its rounding error."""
     rounding = 1.0 + (16 + len(norms)) * 2.0**-24
     return jnp.float32(noise_multiplier) * jnp.sqrt(sum(jnp.float32(c) ** 2 for c in norms)) * rounding
 
 
 def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
-    """Return the clip norms, and for each parameter the number of its clip norm."""
+    """Return the list of clip norms, and for each parameter the position of its clip norm in that list."""
     norms = jax.tree_util.tree_leaves(clip_norm)
     for norm in norms:
         if not isinstance(norm, Tracer) and np.ndim(check("clip_norm", norm, CLIP_NORM)):
@@ -402,10 +402,10 @@ def grouped(clip_norm: Any, params: Any) -> tuple[list[Any], list[int]]:
 
 
 def limit_of(clip_norm: Any, sizes: Sequence[int], rows: int, dtype: Any) -> Any:
-    """Return the clip norm less the rounding of norms and contributions (README.md); 0 if it is out of range."""
+    """Return the clip norm less a margin for rounding (README.md); 0 if the clip norm is NaN or out of range."""
     below_normal = 16 * rows * math.sqrt(sum(sizes)) * float(jnp.finfo(dtype).tiny)
     c = jnp.asarray(clip_norm, dtype)
-    held = (c >= 2.0**-100) & (c <= 2.0**100)  # a compiled program cannot refuse other clip norms and NaN
+    held = (c >= 2.0**-100) & (c <= 2.0**100)  # False for NaN; a compiled program can raise no error
     return jnp.where(held, c * (1 - allowance(sizes, dtype)) - below_normal, 0)
 
 
@@ -415,5 +415,5 @@ def wide(dtype: Any) -> Any:
 
 
 def beside(dtype: Any) -> Any:
-    """Return the dtype in which values beside the gradients are summed; int32 stays int32, whose sums are exact."""
+    """Return the dtype in which values other than gradients are summed: int32, whose sums are exact, stays int32."""
     return dtype if dtype == jnp.int32 else wide(dtype)

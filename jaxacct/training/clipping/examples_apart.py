@@ -28,14 +28,14 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 
 _LEAST_RUN = 16
-"""Least number of rows of a run that is evidence."""
+"""Smallest number of consecutive rows whose match is evidence that a constant holds data."""
 _ALL_BYTES = 2**28
-"""Data up to this size are compared whole.  Of larger data, and of a Source, only some blocks of rows are compared."""
+"""Largest data, in bytes, that are compared whole.  Of larger data, or of a Source, blocks of rows are compared."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
 _OWN_BYTES = 12
-"""A row or a run is evidence only if it compresses to this many bytes more than zeros: simpler ones agree by chance."""
+"""Bytes by which a row or run that is evidence must compress worse than zeros: simpler ones may match by chance."""
 _MOST_COLUMNS = 64
-"""Single columns are compared up to this many columns of the data or of a constant."""
+"""Largest number of columns, of the data or of a constant, that are also compared one by one."""
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
@@ -107,7 +107,7 @@ _KNOWN_TO_MIX = {
         "write its series in JAX",
     ),
 }
-"""For each operation: its public name, the reason and the remedy."""
+"""For each operation that is known to mix examples: its public name, why it is refused, and what to use instead."""
 _UNKNOWN = (
     "is not known to give each example of a batch what it would get alone",
     "use operations of jax.numpy, jax.lax and jax.nn",
@@ -122,7 +122,7 @@ def one_of(batch: Any) -> Any:
 
 
 def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
-    """Run ``jax.vmap(function)(batch)``, each example by itself; refuse a function that could see other examples."""
+    """Run ``jax.vmap(function)(batch)``; refuse a function in which one example could see another."""
     leaves, form = jax.tree_util.tree_flatten(batch)
     flat = lambda *example: function(jax.tree_util.tree_unflatten(form, example))
     traced, shapes = jax.make_jaxpr(flat, return_shape=True)(*one_of(leaves))
@@ -133,17 +133,17 @@ def for_each(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
-    """Raise InputError if a row of a small random batch changes with another row (README.md, "Examples apart")."""
+    """Raise InputError if a change of one row of a random batch changes another row's result (README.md)."""
     unknown = [const for const in traced.consts if not _is_known(const)]
     examples = [jax.ShapeDtypeStruct((_ROWS, *aval.shape), aval.dtype) for aval in traced.in_avals]
     if sum(math.prod(a.shape) * a.dtype.itemsize for a in (*unknown, *examples)) > 2**28:
-        return  # too large to be run three times more
+        return  # too large for the runs of this check
     form = " ".join(str(getattr(const, "aval", np.shape(const))) for const in traced.consts)
     digest = hashlib.sha256(f"{traced.jaxpr} {form}".encode()).digest()
     if digest in _looked_at:
         return
     x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    with ThreadPoolExecutor(1) as alone:  # another thread is inside no trace
+    with ThreadPoolExecutor(1) as alone:  # a thread of its own: this one may be inside a trace
         if not alone.submit(_rows_stay, traced, examples, x64).result():
             raise InputError(
                 f"{name} moves the result of one example when another changes, but must keep examples apart; call no "
@@ -155,7 +155,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
 
 
 def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
-    """Return whether each row keeps its bits when the first or last row is replaced.
+    """Return whether the results of all other rows keep their bits when the first or the last row is replaced.
 
     Entries that differ between two equal runs are ignored.
     """
@@ -180,7 +180,7 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
 
 
 def _quickly_compiled(lowered: Any) -> Any:
-    """Compile a program, with few optimizations on CPUs whose XLA knows the options for this."""
+    """Compile a program; on CPUs with few optimizations, if this version of XLA has the options for that."""
     if jax.default_backend() == "cpu":
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             return lowered.compile(
@@ -201,7 +201,7 @@ def _is_known(const: Any) -> bool:
 
 
 def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> Any:
-    """Draw a random array of a shape and type: in [0.25, 1] or in {0, 1}; matrices of weights are normal."""
+    """Draw a random array: normal for matrices of weights, otherwise floats in [0.25, 1] or integers in {0, 1}."""
     shape, dtype = aval.shape, aval.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         impl = next(i for i in ("threefry2x32", CHACHA20) if jax.random.key(0, impl=i).dtype == dtype)
@@ -223,7 +223,7 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
         operation = eqn.primitive.name
         own = (
             getattr(public, f"{operation.replace('-', '_')}_p", eqn.primitive) is eqn.primitive
-        )  # of JAX, by this name
+        )  # whether it is JAX's own operation of this name
         if operation not in LANE_BY_LANE or not own:
             call, why, remedy = _KNOWN_TO_MIX.get(operation, (operation, *_UNKNOWN))
             raise InputError(f"{name} calls {call}, which {why}, but must keep examples apart; {remedy}")
@@ -239,7 +239,7 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
 
 
 def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
-    """Raise InputError if a random key is of an unknown kind."""
+    """Raise InputError if a variable is a random key of a type outside `_known_keys`."""
     for dtype in (getattr(var.aval, "dtype", None) for var in variables):
         if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) and dtype not in _known_keys():
             raise InputError(
@@ -258,8 +258,8 @@ def _known_keys() -> tuple[Any, ...]:
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
-    """Return the device axes that an operation uses and that begin outside the trace."""
-    if eqn.primitive.name in ("pvary", "pcast"):  # they name an axis but move no data along it
+    """Return the device axes along which an operation moves data and which are bound outside the trace."""
+    if eqn.primitive.name in ("pvary", "pcast"):  # these two name an axis but move no data along it
         return ()
     named = [eqn.params.get(key) for key in ("axes", "axis_name")]
     flat = [axis for each in named for axis in (each if isinstance(each, tuple | list) else (each,))]
@@ -267,7 +267,7 @@ def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
 
 
 def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, frozenset[Any]]]:
-    """Yield each operation, with the device axes that begin in the trace around it."""
+    """Yield each operation, with the device axes that are bound inside the trace and around the operation."""
     for eqn in jaxpr.eqns:
         yield eqn, bound
         inside = bound | frozenset(getattr(eqn.params.get("mesh"), "axis_names", ()))
@@ -276,7 +276,7 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Put transpositions around every convolution in a function of pytrees of arrays; on CPUs only."""
+    """Return a function of pytrees of arrays that on CPUs runs every convolution with channels last."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
@@ -290,7 +290,7 @@ def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """Run an operation unchanged, but a convolution between transpositions to channels last and back."""
+    """Run an operation: a convolution with channels last, between two transpositions; any other unchanged."""
     if eqn.primitive.name != "conv_general_dilated":
         return bind(place, eqn, operands)
     params = dict(eqn.params)
@@ -307,9 +307,9 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = (), source: bool = False) -> None:
-    """Raise InputError if a constant of a trace, or one of the arrays ``more`` of the model, holds a part of the data.
+    """Raise InputError if a constant of a trace, or one of the model's arrays ``more``, holds a part of the data.
 
-    data : pytree of arrays, or with ``source`` a Source.  A traced array is compared by identity.
+    data : pytree of arrays; a Source if ``source`` is true.  A traced array has no values and is compared by identity.
     """
     leaves = jax.tree_util.tree_leaves(data.layout.example if source else data)
     found = {id(each): each for each in (*_constants(closed), *jax.tree_util.tree_leaves(more))}.values()
@@ -349,7 +349,7 @@ def _refusal(name: str, what: str) -> InputError:
 
 
 def _constants(closed: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
-    """Yield the arrays in a trace, at any depth."""
+    """Yield the constant arrays in a trace, and in the traces inside it."""
     if isinstance(closed, ClosedJaxpr):
         yield from closed.consts
         closed = closed.jaxpr
@@ -369,7 +369,7 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Return rows of a leaf in their dtype on the device: all rows, or some blocks of large data and of a Source."""
+    """Return rows of a leaf, in their dtype on the device: all rows, or some blocks of large data or of a Source."""
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:
@@ -385,7 +385,7 @@ def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
 
 
 def _says_enough(view: np.ndarray) -> bool:
-    """Return whether the rows of a constant, one by one or as a run, are complex enough to identify them as data."""
+    """Return whether a constant can be evidence of data: it has enough rows for a run, or a row complex enough."""
     return len(view) >= _LEAST_RUN or any(_own_bytes(row) >= _OWN_BYTES for row in view)
 
 
@@ -415,7 +415,7 @@ def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
             return True
     share = counts / len(rows)
     entropy = -float(np.sum(share * np.log2(share)))
-    # a run that is evidence has at least 96 bits of entropy, by the frequencies of its rows
+    # A run is evidence only with at least 96 bits of entropy, computed from how often each row of the data occurs.
     length = max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(rows) + 1
     if length > min(len(rows), len(ours)):
         return False
@@ -447,7 +447,7 @@ def _runs(hashes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _numbered(run: np.ndarray) -> np.ndarray:
-    """Return differences of consecutive rows, each distinct row given its rank; a regular run compresses well."""
+    """Replace each row by its rank among the distinct rows; return differences of consecutive ranks."""
     as_bytes = np.ascontiguousarray(run)
     if run.shape[1] > 1 or run.dtype.kind not in "biuf":
         as_bytes = as_bytes.view(np.uint8).reshape(len(run), -1)
@@ -456,7 +456,7 @@ def _numbered(run: np.ndarray) -> np.ndarray:
 
 
 def _own_bytes(values: np.ndarray) -> int:
-    """Return how many more bytes an array compresses to than zeros of the same size do."""
+    """Return how many bytes the compressed array is longer than compressed zeros of the same size."""
     content = np.ascontiguousarray(values).tobytes()
     return len(zlib.compress(content)) - len(zlib.compress(bytes(len(content))))
 

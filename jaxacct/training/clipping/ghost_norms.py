@@ -19,18 +19,18 @@ import numpy as np
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64
-"""Terms of a block: the longest run of additions.  Larger blocks round more; smaller ones make more levels."""
+"""Number of terms that a block adds one after the other.  Larger blocks round more; smaller ones make more levels."""
 NOTHING = -(2**20)
-"""Exponent of an array without any normal number: below all others, also if a few such exponents are added."""
+"""Exponent of an array without any normal number: its sum with any other exponent is below all other exponents."""
 HIGHEST = jax.lax.Precision.HIGHEST
 """Precision of products: the error bounds need full float32 on devices that would round the factors first."""
 
 
 class Rows(NamedTuple):
-    """Gradient as sum_t x_t dy_t^T: the rows whose x_t is a unit vector, and all other rows; None without such rows.
+    """Gradient as sum_t x_t dy_t^T, in two kinds of rows: those whose x_t is a unit vector, and all others.
 
-    number : of the entry of each unit vector x_t, shape (groups, rows).  beside : the dy_t of the unit vectors.
-    x, dy : the other rows, (groups, rows, K) and (groups, rows, M).
+    number : the position of the 1 in each unit vector x_t, (groups, rows).  beside : the dy_t of the unit vectors.
+    x, dy : the other rows, (groups, rows, K) and (groups, rows, M).  Fields of a kind without rows are None.
     """
 
     number: Any
@@ -41,11 +41,12 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Parameter whose uses are all products, and the form of its gradient: (groups, K, M), in one form for all uses.
+    """Parameter whose uses are all products.  Its gradient has the form (groups, K, M), the same for all uses.
 
-    leaf, shape : of the parameter.  uses : each with whether x and dy change places.
-    steps : how groups, K and M lie in the parameter.
-    narrow : the dtype of the smallest range that the parameter is cast to.
+    leaf, shape : number of the parameter among the leaves, and its shape.
+    uses : each use, with whether x and dy change places in it.
+    steps : the steps through the parameter's entries that make groups, K and M.
+    narrow : the dtype with the smallest range among those that the parameter is cast to.
     """
 
     leaf: int
@@ -56,17 +57,17 @@ class Site:
 
     @property
     def groups(self) -> int:
-        """Number of parts of the parameter whose norms are found separately: slices, and batch axes of products."""
+        """Number of parts of a parameter with norms found separately: by slices, and by batch axes of products."""
         return _size(self.steps[0])
 
     @property
     def rows(self) -> int:
-        """Number of products that make one group's gradient."""
+        """Number of products x_t dy_t^T whose sum is one group's gradient."""
         return sum(_rows(use) for use, _ in self.uses)
 
     @property
     def cheap(self) -> bool:
-        """Whether the norm takes fewer products than the gradient has entries."""
+        """Whether all x_t and dy_t together have no more entries than the gradient; unit vectors count as none."""
         inner, outer = map(_size, self.steps[1:])
         return sum(_rows(use) * (outer + inner * (not use.product.indexed)) for use, _ in self.uses) <= inner * outer
 
@@ -79,18 +80,18 @@ class Site:
             for column, values in zip(columns[:2] if use.product.indexed else columns[2:], (x, dy), strict=True):
                 column.append(values)
         together = [jnp.concatenate(column, axis=1) if column else None for column in columns]
-        # Widening is exact and takes memory: it waits until the rows have left the branch that computes them once.
+        # Widening is exact but takes memory.  So rows are widened only after the branch that computes them once.
         return Rows(
             together[0],
             *(a if a is None or a.dtype.itemsize <= dtype.itemsize else a.astype(dtype) for a in together[1:]),
         )
 
     def measured(self, rows: Rows, dtype: Any) -> tuple[Any, Any, Any]:
-        """Return E, an upper bound on the square of |g|/2^E, and whether g is surely finite, as (groups, examples)."""
+        """Return three arrays (groups, examples): E; an upper bound on (|g|/2^E)^2; whether g is surely finite."""
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
-        """Return the sum, over the examples to keep, of weight times g/2^E; the weights are (groups, examples)."""
+        """Return the sum of weight times g/2^E over the examples in ``keep``; the weights are (groups, examples)."""
 
         def one(rows: Rows, weights: Any) -> Any:
             rows = jax.vmap(lambda one: _normalised(_wide(one, dtype))[0])(rows)
@@ -111,7 +112,7 @@ class Site:
         return sums.reshape([size for size, _ in steps]).transpose(order).reshape(self.shape)
 
     def _each_group(self, function: Callable[..., Any], rows: Rows, *more: Any) -> Any:
-        """Apply a function to the rows of all examples in one group, for one group after the other."""
+        """Apply a function to one group after the other: each time to the rows of all examples in that group."""
 
         def one(group: Any) -> Any:
             pick = lambda axis: lambda a: jax.lax.dynamic_index_in_dim(a, group, axis, keepdims=False)
@@ -122,14 +123,14 @@ class Site:
         return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[:, 0], rows), *(a[0] for a in more)))
 
     def _norm_squared(self, rows: Rows, top: Any, most: Any) -> tuple[Any, Any, Any]:
-        """Return E, an upper bound on the square of |g|/2^E, and whether g is surely finite, from normalised rows."""
+        """Return three values from normalised rows: E; an upper bound on (|g|/2^E)^2; whether g is surely finite."""
         number, beside, x, dy = rows
         right = jnp.concatenate([a for a in (beside, dy) if a is not None])
         unit = jnp.finfo(right.dtype).eps / 2
         added = BLOCK * 2 * block_levels(max(math.prod(self.shape) // self.groups, self.rows**2)) + 16
         if x is None:
             lengths = jnp.sqrt(jax.vmap(sum_squares)(right))
-            # the gradients of equal rows of the table add before they are squared
+            # gradients of the same row of the table add before they are squared
             first = jnp.argmax(number[:, None] == number[None, :], axis=1)
             square = sum_squares(jax.ops.segment_sum(right, first, self.rows))
             slack = added * square
@@ -149,13 +150,13 @@ class Site:
         additions = self.rows * (2 if x is None else 1) + 8
         length = jnp.sqrt(square + 2 * unit * slack) + 2 * additions * unit * jnp.sum(lengths)
         square = length**2
-        # No entry of g/2^E exceeds its norm or m.  A NaN or an infinity in any entry reaches the square.
+        # No entry of g/2^E exceeds `length` or `most`.  A NaN or an infinity in any entry reaches `square`.
         largest = scaled(right.dtype.type(jnp.finfo(self.narrow).max), -top)
         return top, square, jnp.isfinite(square) & ((most <= largest) | (length <= largest))
 
 
 def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
-    """Return the form of a parameter's gradient, or the reason why its norm cannot be found without the gradient."""
+    """Return the `Site` of a parameter, or the reason why its norm cannot be found without the gradient."""
     if uses.others:
         return f"its use by {', '.join(sorted(set(uses.others)))} is no product, convolution or look-up of rows"
     forms = [_form(use) for use in uses.known]
@@ -172,12 +173,12 @@ def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
     narrow = min((use.view.narrow for use in uses.known), key=largest)
     site = Site(leaf, aval.shape, tuple(zip(uses.known, turned, strict=True)), (groups, left, right), narrow)
     longest = max(site.rows, _size(right), 0 if len(indexed) == len(forms) else _size(left))
-    # float32 rounds a sum of up to 2^20 terms by at most 2^20 u = 1/16
+    # the relative error of a float32 sum of up to 2^20 terms is at most 2^20 u = 1/16, with u = 2^-24
     return site if longest <= 2**20 else f"it meets {longest} rows or columns, too many to bound their rounding"
 
 
 def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
-    """Return the steps through a parameter that are the groups, rows and columns of its gradient from one use."""
+    """Return the steps through a parameter that make the groups, rows and columns of its gradient from one use."""
     view, product = use.view, use.product
     along = lambda axes: [step for axis in axes for step in view.axes[axis]]
     cut = [step for _, steps in view.loops for step in steps or ()]
@@ -185,7 +186,7 @@ def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...
 
 
 def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
-    """Return x and dy as (groups, rows, ...): loops over slices become groups, and other loops rows."""
+    """Return x and dy as (groups, rows, ...): runs of loops over slices become groups, and of other loops rows."""
     loops = use.view.loops
     matrix = use.product.matrix
     for _ in loops:
@@ -209,7 +210,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
         tops.append(jnp.max(exponent(peak)))
     if x is not None:
         peak_x, peak_dy = peak_of(x), peak_of(dy)
-        # the inverse, 2^-127, would be subnormal
+        # In float32 the exponent is at most 126: 2^-127 would be subnormal.
         along_x = jnp.minimum(exponent(peak_x), jnp.finfo(x.dtype).maxexp - 2)
         tops.append(jnp.max(along_x + exponent(peak_dy)))
     top = jnp.max(jnp.stack(tops))
@@ -224,7 +225,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
 
 
 def _gram(number: Any, x: Any) -> Any:
-    """Return the products x_t . x_t' of all rows; the rows with unit vectors, if any, come first."""
+    """Return the products x_t . x_t' of all pairs of rows; the rows with unit vectors, if any, come first."""
     gram = jnp.matmul(x, x.T, precision=HIGHEST)
     if number is None:
         return gram
@@ -237,9 +238,9 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 
 
 def _rows(use: Use) -> int:
-    """Return the number of products that make one group's gradient from one use.
+    """Return the number of products x_t dy_t^T that one use adds to one group's gradient.
 
-    Each row of the operation is a product, in each run of the loops that do not cut the parameter.
+    Each row of the operation makes one product in each run of the loops that do not cut the parameter.
     """
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product
@@ -272,13 +273,13 @@ def power(exponents: Any, dtype: Any) -> Any:
 
 
 def scaled(values: Any, exponents: Any) -> Any:
-    """Return values * 2^e, for e from twice the least to twice the largest exponent of the dtype; zero below that."""
+    """Return values * 2^e for e from twice the smallest to twice the largest exponent of the dtype; below that zero."""
     half = exponents >> 1
     return values * power(half, values.dtype) * power(exponents - half, values.dtype)
 
 
 def _magnitude(values: Any) -> Any:
-    """Return the bits of |value| as an integer, in the order of |value|; infinity and then NaN are the largest."""
+    """Return the bits of |value| as an integer; a larger |value| gives a larger integer, and NaN the largest."""
     integer = _integer(values.dtype)
     return jax.lax.bitcast_convert_type(values, integer) & np.iinfo(integer).max
 
@@ -293,7 +294,7 @@ def sum_squares(values: Any) -> Any:
 
 
 def blocked_sum(values: Any) -> Any:
-    """Sum non-negative terms, with at most 63 additions for each level of blocks: relative error 63 u a level."""
+    """Sum non-negative terms, with at most 63 additions and a relative error of 63 u for each level of blocks."""
     flat = values.reshape(-1)
     while flat.size > BLOCK:
         flat = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK).sum(1)
@@ -301,7 +302,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return the relative error by which a norm over leaves of these sizes may be low, and a scaling high."""
+    """Return a margin for relative errors: a norm of parts of these sizes may be too low, and a scaling too high."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

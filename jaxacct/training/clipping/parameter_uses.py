@@ -1,13 +1,13 @@
 """Uses of each parameter in a loss, and the loss run so that it also returns the operands of these uses.
 
 The trace of the loss of one example is followed from its parameters on: through casts, transpositions and reshapes,
-into loops and checkpoints.  A use is an operation whose gradient is known, or any other operation, by its name.  The
-trace knows no layers, so no use is missed.  Uses behind `stop_gradient`, or in comparisons, do not count.
+into loops and checkpoints.  A use is an operation whose gradient is known, or the name of any other operation.  The
+trace holds operations, not layers, so no use is missed.  Uses behind `stop_gradient`, or in comparisons, do not count.
 
-An operation y = op(x, w) may have as its gradient by w a sum of products of rows, sum_t x_t dy_t^T.  The x_t are rows
-of x (patches, for a convolution); the dy_t are rows of the cotangent of y.  A product with batch axes is one such sum
-for each place along them.  A tap is a zero that is added to y: the gradient of the loss by the tap is the cotangent
-of y.
+The gradient with respect to w of an operation y = op(x, w) may be a sum of products of rows, sum_t x_t dy_t^T.  The x_t
+are rows of x (patches, for a convolution); the dy_t are rows of the cotangent of y.  A product with batch axes is one
+such sum for each place along them.  A tap is a zero that is added to y: the gradient of the loss with respect to the
+tap is the cotangent of y.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxacct.training.clipping.traces import BODIES, bind, evaluate, written_out
 
 Place = tuple[int, ...]
-"""Path to an operation in a trace: the numbers of the loops and checkpoints around it, then its own."""
+"""Path to an operation in a trace: the numbers of the loops and checkpoints around it, then its own number."""
 Met = dict[tuple[Place, int], Any]
-"""(operation's place, number of an operand) -> the operand's value, with one axis in front for each loop around it."""
+"""(operation's place, operand's number) -> the operand's value, with a first axis for each loop around it."""
 Step = tuple[int, int]
 """(size, stride) of an axis, or of a part of an axis."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """Gradient of an operation by its operand w, as products of rows.
+    """Gradient of an operation with respect to its operand w, as a sum of products of rows.
 
     other : the number of the operand x.  output : shape and dtype of y.
-    groups, left, right : the axes of w; the gradient's place (g, k, m) follows their order.
-    matrix : (x, dy) -> (groups, rows, K) and (groups, rows, M).
-    indexed : whether the x_t are unit vectors.  Each is then the number of its entry, shape (groups, rows); a number
-    outside of 0 to K - 1 is a vector of zeros.
+    groups, left, right : the axes of w that make the axes of the gradient (groups, K, M), each in this order.
+    matrix : a function (x, dy) -> two arrays, the x_t as (groups, rows, K) and the dy_t as (groups, rows, M).
+    indexed : whether the x_t are unit vectors.  ``matrix`` then returns the position of the 1 in each, (groups, rows).
+    A position outside of 0 to K - 1 stands for a vector of zeros.
     """
 
     other: int
@@ -56,7 +56,7 @@ _MODES = tuple(getattr(jax.lax.GatherScatterMode, name) for name in ("FILL_OR_DR
 
 
 def _dense(eqn: Any, operand: int) -> Product | None:
-    """Return the product of a dot_general with the parameter on either side."""
+    """Return the `Product` of a dot_general whose left or right operand is the parameter; None if it is empty."""
     along, batch = eqn.params["dimension_numbers"]
     w_aval, x_aval, y = eqn.invars[operand].aval, eqn.invars[1 - operand].aval, eqn.outvars[0].aval
     along_w, along_x, batch_w, batch_x = along[operand], along[1 - operand], batch[operand], batch[1 - operand]
@@ -77,12 +77,12 @@ def _dense(eqn: Any, operand: int) -> Product | None:
 
 
 def _conv(eqn: Any, operand: int) -> Product | None:
-    """Return the product of a convolution with the parameter as its kernel: a product with the patches of its input."""
+    """Return the `Product` of a convolution with the parameter as kernel: the x_t are the patches of the input."""
     p = eqn.params
     if operand != 1 or p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
         return None
     spec = p["dimension_numbers"]
-    kernel = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec]  # output features, input features, space
+    kernel = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec]  # output features, input features, spatial axes
     y = eqn.outvars[0].aval
     first, last = ([x_spec[0], *x_spec[2:], x_spec[1]] for x_spec in (spec.lhs_spec, spec.out_spec))
     if y.size == 0 or 0 in kernel:
@@ -104,8 +104,8 @@ def _conv(eqn: Any, operand: int) -> Product | None:
         x = x.transpose(first)
         spread = [(*pad, apart - 1) for _, _, _, pad, apart, _ in space]
         x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
-        # Each axis of space becomes two: the place of the window, and the place in the window.  Taking whole rows is
-        # several times faster than jax.lax.conv_general_dilated_patches.
+        # Each spatial axis becomes two axes: the position of the kernel's window, and the position in that window.
+        # This is several times faster than jax.lax.conv_general_dilated_patches, since it takes whole rows.
         for axis, (width, places, stride, _, _, apart) in enumerate(space):
             index = np.arange(places)[:, None] * stride + np.arange(width) * apart
             x = jnp.take(x, index, 1 + 2 * axis, mode="clip")
@@ -117,9 +117,9 @@ def _conv(eqn: Any, operand: int) -> Product | None:
 
 
 def _embedding(eqn: Any, operand: int) -> Product | None:
-    """Return the product of a look-up of rows.
+    """Return the `Product` of a look-up of whole rows in the parameter; None for any other look-up.
 
-    A number out of range has no gradient; in the mode "clip" it has that of the nearest row.
+    A row number out of range has no gradient; in the mode "clip" it has that of the nearest row.
     """
     p, shape = eqn.params, eqn.invars[0].aval.shape
     spec, y = p["dimension_numbers"], eqn.outvars[0].aval
@@ -144,7 +144,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
         inside = rows >= 0
         if shape[0] <= jnp.iinfo(rows.dtype).max:
             inside &= rows < shape[0]
-        # A row that does not exist was not read: its number is past the end, where additions are dropped.
+        # Nothing was read for a row number out of range: here it becomes K, where additions are dropped.
         rows = jnp.where(inside, jnp.where(inside, rows, 0).astype(jnp.int32), shape[0])
         return rows[None], jnp.where(inside[:, None], dy, 0)[None]
 
@@ -152,7 +152,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
 
 
 FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedding}
-"""For each primitive a function (equation, number of the operand w) -> its product, or None for other uses of w."""
+"""For each primitive a function (equation, number of the operand w) -> `Product`, or None for other uses of w."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Written:
-    """Trace without calls.  inner : traces of the loops and checkpoints that a parameter enters, by their numbers."""
+    """Trace without calls of jit.  inner : {number of a loop or checkpoint that a parameter enters: its trace}."""
 
     closed: ClosedJaxpr
     inner: dict[int, Written] = field(default_factory=dict)
@@ -191,7 +191,7 @@ def uses_of(closed: ClosedJaxpr, leaves: int) -> tuple[Written, list[Uses]]:
 def _follow(
     closed: ClosedJaxpr, views: dict[Any, tuple[int, View]], outputs: Any, place: tuple[int, ...], found: list[Uses]
 ) -> Written:
-    """Add the uses in a trace to ``found``; ``views`` maps those inputs of the trace that are views of parameters."""
+    """Add the uses in a trace to ``found``; ``views`` : {input that is a view: (number of the parameter, view)}."""
     live, inner = _live(closed.jaxpr, outputs), {}
     for number, eqn in enumerate(closed.jaxpr.eqns):
         if eqn.primitive.name == "stop_gradient" or not any(var in live for var in eqn.outvars):
@@ -238,7 +238,7 @@ def _viewed(eqn: Any, view: View) -> View | None:
     if (name == "reshape" and params["dimensions"] is None) or name == "squeeze":
         return view.reshaped(shape)
     if name == "broadcast_in_dim" and math.prod(shape) == math.prod(eqn.invars[0].aval.shape):
-        return view.reshaped(shape)  # only axes of length 1 are added, so the order of the others stays
+        return view.reshaped(shape)  # only axes of length 1 are added, so the order of the entries stays
     return None
 
 
@@ -248,7 +248,7 @@ def largest(dtype: Any) -> float:
 
 
 def _inside(eqn: Any, operand: int, view: View) -> View | None:
-    """Return the view in the body of a loop or checkpoint; None if a loop may change the parameter."""
+    """Return a view as it is in the body of a loop or checkpoint; None for a loop's carry, which may change."""
     if eqn.primitive.name != "scan":
         return view
     length, constants = eqn.params["length"], eqn.params["num_consts"]
@@ -276,7 +276,7 @@ def _live(jaxpr: Any, outputs: Any) -> set[Any]:
 
 
 def _smooth(var: Any) -> bool:
-    """Return whether values of this type have gradients."""
+    """Return whether a variable can have a gradient: it holds floating-point or complex numbers."""
     return jnp.issubdtype(getattr(var.aval, "dtype", jnp.float32), jnp.inexact)
 
 
@@ -284,7 +284,8 @@ def _smooth(var: Any) -> bool:
 class View:
     """All entries of a parameter or, inside loops over its slices, the entries of one slice.
 
-    axes : the steps of each axis.  narrow : the dtype with the smallest range among those that the view went through.
+    axes : the steps of each axis.
+    narrow : the dtype with the smallest range among those that the entries were cast to.
     loops : the loops around the view, outermost first.  Each is (number of runs, steps along which the loop cuts the
     parameter); the steps are None if all runs see the same entries.
     """
@@ -295,13 +296,13 @@ class View:
 
     @classmethod
     def of(cls, aval: Any) -> View:
-        """Return the view of an array as it lies, row by row."""
+        """Return the view of a whole array, with its entries in memory row by row."""
         strides = [math.prod(aval.shape[i + 1 :]) for i in range(aval.ndim)]
         steps = zip(aval.shape, strides, strict=True)
         return cls(tuple((step,) if step[0] != 1 else () for step in steps), aval.dtype)
 
     def reshaped(self, sizes: Sequence[int]) -> View | None:
-        """Return the view with its entries, row by row, in other axes; None if the strides of an axis would vary."""
+        """Return the view reshaped to axes of these sizes; None if the strides of an axis would vary."""
         rest = list(merged(step for axis in self.axes for step in axis))
         axes = []
         for size in sizes:
@@ -322,7 +323,7 @@ class View:
 
 
 def merged(steps: Any) -> tuple[Step, ...]:
-    """Return the fewest steps that visit the same places in the same order."""
+    """Merge steps into the fewest that visit the same entries in the same order."""
     out: list[Step] = []
     for size, stride in steps:
         if out and out[-1][1] == size * stride:
@@ -333,7 +334,7 @@ def merged(steps: Any) -> tuple[Step, ...]:
 
 
 def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
-    """Return a zero array, the tap, for the place of each of these operations."""
+    """Return {place of the operation: its tap, an array of zeros} for these uses."""
     return {
         use.place: jnp.zeros(
             (*(length for length, _ in use.view.loops), *use.product.output.shape), use.product.output.dtype
@@ -343,7 +344,7 @@ def zero_taps(uses: Sequence[Use]) -> dict[Place, Any]:
 
 
 def tapped(written: Written, uses: Sequence[Use]) -> Callable[..., tuple[Any, tuple[Met, list[Any]]]]:
-    """Return a function (taps, values) -> first output of a trace, (the operations' operands, the other outputs)."""
+    """Return a function (taps, values) -> first output of a trace, (operands x of the uses, the other outputs)."""
     wanted = sorted({(use.place, use.product.other) for use in uses})
 
     def run(taps: Mapping[Place, Any], values: Sequence[Any]) -> tuple[Any, tuple[Met, list[Any]]]:
@@ -360,7 +361,7 @@ def _run(
     wanted: Sequence[tuple[Place, int]],
     place: Place,
 ) -> tuple[list[Any], Met]:
-    """Run the part of a trace at a place; return its outputs, and the operands of its operations with taps."""
+    """Run a trace, or the body found at ``place``, with taps; return the outputs, and the operands in ``wanted``."""
     met: Met = {}
 
     def operation(number: int, eqn: Any, operands: list[Any]) -> list[Any]:
@@ -397,6 +398,6 @@ def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -
 
 
 def _checkpoint(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a body under `jax.checkpoint`: the operands are kept, and the backward pass computes the body again."""
+    """Run a body under `jax.checkpoint`: it also returns operands of uses; the backward pass computes it again."""
     settings = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
     return jax.checkpoint(body, **settings)(operands, dict(taps))

@@ -55,7 +55,7 @@ def evaluate(
 def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
     """Run one operation of a trace unchanged."""
     bound = eqn.primitive.get_bind_params(eqn.params)
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # JAX before and after 0.10
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair before JAX 0.10
     with eqn.ctx.manager:
         outputs = eqn.primitive.bind(*functions, *operands, **params)
     return outputs if eqn.primitive.multiple_results else [outputs]
@@ -73,7 +73,7 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
 
 
 def as_data(true: Any, places: Sequence[int]) -> list[Any]:
-    """Return whole numbers that the compiler does not know: slices at such places have equal code, compiled once."""
+    """Return whole numbers that the compiler does not know: slices at such places share code, compiled once."""
     return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
@@ -93,7 +93,7 @@ def _true(*bits: Any) -> Any:
 
 @_true.def_vmap
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
-    """Return one truth value for all members: a branch that differed between members would compute both outcomes."""
+    """Return one truth value for a whole batch: with a value for each member both outcomes would be computed."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
 
 
