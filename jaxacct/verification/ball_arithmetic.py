@@ -18,7 +18,7 @@ from flint import acb, arb, ctx
 _LOCK = threading.RLock()
 """python-flint's precision is one global setting: threads that change it take turns."""
 _CLOCK = threading.local()
-"""Has `deadline` for each thread, a moment of `time.monotonic`."""
+"""Holds `deadline`, one for each thread: the time of `time.monotonic` from which `tick` raises OutOfTime."""
 
 
 class NotCovered(Exception):
@@ -47,7 +47,7 @@ def precision(bits: int) -> Iterator[None]:
 
 @contextmanager
 def until(deadline: float) -> Iterator[None]:
-    """Let `tick` raise OutOfTime from the moment `deadline` of `time.monotonic` on."""
+    """Let `tick` raise OutOfTime when `time.monotonic` is past `deadline`."""
     before, _CLOCK.deadline = getattr(_CLOCK, "deadline", math.inf), deadline
     try:
         yield
@@ -56,7 +56,7 @@ def until(deadline: float) -> Iterator[None]:
 
 
 def tick() -> None:
-    """Raise OutOfTime where the time of `until` is up. Long computations call `tick` between their pieces."""
+    """Raise OutOfTime after the deadline that `until` set. Long computations call `tick` between their pieces."""
     if time.monotonic() > getattr(_CLOCK, "deadline", math.inf):
         raise OutOfTime
 
@@ -72,13 +72,13 @@ def between(low: Any, high: Any) -> Any:
 
 
 def within(radius: Any) -> Any:
-    """Return the ball [-radius, radius] of a bound of an error."""
+    """Return the ball [-radius, radius], which holds every error of size at most `radius`."""
     bound = arb(radius).abs_upper()
     return (-bound).union(bound)
 
 
 def outward(x: Any) -> tuple[float, float]:
-    """Return both ends of a ball as float64, rounded outward; -inf and inf where the ball is not finite."""
+    """Return lower and upper ends of a ball as float64, rounded outward; -inf and inf if the ball is not finite."""
     if not x.is_finite():
         return -math.inf, math.inf
     low, high = float(x.lower()), float(x.upper())
@@ -104,5 +104,5 @@ def gaussian_tail(x: Any) -> Any:
 
 
 def integrate(function: Any, low: Any, high: Any, tolerance: Any) -> Any:
-    """Integrate function(z, analytic) along a segment; if `analytic`, it must be infinite off its analytic domain."""
+    """Integrate function(z, analytic) along a segment; if `analytic`, it must be infinite where it is not analytic."""
     return acb.integral(function, acb(low), acb(high), abs_tol=tolerance, rel_tol=tolerance)

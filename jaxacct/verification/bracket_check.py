@@ -1,4 +1,4 @@
-"""ja.verify: whether a bracket of epsilon or delta is true, by ball arithmetic on the mechanism's definition.
+"""ja.verify: checks a bracket of epsilon or delta against the mechanism's definition, in ball arithmetic.
 
 A wide enclosure of delta(eps), at almost no cost, refutes grossly false brackets.  From below: delta(eps) >= P(S) -
 e^eps Q(S) for every set S of outcomes, among them the best test of a single step.  From above: Poisson sampled
@@ -62,8 +62,8 @@ class Verification:
     status : str or array of str
         "verified", "refuted" or "undecided".
     digits : int or array of int
-        Decimal digits to which delta is known, the fewest of all ends that had to be decided.  0 where nothing is
-        known, 99 where nothing had to be computed.
+        Decimal digits to which delta is known, the smallest number over all epsilons at which delta was computed.  0
+        where nothing is known, 99 where nothing had to be computed.
     lower, upper : float or array of float
         Enclosure of the true delta at the epsilon `at`.
     at : float or array of float
@@ -112,13 +112,13 @@ def verify(
     This is a second program.  It starts from the definition of the privacy loss and shares no code with the engines.
     With delta(eps) the larger of the relation's directions, a bracket [lower, upper] of epsilon is
 
-        verified where delta(upper) <= delta is proved, and delta(eps) > delta for every eps < lower,
+        verified where both are proved: delta(upper) <= delta, and delta(eps) > delta for every eps < lower,
         refuted where the opposite of either is proved, or where lower > upper,
-        undecided otherwise, within the time.
+        undecided where neither verdict is proved within the time limit.
 
     lower = 0 and upper = inf hold always.  lower = inf holds where the mass at infinity exceeds delta.  A bracket of
-    delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.  A mechanism is undecided if it
-    has no definition here, or a field that its definition does not read.
+    delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.  A bracket is undecided
+    if its mechanism has no definition here, or a field that the definition does not read.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def verify(
 
 
 def _bracket(bounds: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return both ends of Bounds, or of the epsilon of a calibration, as float64 of one shape."""
+    """Return `lower` and `upper` of Bounds, or of the epsilon of a calibration, as float64 of one shape."""
     held = bounds if hasattr(bounds, "lower") else getattr(bounds, "epsilon", bounds)
     if not (hasattr(held, "lower") and hasattr(held, "upper")):
         raise InputError(
@@ -255,9 +255,9 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Decide `_lower` if delta is at most the mass at infinity; return None if delta is larger.
+        """Return the answer of `_lower` if delta is at most the mass at infinity, and None if delta is larger.
 
-        README.md, "What is verified".
+        Proof: README.md, "What is verified".
         """
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
@@ -309,7 +309,7 @@ class _Configuration:
         return 0
 
     def _enclosures(self, epsilon: float, target: float) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield ever tighter balls around a lower and an upper bound of delta(epsilon), each with the target."""
+        """Yield (lower bound of delta(epsilon), upper bound, target) as balls, ever tighter."""
         with precision(128):
             aim = ball(target)
         log_scale = math.log(target) if target > 0 else -800.0
@@ -346,7 +346,7 @@ class _Configuration:
                     simple = enclose(composition, ball(epsilon))
                     wide = simple if simple.is_finite() else wide
                 if len(names) > 1:
-                    # this bound often shows that one direction leaks less than the other
+                    # Chernoff's bound often shows that one direction leaks less than the other
                     try:
                         with until(self.deadline):
                             most = delta_enclosure.at_most(composition, epsilon)
@@ -366,7 +366,7 @@ class _Configuration:
         return top, high
 
     def _composition(self, name: Any) -> Any:
-        """Return the losses of EITHER or of the entry `name` of `directions`, at the current precision."""
+        """Return the losses of the direction EITHER, or of entry `name` of `directions`, at the current precision."""
         if (name, ctx.prec) not in self.built:
             order, direction = (self.mechanism, EITHER) if name == EITHER else self.directions[name]
             self.built[name, ctx.prec] = expand(order, self.relation, direction)
@@ -412,12 +412,12 @@ def enclose(composition: Any, epsilon: Any) -> Any:
             square += count * (part.square if isinstance(part, GaussianLoss) else 1 / part.sigma**2)
         high = high.min(GaussianLoss(square).hockey_stick(epsilon))
     low, high = low.lower(), high.upper()
-    # cut-off outcomes of integer noise count for neither end: the masses kept are those of the whole law
+    # both bounds hold although far outcomes of integer noise are left out: the other outcomes keep their masses
     return between(low.max(0), high) if low <= high and high.is_finite() else arb("nan")
 
 
 def _any_output(law: SampledGaussian, count: int, epsilon: Any) -> Any:
-    """Bound delta from below by P - e^eps Q of the best of some tests.
+    """Bound delta from below by the largest P(S) - e^eps Q(S) among some tests S.
 
     The tests are "some output is above a threshold" (remove) or "no output is above it" (add).
     """

@@ -86,7 +86,7 @@ class LaplaceLoss(ClosedForm):
         return whole.abs_upper()
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Compute delta: 1 - e^{(eps - top)/2} for |eps| <= top, 0 above, 1 - e^eps below."""
+        """Compute delta: 1 - e^{(eps - top)/2} for |eps| <= top, 0 for eps > top, 1 - e^eps for eps < -top."""
         inside = 1 - ((epsilon - self.top) / 2).exp()
         if epsilon >= self.top:
             return arb(0)
@@ -120,7 +120,7 @@ class BoundedRange(ClosedForm):
         return top.abs_upper()
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Compute delta: (e^{top/2} - e^{eps/2})^2/(e^top - 1) inside [-top, top]."""
+        """Compute delta: (e^{top/2} - e^{eps/2})^2/(e^top - 1) for |eps| <= top."""
         if epsilon >= self.top:
             return arb(0)
         if epsilon <= -self.top:
@@ -152,9 +152,9 @@ class SampledLaplace:
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """Compute delta of one sampled step of a pair that is alike in both directions.
+    """Compute delta of one sampled step of a pair whose loss has one law in both directions.
 
-    README.md, "One step, and enumeration".
+    Proof: README.md, "One step, and enumeration".
     """
     grown = epsilon.exp()
     if direction == "remove":

@@ -1,7 +1,7 @@
-"""Enclosures of delta(eps) of one direction, by the method that suits the law; each level of effort is finer.
+"""Enclosures of delta(eps) in one direction, by the method that suits the law, at several levels of effort.
 
-Finitely many losses are enclosed by the sum over every total, two and three sampled Gaussian steps by direct
-integration, other compositions by a sum over a line (line_sum.py).
+Laws with finitely many losses are composed by a sum over every total loss.  Two or three sampled Gaussian steps are
+integrated directly.  Other compositions take a sum over a vertical line (line_sum.py).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from jaxacct.verification.random_allocation import AllocationLoss
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
 FAR_TOO_MANY = 10**30
-"""Stands for any number of totals that is too large to add up."""
+"""Stands for any number of total losses that is too large to enumerate."""
 LEVELS = 4
 """Levels of effort; each tuple below has one entry for each level."""
 BITS = (160, 320, 1280, 5120)
-"""Bits of closed forms and of enumeration, by level; the last serve losses that cancel to thousands of bits."""
+"""Bits of precision of closed forms and of enumeration, by level; some losses cancel to thousands of bits."""
 DIGITS = (4, 10, 15, 22)
 """Decimal digits wanted of a sum over a line, by level; the first level decides most brackets."""
 NODES = (20_000, 100_000, 400_000, 1_000_000)
-"""Most nodes of a sum over a line, by level; the last bounds the time and memory of one question."""
+"""Largest number of nodes of a sum over a line, by level; the last bounds the time and memory of one question."""
 GAUSSIAN_DIGITS = (12, 15, 19, 25)
-"""DIGITS where all steps are sampled Gaussians: their brackets are so narrow that fewer digits seldom decide."""
+"""Replaces DIGITS if all steps are sampled Gaussians, whose narrow brackets are seldom decided by fewer digits."""
 MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
-"""Most totals of finite laws that are added up one by one, by level; a sum over a line serves longer ones."""
+"""Largest number of total losses that are added up one by one, by level; beyond it a sum over a line serves."""
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
@@ -49,7 +49,7 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
         if largest is not None and largest <= ball(epsilon):
             return infinite + left_out
         if level == 0 and all(count > 0 and hasattr(part, "hockey_stick") for part, count in parts):
-            # total variations add up, and delta(eps) <= delta(0): this suffices for a tiny leakage
+            # delta(eps) is at most the sum of the steps' total variations: this bound suffices for a tiny leakage
             most = sum((count * part.hockey_stick(ball(0.0)) for part, count in parts), infinite + left_out)
             if most.abs_upper() < ball(log_scale).exp():
                 return between(0, most.abs_upper())
@@ -66,7 +66,7 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
 
 
 def at_most(composition: Composition, epsilon: float) -> Any:
-    """Bound delta(epsilon) of one direction from above by Chernoff; inf where there is no bound."""
+    """Bound delta(epsilon) of one direction from above by Chernoff's bound; return inf where there is none."""
     parts = composition.parts
     if math.isinf(epsilon) or not parts or not all(count > 0 and hasattr(part, "log_mgf") for part, count in parts):
         return arb("inf")
@@ -80,7 +80,7 @@ def at_most(composition: Composition, epsilon: float) -> Any:
 
 
 def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scale: float, level: int) -> Any:
-    """Enclose the finite part by direct integration (two steps, or three whose sum is long) or by a sum over a line."""
+    """Enclose the share of finite losses in delta by direct integration of 2 or 3 steps, or by a sum over a line."""
     if not small_loss_steps.only_sampled_gaussians(parts):
         return line_sum.enclose(build, epsilon, log_scale, DIGITS[level], NODES[level])
     digits, most = GAUSSIAN_DIGITS[level], max(NODES[level], 100_000)
@@ -88,7 +88,7 @@ def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scal
     if fits_direct_integration(parts):
         methods.insert(0, lambda: by_direct_integration(build, epsilon, log_scale, digits))
         if sum(count for _, count in parts) > 2:
-            # two nested integrals take seconds, and a short sum is faster
+            # three steps take two nested integrals, which last seconds; a short sum over a line is faster
             methods.insert(0, lambda: line_sum.enclose(build, epsilon, log_scale, digits, most, 4_000_000))
     for method in methods[:-1]:
         try:
@@ -99,13 +99,13 @@ def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scal
 
 
 def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
-    """Enclose the finite part by a formula or by enumeration; return None where there is neither."""
+    """Enclose the share of finite losses in delta by a formula or by enumeration; return None if neither applies."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0].hockey_stick(epsilon)
     if len(parts) == 1:
         ((part, count),) = parts
         if isinstance(part, LaplaceLoss) and count <= 300:  # the cost grows with the square of the count
-            # the powers cancel, which takes digits in proportion to the count
+            # the powers cancel: the digits that they lose grow in proportion to the count
             with precision(BITS[level] + 8 * count):
                 return repeated_laplace(part.top, count, epsilon)
         if isinstance(part, FiniteLosses):
@@ -122,7 +122,7 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
 
 
 def states(parts: Any) -> int:
-    """Count the totals, by a product of binomial coefficients; FAR_TOO_MANY where there are too many."""
+    """Count the total losses, by a product of binomial coefficients; FAR_TOO_MANY stands for any huge count."""
     total = 1
     for part, count in parts:
         atoms = len(part.loss)
@@ -137,7 +137,7 @@ def states(parts: Any) -> int:
 
 
 def enumerate_totals(parts: Any, epsilon: Any) -> Any:
-    """Sum mass (1 - e^{eps - loss})_+ over all totals of the losses."""
+    """Return the sum of mass (1 - e^{eps - loss})_+ over all total losses."""
     *rest, last = parts
     fixed = [(arb(0), arb(1))]
     for part, count in rest:
@@ -152,7 +152,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Compute `enumerate_totals` of one law on a grid by a power of its generating function; None if too long."""
+    """Compute `enumerate_totals` of one law on a grid by a power of its generating function; None if too costly."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -197,7 +197,7 @@ def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
 
 
 def _totals(part: Any, count: int) -> Iterator[tuple[Any, Any]]:
-    """Yield loss and mass of every way to distribute the steps over the outcomes."""
+    """Yield the total loss and the mass of every way to distribute the steps over the outcomes."""
     if len(part.loss) == 1:
         yield count * part.loss[0], part.p[0] ** count
         return
@@ -229,15 +229,15 @@ def _multinomial(losses: Any, powers: Any, left: int, loss: Any, mass: Any) -> I
 
 
 def fits_direct_integration(parts: Any) -> bool:
-    """Return whether these are two or three sampled Gaussian steps; four would nest three integrals."""
+    """Return whether the parts are two or three sampled Gaussian steps; four would nest three integrals."""
     return all(type(part) is SampledGaussian for part, _ in parts) and 2 <= sum(n for _, n in parts) <= 3
 
 
 def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: float, digits: int) -> Any:
     """Enclose delta(epsilon) of two or three sampled Gaussian steps to `digits` digits of itself or of e^log_scale.
 
-    The last step is a closed form.  With m_i = 1 - q_i + q_i e^{y_i}, the ratio of step i at its output u_i ~ N(0, 1),
-    and E = e^eps
+    The mean over the last step is a closed form.  With m_i = 1 - q_i + q_i e^{y_i}, the ratio of step i at its output
+    u_i ~ N(0, 1), and E = e^eps
 
         remove: delta = E[(m_1 ... m_n - E)_+],    add: delta = E times E[(1/E - m_1 ... m_n)_+].
 
@@ -257,7 +257,7 @@ def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: f
 
 
 class _Aims(NamedTuple):
-    """Tolerances of every integral: absolute, and as a share of its value."""
+    """Tolerances of every integral: `tolerance` is absolute, `share` is relative."""
 
     tolerance: Any
     share: Any
@@ -265,13 +265,13 @@ class _Aims(NamedTuple):
 
 @dataclass(frozen=True)
 class _Step:
-    """One step. For remove, sign = 1 and outputs above a threshold count; for add, sign = -1 and outputs below."""
+    """One step. For remove, sign = 1 and outputs above a threshold count; for add, sign = -1 and outputs below it."""
 
     law: SampledGaussian
     sign: int
 
     def ratio(self, u: Any) -> Any:
-        """Compute m = 1 - q + q e^y at an output."""
+        """Compute the likelihood ratio m = 1 - q + q e^y at an output."""
         law = self.law
         return 1 - law.rate + law.rate * (u / law.sigma - 1 / (2 * law.sigma**2)).exp()
 
@@ -281,7 +281,7 @@ class _Step:
         return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
 
     def beyond(self, u: Any) -> tuple[Any, Any]:
-        """Return the P- and Q-mass of the outputs that count."""
+        """Return the P- and Q-mass of the outputs that count if the threshold is u."""
         law, root = self.law, arb(2).sqrt()
         plain = (self.sign * u / root).erfc() / 2
         hit = (self.sign * (u - 1 / law.sigma) / root).erfc() / 2
@@ -289,7 +289,7 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Integrate +-(m_1 ... m_n - grown) over the outputs that all count."""
+    """Integrate +-(m_1 ... m_n - grown) where the output of every step is beyond its threshold in `places`."""
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)
@@ -330,11 +330,11 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 
 
 class _Two:
-    """The share of two steps beside a third whose ratio is m, below its cut (README.md, "Two and three steps")."""
+    """Share of two steps in delta, given the ratio m of a third below its cut (README.md, "Two and three steps")."""
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims
-        # remove pays most where the third step's ratio is largest, add where that ratio is least
+        # the integrand is largest at the third step's largest ratio for remove, and at its least ratio for add
         worst = most if steps[0].sign > 0 else least
         self.lows = {}
         for i, _ in _distinct(steps):
@@ -343,7 +343,7 @@ class _Two:
             self.lows[i] = _end(steps[i], cuts[i], inner, aims.tolerance)[0]
 
     def __call__(self, m: Any) -> Any:
-        # where m is a wide ball, its integrals cannot be known more closely than m
+        # an integral at m cannot be known more closely than m itself, which may be a wide ball
         wide = (m.rad() / m.abs_lower()).abs_upper()
         if not wide < 1:
             return acb("nan")
@@ -371,7 +371,7 @@ def _distinct(steps: list[_Step]) -> list[tuple[int, int]]:
 
 
 def _integrand(step: _Step, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the function N(u) m inner(m)."""
+    """Return N(u) m inner(m) as a function of the output u, where m is the ratio at u."""
 
     def value(u: Any) -> Any:
         m = step.ratio(u)
@@ -387,13 +387,13 @@ def _below(step: _Step, cut: Any, inner: Callable[[Any], Any], aims: _Aims) -> A
 
 
 def _left(step: _Step, low: Any, inner: Callable[[Any], Any]) -> Any:
-    """Enclose the integral below an end: Pr[u < low] times a mean of m inner(m)."""
+    """Enclose the integral from -inf to `low`: Pr[u < low] times a mean of m inner(m)."""
     m = acb(between(1 - step.law.rate, step.ratio(low).real))
     return (-low / arb(2).sqrt()).erfc() / 2 * m * inner(m)
 
 
 def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> tuple[Any, Any]:
-    """Return the lower end of the range, and bounds of the integral below it."""
+    """Return the lower end of the range of integration, and an enclosure of the integral below that end."""
     top = min(float(cut.real.mid()), 0.0)
     for away in range(1, 60):
         tick()
@@ -405,7 +405,7 @@ def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> 
 
 
 def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
-    """Integrate from any member of one ball to any member of another, not closer than the relative radius `wide`."""
+    """Integrate from any member of `low` to any member of `high`; the relative tolerance is at least `wide`."""
     way = high - low
 
     def along(t: Any, _: bool) -> Any:
@@ -413,7 +413,7 @@ def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, 
         return function(low + way * t) * way
 
     rough = 1 + wide / aims.share
-    # an integral at a wide ball need only bound the outer error
+    # at a wide ball the inner integral only serves to bound the error of the outer one
     limits: dict[str, Any] = {"eval_limit": 300, "use_heap": True} if wide > aims.share else {}
     tolerance, share = aims.tolerance * rough, (aims.share * rough).min(arb("0.1"))
     return acb.integral(along, acb(0), acb(1), abs_tol=tolerance, rel_tol=share, **limits)

@@ -1,4 +1,4 @@
-"""Laws with finitely many losses, as two vectors of masses; integer noise is such a law without its far tails."""
+"""Laws with finitely many losses, as two vectors of masses; discrete Gaussian noise is one if its tails are cut off."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import numpy as np
 from jaxacct.verification.ball_arithmetic import NotCovered, acb, arb, ball
 
 Masses = tuple[Any, ...]
-"""P-masses, Q-masses, losses (None where log p/q is to be computed), grid, cut-off mass, whether unbounded."""
+"""(p, q, loss, grid, cut, unbounded) of a `FiniteLosses`; a loss is None where log p/q is to be computed."""
 
 MOST_OUTCOMES = 20_000
-"""Most outcomes of integer noise that are covered: each has balls."""
+"""Largest number of outcomes of integer noise; bounds the memory, since every outcome has several balls."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FiniteLosses:
 
     grid : (offset, step, whole numbers k) where loss = offset + k step is known exactly, else None.
     cut : upper bound of the P-mass of outcomes that are left out; 0 except for integer Gaussian noise.
-    unbounded : whether the law with the outcomes that are left out has unbounded losses.
+    unbounded : whether the losses are unbounded when no outcome is left out.
     """
 
     key: Any
@@ -75,7 +75,7 @@ class FiniteLosses:
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Any:
         """Enclose M(c + i j step) for j = row * width + 0 ... width - 1, one row at a time."""
-        # an exponential for each power: the radius of a product would grow with every factor
+        # each power is an exponential of its own, since the radius of a product would grow with every factor
         turns = [[acb(0, step * j * loss).exp() for loss in self.loss] for j in range(width)]
         for row in rows:
             at = row * width
@@ -102,7 +102,7 @@ def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLo
     """Build the losses of a mechanism given by masses, Poisson sampled at a rate in (0, 1], in one direction."""
     p, q, losses, grid, cut, unbounded = masses
     if direction == "add" and rate == 1:
-        # the two laws change places
+        # the two laws are exchanged
         p, q, losses = q, p, [-x if x is not None else None for x in losses]
         grid = None if grid is None else (-grid[0], -grid[1], grid[2])
     elif rate != 1:
@@ -153,7 +153,7 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return the pair whose profile is the larger of the profiles of (p, q) and (q, p).
+    """Return the pair whose profile at every epsilon is the larger of the profiles of (p, q) and (q, p).
 
     The pair follows from the knots of that profile, in exact fractions.
     """
@@ -193,9 +193,9 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """Return the pair of (epsilon, delta)-DP.
+    """Return the pair that dominates (epsilon, delta)-DP.
 
-    Each law has mass delta alone; the other outcomes are a randomised response of ratio e^epsilon.
+    Each law has mass delta where the other has none; the other outcomes are randomised response of ratio e^epsilon.
     """
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
@@ -209,9 +209,9 @@ def response(epsilon: Any, delta: Any) -> Masses:
 
 
 def discrete_laplace(scale: Any, shift: int) -> Masses:
-    """Return the masses of Pr[x] = (1-r)/(1+r) r^|x|, r = e^{-1/scale}.
+    """Return the masses of noise with Pr[x] = (1-r)/(1+r) r^|x|, r = e^{-1/scale}, shifted and not shifted.
 
-    All outcomes x <= 0 have one loss, and so have all x >= shift.
+    All outcomes x <= 0 have the same loss and are merged into one; so are all outcomes x >= shift.
     """
     if shift >= MOST_OUTCOMES:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
@@ -228,18 +228,18 @@ def discrete_laplace(scale: Any, shift: int) -> Masses:
 
 
 def discrete_gaussian(sigma: float, shift: int) -> Masses:
-    """Return the masses of Pr[x] proportional to e^{-x^2/(2 sigma^2)}.
+    """Return the masses of noise with Pr[x] proportional to e^{-x^2/(2 sigma^2)}, shifted and not shifted.
 
-    Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side.
+    Each tail has Pr[X >= m] = Pr[X <= -m] <= e^{-m^2/(2 sigma^2)}.
     """
-    reach = math.ceil(24 * sigma) + 1  # the mass beyond is below e^{-288}
+    reach = math.ceil(24 * sigma) + 1  # the mass of each tail beyond is below e^{-288}
     if 2 * reach + shift > MOST_OUTCOMES:
         raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")
     square = 2 * ball(sigma) ** 2
     beyond = 2 * (-(ball(reach) ** 2) / square).exp()
     noise = {x: (-(ball(x) ** 2) / square).exp() for x in range(reach + shift + 1)}
     inside = 2 * sum((noise[x] for x in range(1, reach + 1)), arb(0)) + 1
-    # the sum over all outcomes is inside/(1 - tail) with tail in [0, beyond]
+    # the sum over all outcomes is inside/(1 - tail); the mass `tail` of those left out lies in [0, beyond]
     whole = inside * (1 / (1 - beyond)).union(arb(1))
     at = range(-reach, reach + shift + 1)
     far = reach + shift

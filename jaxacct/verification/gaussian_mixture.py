@@ -17,7 +17,7 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
-"""Weights of the largest contributions are left out while the sum of these weights is below this bound."""
+"""The largest contributions are left out as long as the sum of their weights is below this bound."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
@@ -26,14 +26,14 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
     while j <= trials:
         weights.append(math.comb(trials, j) * chance**j * (1 - chance) ** (trials - j))
         j += 1
-        # beyond j = 2 (trials chance + 1) each term is less than half of the term before
+        # beyond j = 2 (trials chance + 1) each term is less than half the previous term
         if j > 2 * float((trials * chance + 1).upper()) and 2 * weights[-1] < NEGLIGIBLE:
             return weights, (2 * weights[-1]).abs_upper() if j <= trials else arb(0)
     return weights, arb(0)
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return the probabilities of j of `group` records among `batch` of `size`, and 0 beyond."""
+    """Return Pr[`batch` draws from `size` records have j of a `group`] for j = 0, 1, ..., and 0 for larger j."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -41,7 +41,7 @@ def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any]
 
 @dataclass(frozen=True)
 class GaussianMixture(SampledGaussian):
-    """sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), the largest share 1.
+    """sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), where the largest share is 1.
 
     A sampled Gaussian has the shares 0 and 1.
 
@@ -68,7 +68,7 @@ class GaussianMixture(SampledGaussian):
 
     @property
     def largest(self) -> Any:
-        """The largest loss; None if losses are unbounded, as where no contribution has weight 0."""
+        """The largest loss; None if losses are unbounded: for remove, and for add if contribution 0 has weight 0."""
         return None if self.direction == "remove" or not self.weights[0] > 0 else -self.weights[0].log()
 
     @property
@@ -96,7 +96,7 @@ class GaussianMixture(SampledGaussian):
         return self._terms_of(u)[0]
 
     def _share_of_slope(self, u: Any) -> Any:
-        """Return the mean of the shares at an output, which rises with the output."""
+        """Return the mean of the shares given the output u; the mean rises with u."""
         total, mean = self._terms_of(u)
         return mean / total
 
@@ -120,7 +120,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window for all peaks: at a peak, u is the exponent over sigma times the mean of the shares."""
+        """Return one window for all peaks of N(u) mix^e; at a peak, u is e/sigma times the mean of the shares."""
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))
@@ -170,7 +170,7 @@ class PairOfMixtures:
         return sum((c * gaussian_tail((place - m) if up else (m - place)) for m, c in terms), arb(0)).max(0)
 
     def _terms(self, grown: Any) -> list[tuple[Any, Any]]:
-        """Return (mean, coefficient) of p - a q by increasing mean; equal means are one term."""
+        """Return the terms (mean, coefficient) of p - a q in order of the mean; terms of equal mean are merged."""
         found: dict[str, list[Any]] = {}
         for law, factor in ((self.p, arb(1)), (self.q, -grown)):
             for mean, weight in law:
@@ -181,7 +181,7 @@ class PairOfMixtures:
 
 
 def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
-    """Return a ball that holds the only zero of sum c e^{m u - m^2/2}, which rises through 0 (sign 1) or falls."""
+    """Return a ball that holds the only zero of sum c e^{m u - m^2/2}; the sum rises there (sign 1) or falls (-1)."""
 
     def side(u: Any) -> int:
         logs = [m * u - m * m / 2 for m, _ in terms]
@@ -209,7 +209,7 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class RevealedPairs:
-    """One step whose pair is drawn from several pairs with given probabilities, and revealed."""
+    """One step whose pair is drawn from several pairs with given probabilities; the draw is revealed."""
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None
@@ -237,7 +237,7 @@ class RevealedPairs:
 
 @dataclass(frozen=True)
 class Revealed(RevealedPairs):
-    """Any number of such steps whose laws have a known M(z): M(z) is the sum of probability times M_i(z)."""
+    """`RevealedPairs` that can be composed, as each pair has a known M_i(z): M(z) is the sum of chance times M_i(z)."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))

@@ -5,8 +5,8 @@
 The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  Proofs: README.md of this
 folder, "The sum over a line".
 
-A plan, made in floats, chooses the line, the period and length of the sum, and the outputs that are taken out.  No
-number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan costs width, and never truth.
+A plan, made in floats, chooses the line, the period and length of the sum, and the outputs that are left out.  No
+number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan only makes it wide.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from jaxacct.verification.closed_form_losses import GaussianLoss
 from jaxacct.verification.sampled_gaussian import Cut
 
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
-"""Positions of the line that are tried, as shares of the saddle point: below it, aliases may fall faster."""
+"""Positions Re z of the line that are tried, as shares of the saddle point; below 1 the aliases may fall faster."""
 LONG_SUM_PRODUCTS = 400_000
-"""Products of a node in t and a node in x from which on a sum is long, and a plan with cuts is tried."""
+"""Number of products (of a node in t and a node in x) from which a sum counts as long: plans with cuts are tried."""
 REUSE_SHARE = 1e-3
-"""Largest relative distance between an epsilon and that of a kept sum by which the sum may still serve."""
+"""Largest relative distance from the epsilon of a kept sum at which that sum still serves."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near that of its plan."""
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
-    """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, by at most `most` nodes."""
+    """Enclose the finite part of delta(epsilon) to about `digits` digits of e^log_scale, with at most `most` nodes."""
     with precision(128), np.errstate(all="ignore"):
         parts = build()
         key = (tuple((part.key, count) for part, count in parts), digits, most)
@@ -51,7 +51,7 @@ def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int
 
 
 def at_most(parts: Any, epsilon: float) -> Any:
-    """Bound delta(epsilon) from above at the cost of one value of M."""
+    """Bound delta(epsilon) from above by Chernoff's bound, at the cost of one value of M."""
     with np.errstate(all="ignore"):
         c = saddle(parts, epsilon)
         for _ in range(20):
@@ -81,7 +81,7 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Compute M(z)/(z (z + 1)) at every node, half of it at the first; M - A if small losses are taken apart."""
+        """Compute M(z)/(z (z + 1)) at every node, halved at the first; of M - A if small losses are taken apart."""
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
@@ -104,7 +104,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Bound `values` beyond the last node from above, without the denominator."""
+        """Bound the size of `values` beyond the last node from above, without their denominators z (z + 1)."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)
@@ -141,7 +141,7 @@ class LineSum:
         if not plan.smoothing:
             whole = first - _aliases(self.parts, plan, epsilon)
             return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
-        # the second sum is smoothed with 4 times the square: e^{4x} in place of e^x, and a smaller tail
+        # the second sum is smoothed with 4 times the variance: its terms have e^{4x} for e^x, and its tail is smaller
         most = arb(4)
         aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
         first -= aliases
@@ -152,7 +152,7 @@ class LineSum:
 
 
 def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
-    """Enclose the excess of the sum over delta(epsilon): delta at epsilon + j period for j = +-1, +-2, ..."""
+    """Enclose the excess of the sum over delta(epsilon): weighted delta(epsilon + j period) for j = +-1, +-2, ..."""
     c, period, orders = arb(plan.line.c), arb(plan.line.period), plan.line
     total, bound = arb(0), arb(0)
     if orders.above is not None:
@@ -179,7 +179,7 @@ def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
 
 
 def _end(parts: Any, name: str) -> Any:
-    """Return the least or largest loss of the composition."""
+    """Return the "least" or the "largest" loss of the composition, as `name` says."""
     return sum((count * getattr(part, name) for part, count in parts), arb(0))
 
 
@@ -211,9 +211,9 @@ def _moment(parts: Any, a: Any, epsilon: Any) -> Any:
 
 
 class Line(NamedTuple):
-    """Re z = c, and the period of the sum along it.
+    """Line Re z = c, and the period of the sum along it.
 
-    below, above : orders of the Chernoff bounds of the aliases on either side; None where losses do not reach them.
+    below, above : orders of Chernoff bounds of the aliases below and above epsilon; None where no loss reaches them.
     """
 
     c: float
@@ -232,8 +232,8 @@ class Plan:
     smoothing : deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
     bits : accuracy of the values of M, in natural digits.
     cost : products (of a node in t and a node in x) that the sum takes.
-    small_loss : the cuts by which steps with small loss are taken apart, None where they are not.
-    cuts : the cuts of each part above which its largest outputs are left out; empty where none are.
+    small_loss : the cuts by which steps with small loss are taken apart, None where they are not taken apart.
+    cuts : the cuts of each part above which its largest outputs are left out; empty if none are left out.
     """
 
     line: Line
@@ -246,7 +246,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield plans in the order of trial until one is short: plain, small losses apart, largest outputs cut off."""
+    """Yield plans until one is short: a plain one, with small losses taken apart, with the largest outputs left out."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):
@@ -265,7 +265,7 @@ def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
 
 
 def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Plan:
-    """Choose the line near the saddle point, its period by the aliases, and the cut-off by the decay, in floats."""
+    """Choose in floats a line near the saddle point, a period for which aliases are small, and the number of nodes."""
 
     def action(c: np.ndarray) -> np.ndarray:
         # parts have no common type that says log_mgf returns an array
@@ -295,7 +295,7 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
     if not np.isfinite(last) and small_loss_steps.only_sampled_gaussians(parts):
         return Plan(line, 2, 0.0, bits, float("inf"))
     if not np.isfinite(last):
-        # a smoothed loss has no ends
+        # a smoothed loss is unbounded on both sides
         line = _line(action, c, wanted, (np.inf, np.inf))
         last = most * 2 * np.pi / line.period
         if not last**2 > 4 * c * (c + 1):
@@ -319,14 +319,14 @@ def saddle(parts: Any, epsilon: float) -> float:
 
 
 def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
-    """Return the reach of the losses below and above epsilon, in floats and a little enlarged; inf without an end."""
+    """Return how far losses reach below and above epsilon, in floats and a little enlarged; inf if unbounded."""
     sides = []
     for name, sign in (("least", -1.0), ("largest", 1.0)):
         ends: list[Any] = [getattr(part, name, None) for part, _ in parts]
         gap = np.inf
         if all(end is not None for end in ends):
             total = sum(count * float(end.mid()) for end, (_, count) in zip(ends, parts, strict=True))
-            # enlarged, so that it serves near epsilons too
+            # enlarged, so that the line serves epsilons nearby too
             gap = max(sign * (total - epsilon), 0.0) + 3e-3 * (abs(total) + abs(epsilon))
         sides.append(float(gap))
     return sides[0], sides[1]

@@ -48,9 +48,9 @@ RULES: dict[type, Rule] = {}
 """The definition of each class; subclasses do not inherit it."""
 R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
-"""Most records of a data set whose cap is added up term by term."""
+"""Largest number of records of a data set with a cap: the chance that the cap is reached has as many terms."""
 EITHER = "either"
-"""Direction that stands for both orders: each pair of laws of a replaced record has the larger of its profiles."""
+"""Direction that stands for both orders of a replaced record: each pair of laws has the larger of its two profiles."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
 
 
 def fields_of(mechanism: Any) -> dict[str, Any]:
-    """Return the fields of a mechanism; raise NotCovered without a rule, or for a field that the rule does not read."""
+    """Return the fields of a mechanism; raise NotCovered if no rule defines it or the rule does not read a field."""
     name = type(mechanism).__name__
     if type(mechanism) not in RULES:
         raise NotCovered(name)
@@ -122,12 +122,12 @@ class Composition:
 
     @property
     def cut(self) -> Any:
-        """Upper bound of the P-mass of runs in which a step of integer noise leaves the outcomes that are kept."""
+        """Upper bound of the P-mass of runs in which some step of integer noise has an outcome that is left out."""
         return sum((count * part.cut for part, count in self.parts if isinstance(part, FiniteLosses)), arb(0))
 
     @property
     def lost(self) -> Any:
-        """Upper bound of the P-mass of contributions to a sampled batch that are left out."""
+        """Upper bound of the P-mass of the components of Gaussian mixtures that are left out."""
         return sum((count * part.lost for part, count in self.parts if isinstance(part, GaussianMixture)), arb(0))
 
     @property
@@ -169,7 +169,7 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
     if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:
         names = ("remove",)
     orders = [mechanism]
-    # with more than 4 pairs of unlike laws no single pair is exchanged
+    # more than 4 pairs of unlike laws have too many orders: only the given order is tried
     if (fixed_size or relation == "replace_one") and _unlike(mechanism) <= 4:
         orders = _orders(mechanism)
     return [(order, name) for order in orders for name in names]
@@ -343,14 +343,14 @@ def _responds(asked: Asked, epsilon: Any, delta: Any) -> list[Part]:
 
 
 def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = True) -> list[Part]:
-    """Return the losses of one step from two laws of masses; `alike`: both directions have the same loss law."""
+    """Return the losses of one step from the masses of its two laws; `alike`: both directions have one loss law."""
     way = "both" if alike and asked.whole else asked.direction
     return [(from_masses((*key, asked.rate.str(40), way), masses, asked.rate, asked.direction), 1)]
 
 
 @defines(RandomAllocation)
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
-    """Define one of t slots; with a single slot, the Gaussian itself.
+    """Define a record that is in one of t slots, drawn at random; with a single slot, the Gaussian itself.
 
     Other records keep their slots, also under zero_out.
     """
@@ -398,7 +398,7 @@ def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_si
 
 
 def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
-    """Define sampling without replacement under zero_out: the record keeps its slot, where another could have been."""
+    """Define sampling without replacement under zero_out: the record keeps its slot, where another record could be."""
     if not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
     return [(_zero_out(_noise(mechanism), rate, asked.direction), 1)]
@@ -426,7 +426,7 @@ def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_siz
 
 
 def _refuse(asked: Asked, name: str, *relations: str) -> None:
-    """Raise NotCovered under sampling and under the listed relations."""
+    """Raise NotCovered if the mechanism is sampled, and under each of the listed relations."""
     if not asked.whole:
         raise NotCovered(f"{name} under sampling")
     if asked.relation in relations:
@@ -441,7 +441,7 @@ def _noise(mechanism: Any) -> Any:
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
-    """Return Pr[at least cap of the other records are sampled], and the probability of that with the record kept."""
+    """Return Pr[at least cap of the other records are sampled], and the chance that the record is also kept."""
     if cap >= size or q.is_zero():
         return arb(0), arb(0)
     if size > MOST_RECORDS:
@@ -458,7 +458,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair for e^eps >= 1: another record opposite to x (remove), or like x (add)."""
+    """Return the worst pair for e^eps >= 1: if x is not drawn, a record opposite to x (remove) or like x (add) is."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -466,7 +466,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Return the losses where contribution j has weight_j; noise in units of one record; none if nobody contributes."""
+    """Return the loss of noise, in units of one record, on contribution j with weight_j; nothing if only 0 occurs."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []

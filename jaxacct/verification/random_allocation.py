@@ -1,4 +1,4 @@
-"""One round of random allocation: delta from the put on the likelihood ratio, by a sum over a vertical line.
+"""One round of random allocation: delta from E(k - S)_+ of the likelihood ratio S, by a sum over a line.
 
 Proofs: README.md of this folder, "One round of random allocation".
 """
@@ -16,9 +16,9 @@ from jaxacct.verification.ball_arithmetic import Unplanned, acb, arb, between, g
 ANGLES = np.geomspace(1e-5, 1.0, 60)
 """Angles tried for the turned path of a quadrature, as shares of an eighth of a turn."""
 MOST_NODES = 1_000_000
-"""Most nodes in Im z of one sum."""
+"""Largest number of nodes in Im z of one sum."""
 MARGIN = 14.0
-"""Natural digits by which every choice is finer than the accuracy wanted."""
+"""Natural digits (factors of e) by which the quadrature is more accurate than needed."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class AllocationLoss:
         return total * step * scale + cut - between(0, images.abs_upper())
 
     def _beyond(self, c: Any, y: Any, plan: _Plan) -> Any:
-        """Bound |phi(c + iy')| by e^{a^2/2} phi(c cos(sa) + y sin(sa)) for all y' >= y, on a path moved down by a."""
+        """Bound |phi(c + iy')| for all y' >= y by e^{a^2/2} phi(c cos(sa) + y sin(sa)), on a path moved down by a."""
         angle = arb(plan.turned)
         r = c * angle.cos() + y * angle.sin()
         weights, exponents, error = self._nodes(r, arb(0), arb(plan.real_strip), plan)
@@ -86,7 +86,7 @@ class AllocationLoss:
     def _values(self, c: Any, step: Any, plan: _Plan) -> Any:
         """Enclose phi at c + i j step, a row at a time.
 
-        e^{i(a + b)x} = e^{iax} e^{ibx} makes a block of rows a product of matrices.
+        Since e^{i(a + b)x} = e^{iax} e^{ibx}, a block of rows is a product of two matrices.
         """
         weights, exponents, error = self._nodes(c, arb(plan.angle), arb(plan.strip), plan)
         size, spread = len(weights), acb(within(error), within(error))
@@ -108,7 +108,7 @@ class AllocationLoss:
                 yield [product[i, b] + spread for b in range(plan.width)]
 
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
-        """Return weights w, exponents x and error of phi(z) = sum w e^{zx}, Re z >= c, on a path turned by an angle."""
+        """Return weights w, exponents x and error of phi(z) = sum w e^{zx}, valid for Re z >= c, on a turned path."""
         s, t, down = 1 / self.sigma, self.slots, angle * self.sigma
         width = strip * self.sigma
         h = 2 * arb.pi() * width / arb(plan.digits + float((2 * width * width).upper()))
@@ -122,7 +122,7 @@ class AllocationLoss:
         grown = (down * down / 2).exp()
         far = -(s * last * h - s * s / 2).exp() / t
         outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
-        if bool(angle > 0):  # lines `width` above and below the path; the upper line may reach the real line
+        if bool(angle > 0):  # the error is bounded on lines `width` above and below the path; the upper one may be real
             if not (strip <= angle and angle + strip <= arb.pi() / 2):
                 raise Unplanned("its path is turned too far")
             sizes = ((width - down) ** 2 / 2).exp() + ((width + down) ** 2 / 2).exp()
@@ -135,7 +135,7 @@ class AllocationLoss:
 
 
 class _Plan:
-    """Line, period, cut-off and quadrature in floats: a bad plan costs width, and never truth."""
+    """Line, period, length and quadrature, chosen in floats: a bad plan only makes the enclosure wide."""
 
     def __init__(self, sigma: float, t: int, k: float, wanted: float) -> None:
         self.sigma, self.t = sigma, t
@@ -155,7 +155,7 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # natural digits of phi: its error counts as a share of phi(c), times t and the number of terms
+        # natural digits of phi: its error relative to phi(c) is multiplied by t and by the number of terms
         small = float(self._log_phi(np.array([self.c]))[0])
         self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)
@@ -165,7 +165,7 @@ class _Plan:
         big = np.log(max(self.digits + 0.5 * (self.angle * sigma) ** 2, 1.0) * t / self.c / np.cos(self.angle))
         self.right = float(min(self.reach, max((big / s + 0.5 * s), 1.0)))
         self.bits = int(64 + 1.45 * (self.digits + (2 * self.angle * sigma) ** 2) + 2 * np.log2(t + 1))
-        if self.bits > 3000 or not nodes * self.count < 60_000_000:  # its terms cancel too much
+        if self.bits > 3000 or not nodes * self.count < 60_000_000:  # terms cancel too much, or are too many
             raise Unplanned("its sum is too long")
 
     def _log_phi(self, r: np.ndarray) -> np.ndarray:
@@ -182,7 +182,7 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """Return the y beyond which the bound is small enough, and the angle of that bound."""
+        """Return the y beyond which the bound of `_beyond` is small enough, and the angle of that bound."""
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:

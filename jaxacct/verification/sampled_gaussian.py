@@ -17,12 +17,12 @@ from jaxacct.verification.ball_arithmetic import acb, arb, between, ctx, gaussia
 from jaxacct.verification.closed_form_losses import GaussianLoss, sampled_hockey_stick
 
 ANGLES = np.geomspace(1e-5, 1.45, 32)
-"""Angles tried for a moved line, in radians: the bounds hold below a right angle."""
+"""Angles tried for a moved line of integration, in radians; the bounds hold below pi/2."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A share of every output: Phi(side (u - place)/width), entire in u; side 1 keeps large outputs, -1 small ones."""
+    """A smooth cut: of an output u it keeps the share Phi(side (u - place)/width); side 1 keeps large u, -1 small u."""
 
     place: float
     width: float
@@ -32,7 +32,7 @@ class Cut:
         return (self.side * (arb(self.place) - u) / (arb(self.width) * arb(2).sqrt())).erfc() / 2
 
     def log_share(self, u: np.ndarray) -> np.ndarray:
-        """Compute the logarithm of the share in floats."""
+        """Compute the logarithm of the kept share in floats."""
         return np.asarray(log_ndtr(self.side * (u - self.place) / self.width))
 
 
@@ -44,7 +44,7 @@ class SampledGaussian:
     M(z) = E[mix^{-z}]; both are entire.  With cuts, only a share of every output is in the mean.
 
     sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".
-    cuts : shares of every output that are kept, none unless outputs are cut.
+    cuts : smooth cuts, each of which keeps a share of every output; empty for the whole law.
     _means, _terms : values that were computed before, by their arguments.
     """
 
@@ -70,13 +70,13 @@ class SampledGaussian:
 
     @property
     def masses(self) -> tuple[Any, Any]:
-        """P- and Q-mass of the outputs, or of the share of them that cuts keep: M(0) and M(-1)."""
+        """P- and Q-mass of the share of the outputs that the cuts keep, M(0) and M(-1); both are 1 without cuts."""
         plain, hit = (self._mass(shift) for shift in (0, 1 / self.sigma))
         mixed = (1 - self.rate) * plain + self.rate * hit
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose E[share of N(shift, 1)]: a closed form for one cut; a second cut lowers it by at most its mass."""
+        """Enclose the kept mass of N(shift, 1): a closed form for one cut; others lower it by at most what they remove."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
@@ -106,7 +106,7 @@ class SampledGaussian:
         nodes = _Nodes(self, c, count, bits)
         error = acb(within(nodes.error), within(nodes.error))
         size = len(nodes.weights)
-        # an exponential for each power: the radius of a product would grow with every factor
+        # each power is an exponential of its own, since the radius of a product would grow with every factor
         places = [acb(0, step * b) for b in range(width)]
         right = []
         for x in nodes.logs:
@@ -145,7 +145,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def mean(self, c: Any) -> Any:
-        """Enclose M(c) at a real c > 0 on the real line, with an error that is a share of M(c)."""
+        """Enclose M(c) for a real c > 0 by a sum over real outputs, with an error that is a share of M(c)."""
         known = self._means.get((c.str(40), ctx.prec))
         if known is not None:
             return known
@@ -187,23 +187,23 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Bound |N(u) mix^e| on the line at an angle over its value on the real line, without the phase of e."""
+        """Bound the ratio of |N(u) mix^e| on the line at an angle to its value on the real line, for a real e."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
     def _apart(self, c: Any, angle: Any, strip: Any) -> Any:
-        """Bound `_grown` with log mix replaced by the mean of its values at angle + strip and angle - strip."""
+        """Bound `_grown` if log mix is replaced by the mean of its values at angle + strip and angle - strip."""
         risen = self._risen(angle) * self._risen(strip)
         if self.direction == "remove":
             return risen
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error as a share of M(c), by lines `strip` away and none beyond `angle`."""
+        """Bound the trapezoid rule's error relative to M(c), by lines `strip` away whose angles are at most `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
-        """Bound h times the sum of N(u) mix^e beyond the range (README.md, "The sampled Gaussian")."""
+        """Bound h times the sum of N(u) mix^e outside [low, high] (README.md, "The sampled Gaussian")."""
         exponent, total = self._exponent(c), arb(0)
         if self.direction == "remove":
             last = arb(self._steep(float((exponent / self.sigma).upper()) + 1.0, 1))
@@ -230,7 +230,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate of decay, beyond an end, of N times the shares that fall there."""
+        """Return the least rate at which N times the falling shares of the cuts decays beyond `end`."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -238,7 +238,7 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """Compute N(a) mix(b)^exponent, times the largest shares beyond a on a side."""
+        """Compute N(a) mix(b)^exponent times the share at a of every cut that falls towards `side`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:
@@ -253,7 +253,7 @@ class SampledGaussian:
         return self.altered(direction="add" if self.direction == "remove" else "remove")
 
     def altered(self, **fields: Any) -> Self:
-        """Return a copy with some fields changed, and without the values computed before."""
+        """Return a copy with some fields changed and with empty caches."""
         return replace(self, **fields, _means={}, _terms={})
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
@@ -275,7 +275,7 @@ class SampledGaussian:
             found = top + np.log(np.exp(logs - top[:, None]).sum(-1) * np.maximum(step, 1e-300) / np.sqrt(2 * np.pi))
             total = np.logaddexp(total, np.where(step > 0, found, -np.inf))
         if self._bounded and self.direction == "remove":
-            # far out a share may fall slower than a high power grows
+            # far out, the share of a cut may fall more slowly than a high power of mix grows
             far = max(self._top(9.0), 1.0)
             u = far * np.geomspace(1.0, max(float(np.max(exponent)) / float(self.sigma.mid()) / far, 1.0), 200)
             logs = self._log_density(u) + exponent * self._log_mix(u) + np.log(u)
@@ -283,7 +283,7 @@ class SampledGaussian:
         return total
 
     def _points(self, length: float) -> int:
-        """Return the number of steps that resolve N and the cuts, in floats."""
+        """Return the number of quadrature steps over `length` that resolve N and the cuts, for planning."""
         finest = min([0.12, float(self.sigma.mid()) / 4, *(cut.width / 3 for cut in self.cuts)])
         return int(np.clip(np.ceil(length / finest), 60, 4000))
 
@@ -339,13 +339,13 @@ class SampledGaussian:
         return top + np.log((1 - rate) * np.exp(-top) + rate * np.exp(y - top + 1j * angle))
 
     def _best_angle(self, c: float, t: float) -> tuple[float, float]:
-        """Return log of the bound of |M| at t, and the angle of that bound, in floats."""
+        """Return the logarithm of the smallest bound of |M(c + it)| over ANGLES, and its angle, in floats."""
         values = self.log_moved(c, t)
         best = int(np.argmin(values))
         return float(values[best]), float(ANGLES[best])
 
     def log_moved(self, c: float, t: float) -> np.ndarray:
-        """Return log of the bound of |M| at t on the line at each of ANGLES, in floats; inf if it is not to be used."""
+        """Return log of the bound of |M(c + it)| on the line at each of ANGLES, in floats; inf if not allowed."""
         values = np.full(ANGLES.shape, np.inf)
         allowed = self._steepest > ANGLES
         logs, turns = self._moved_terms(c)
@@ -355,7 +355,7 @@ class SampledGaussian:
         return np.where(np.isnan(values), np.inf, values)
 
     def _moved_terms(self, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each angle, log of the integrand's size at points and the rates of decay from its phase."""
+        """Return for each angle, at points u, the log of the integrand's size at t = 0 and its rate of decay in t."""
         if c not in self._terms:
             exponent, angles = float(self._exponent(c)), ANGLES[self._steepest > ANGLES]
             sizes, turns = [], []
@@ -370,7 +370,7 @@ class SampledGaussian:
         return self._terms[c]
 
     def _strip(self, c: float, angle: float, wanted: float) -> tuple[Any, float, float]:
-        """Return half the width of a strip about the line at an angle, 2 pi over the step, and the digits wanted."""
+        """Return three numbers: half the width of a strip about the line, 2 pi over the step, and the digits wanted."""
         farthest = 3.0 if self.direction == "remove" else 2.0
         widest = max(1.57 - angle, min(angle, farthest - angle))
         best = None
@@ -382,7 +382,7 @@ class SampledGaussian:
         return arb(best[0]), best[1], best[2]
 
     def _top(self, far: float) -> float:
-        """Return the place `far` widths above the lowest cut of large outputs; inf where there is none."""
+        """Return the output `far` widths above the lowest cut that removes large outputs; inf without such a cut."""
         return min((cut.place + far * cut.width for cut in self.cuts if cut.side < 0), default=float("inf"))
 
     @property
@@ -392,7 +392,7 @@ class SampledGaussian:
 
     @property
     def _steepest(self) -> float:
-        """Largest angle of a moved line; the error of the step is bounded on lines at up to twice that angle."""
+        """Largest angle of a moved line; the trapezoid rule's error is bounded on lines at up to twice that angle."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property
@@ -411,7 +411,7 @@ class SampledGaussian:
         return risen - c / 2 * float(np.log(np.cos((angle + strip) / 2) * np.cos((angle - strip) / 2)))
 
     def _range(self, c: float, wanted: float) -> tuple[Any, Any]:
-        """Return the u beyond which N(u) mix^e is below e^-wanted of M(c), in floats.
+        """Return the lower and the upper u beyond which N(u) mix^e is below e^-wanted M(c), in floats.
 
         The range is heuristic: `_outside` bounds the rest.
         """
@@ -425,7 +425,7 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Return the place where N times the shares that fall on a side falls at a slope (`_fall`), in floats."""
+        """Return the u where -log of N times the shares that fall towards `side` has the slope `slope`, in floats."""
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:
@@ -434,7 +434,7 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """Return angle, 2 pi over the step, digits and nodes of the line with fewest nodes.
+        """Choose the line with fewest nodes; return its angle, 2 pi over its step, its digits and its number of nodes.
 
         The integrand is bounded at `farthest` times the angle.
         """
@@ -474,7 +474,7 @@ class _Nodes:
 
 
 def around_fixed_point(slope: Any, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bisect for the u with slope(u) = u of a falling slope, to 1e-3, in floats."""
+    """Bisect to a width of 1e-3 for the u with slope(u) = u, where `slope` is a falling function; in floats."""
     while np.max(high - low) > 1e-3:
         middle = 0.5 * (low + high)
         if not np.all(np.isfinite(middle)) or np.any((middle == low) & (high - low > 1e-3)):

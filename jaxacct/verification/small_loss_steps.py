@@ -46,7 +46,7 @@ class SmallLossSteps:
         return found
 
     def tail(self, parts: Any, c: Any, t: Any) -> Any:
-        """Bound |M - A| at c + is for all s >= t by the product of M(c) times the sum of n |B|/M(c)."""
+        """Bound |M - A| at c + is for all s >= t by the product of all M(c)^n times the sum of n |B|/M(c)."""
         whole, share = arb(1), arb(0)
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             mean = part.mean(c)
@@ -86,7 +86,7 @@ class SmallLossSteps:
 
 
 class SplitPlan(NamedTuple):
-    """The cuts, the end of the sum along the line, and the number of products that the sum takes."""
+    """Cuts of the steps, with the length of the sum along the line and the number of products that it takes."""
 
     small_loss: SmallLossSteps
     far: float
@@ -101,7 +101,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Choose the cuts after which the sum costs least, in floats, all at one distance of the loss; None without any."""
+    """Choose in floats the cuts after which the sum costs least, all equally far above the least loss; None if none."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
@@ -110,7 +110,7 @@ def plan_split(
     means = [float(part.log_mgf(np.array([c]))[0]) for part, _ in parts]
     flat = sum(count * mean for mean, (_, count) in zip(means, parts, strict=True))
     weights = [np.log(count) - mean for mean, (_, count) in zip(means, parts, strict=True)]
-    for width in (0.06, 0.12, 0.25, 0.5, 1.0):  # shares of the lesser of sigma and 1
+    for width in (0.06, 0.12, 0.25, 0.5, 1.0):  # widths as shares of min(sigma, 1)
         low, high, order = np.log(gap) - 60.0, np.log(gap), 0.0
         while high - low > 0.2:
             middle = 0.5 * (low + high)
@@ -173,7 +173,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Leave out the largest outputs, of P-mass below e^wanted, which make M(c) huge; planned in floats."""
+    """Return parts without the largest outputs, which make M(c) huge; their P-mass is planned to be below e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
@@ -187,7 +187,7 @@ def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
 
 
 def mass_of_largest(parts: Any) -> Any:
-    """Bound the P-mass of the outputs that `without_largest` left out from above."""
+    """Bound from above the P-mass of the outputs that `without_largest` left out."""
     total = arb(0)
     for part, count in parts:
         (cut,) = part.cuts
