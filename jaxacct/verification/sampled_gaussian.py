@@ -76,7 +76,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the kept mass of N(shift, 1): a closed form for one cut; others lower it by at most what they remove."""
+        """Enclose the kept mass of N(shift, 1): a closed form for one cut; others take away at most their part."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
