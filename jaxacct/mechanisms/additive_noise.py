@@ -17,22 +17,22 @@ from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Most outcomes of the discrete Gaussian without grouping, and of the discrete Laplace at all.
+"""Largest number of outcomes: beyond it the discrete Gaussian's are grouped, and the discrete Laplace is refused.
 
 The work of the lattice engine grows with the number of losses.
 """
 MOST_GROUPED_OUTCOMES = 2**21
-"""Most outcomes of the discrete Gaussian, all of which are held in memory at once."""
+"""Largest number of outcomes of the discrete Gaussian; all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
-"""Least noise in units of the statistic; with less, the release is nearly always the statistic itself."""
+"""Smallest noise, in units of the statistic; with less noise, the release is nearly always the statistic itself."""
 REACH_IN_DEVIATIONS = 37.5
-"""Standard deviations of the discrete Gaussian kept on either side: e^{-37.5^2/2} is 5e-306, near the least float64."""
+"""Deviations of the discrete Gaussian kept on each side: e^{-37.5^2/2} is 5e-306, near the smallest float64."""
 LOSS_CELLS = 2048
-"""Cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
+"""Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
-"""Points of the profile down to a delta of about e^-72, and from there to e^-684, which is near the least float64.
+"""Numbers of points of a profile: down to a delta of e^-72, and on to e^-684, near the smallest float64.
 
-These numbers add about 1e-5 to epsilon.
+So many points add about 1e-5 to epsilon.
 """
 
 
@@ -76,7 +76,7 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """Return a pair above the smallest of 1, factor delta(eps; mu) and delta(eps; other), profiles of two Gaussians."""
+    """Return a pair whose profile is above min(1, factor delta(eps; mu), delta(eps; other)), delta of two Gaussians."""
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -113,7 +113,7 @@ def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
     tail = density * (mills_a - mills_b + 1e-13 * mills_a + moved) * (1.0 + ROUNDOFF * (64.0 + 2.0 * a**2))
     near = special.ndtr(-a) - density * (mills_b - moved) + 1e-13
     delta = np.where(a > 0.0, tail + 4.0 * SMALLEST_POSITIVE, near)
-    return np.where(slack <= 1e-3, delta, special.ndtr(slack - a) + 1e-13)  # Phi(-a) alone is a bound
+    return np.where(slack <= 1e-3, delta, special.ndtr(slack - a) + 1e-13)  # the first term, Phi(-a), is a bound too
 
 
 @register
@@ -193,7 +193,7 @@ class DiscreteGaussian(_IntegerNoise):
         Parameter in units of the statistic, not relative to the sensitivity; up to some 27,900. Beyond that the
         continuous Gaussian of the same sigma is close.
     sensitivity : int >= 1
-        Most by which a record moves the statistic under add/remove.
+        Largest move of the statistic by a record under add/remove.
 
     References
     ----------
@@ -245,7 +245,7 @@ class DiscreteLaplace(_IntegerNoise):
     scale : array_like >= 0.01
         Parameter in units of the statistic; one configuration per element.
     sensitivity : int >= 1
-        Most by which a record moves the statistic under add/remove. The shift of the pair must be below 4096.
+        Largest move of the statistic by a record under add/remove. The shift of the pair must be below 4096.
 
     References
     ----------
@@ -288,8 +288,8 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 
     q = mass(at)
     p, q = mass(at - shift) / q.sum(), q / q.sum()
-    # Pr[X >= m] <= e^{-m^2/(2 sigma^2)} on either side (Canonne, Kamath, Steinke 2020, Proposition 25);
-    # never 0, since the loss is unbounded
+    # each tail has Pr[X >= m] <= e^{-m^2/(2 sigma^2)} (Canonne, Kamath, Steinke 2020, Proposition 25);
+    # the mass at infinity is never 0, since the loss is unbounded
     beyond = np.asarray(max(2.0 * np.exp(-0.5 * np.square(reach / sigma)), 1e-320))
     if grouped:
         at, p, q = _grouped(at, p, q, shift / sigma / sigma, sigma, shift)
@@ -299,7 +299,7 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 def _grouped(
     at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split each outcome between its two nodes: the profile becomes its chords (README.md, "Discrete noise")."""
+    """Split each outcome between two nearest nodes: the profile becomes its chords (README.md, "Discrete noise")."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
     # grouping with so many nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))

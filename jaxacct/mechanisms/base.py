@@ -22,11 +22,11 @@ from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, b
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 
 MOST_NUMBERS = 8
-"""Most numbers of an array that an expression shows; of a longer array it shows the first ones and their count."""
+"""Length of the longest array that an expression shows whole; of a longer one it shows the first numbers."""
 DIRECTIONS = ("remove", "add")
 """Directions of a dominating pair (P, Q): P is the law with the record ("remove") or without the record ("add")."""
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
-"""Most by which a record moves the statistic under each relation, in units of the add/remove sensitivity."""
+"""Largest move of the statistic by a record, under each relation, in units of the add/remove sensitivity."""
 M = TypeVar("M")
 
 
@@ -64,7 +64,7 @@ class Mechanism(ABC):
         """Return the independent parts in one direction, each with its count (a whole number in float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return parts that the mechanism dominates, for lower ends only.
+        """Return parts that the mechanism dominates, from which only lower ends may be drawn.
 
         Unless `has_bracket` is true, the parts are those of `expand`.
         """
@@ -88,7 +88,7 @@ class Mechanism(ABC):
         """Return whether the remove and add directions coincide for every element of the batch."""
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return the noise of each Gaussian with factors of its count; None unless all releases are Gaussians."""
+        """Return, for each Gaussian, its noise and the factors of its count; None unless all releases are Gaussians."""
         return None
 
     def displaces(self) -> bool:
@@ -213,7 +213,7 @@ def weakest(kinds: Iterable[str]) -> str:
 
 
 def register(cls: type[M]) -> type[M]:
-    """Make a frozen dataclass a pytree. Metadata ``static=True`` keeps a field out; unflattening checks nothing."""
+    """Make a frozen dataclass a pytree. A field with metadata ``static=True`` is no leaf. Unflattening never checks."""
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
         raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))
@@ -275,7 +275,7 @@ def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, .
 
 
 def rows_in(mechanism: Mechanism, shape: tuple[int, ...]) -> np.ndarray:
-    """Return, for each element of a batch of this shape, flat, the number of the mechanism's configuration."""
+    """Return, for each element of a batch of this shape in flat order, the index of the mechanism's configuration."""
     mine = batch_shape(mechanism)
     return np.broadcast_to(np.arange(math.prod(mine)).reshape(mine), shape).reshape(-1)
 
@@ -313,7 +313,7 @@ def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple
             place = f"{name}[{index}]" if isinstance(value, tuple) else name
             if isinstance(item, Mechanism):
                 yield from _shapes(item, place + ".")
-            elif dataclasses.is_dataclass(item):  # a law of K
+            elif dataclasses.is_dataclass(item):  # a law of the number of runs
                 yield place, cast(Any, item).shape
             else:
                 shape = np.shape(item)

@@ -32,7 +32,7 @@ from jaxacct.mechanisms.profile import either_order
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 
 MOST_DIGITS = 2**20
-"""Most binary digits of an exact power; some 20,000 steps reach this number."""
+"""Largest number of binary digits of an exact power; a power of some 20,000 steps has as many."""
 
 
 @register

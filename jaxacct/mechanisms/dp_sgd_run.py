@@ -51,13 +51,13 @@ NUMBERS: dict[str, Constraint] = {
 }
 """Numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
 RATES = ("sampling_probability", "batch_size", "slots")
-"""Numbers that give the size of the batches, of which a run has exactly one; `batch_size` needs `dataset_size`."""
+"""Numbers that give the batch size. A run has exactly one of these numbers; `batch_size` needs `dataset_size`."""
 LENGTHS = ("steps", "epochs")
 """Numbers that give the length of the run. A run has exactly one of these numbers."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
 """Numbers from which the sampling probability and the steps may follow."""
 NOISE_RANGE = (0.1, 1e6)
-"""Noise multipliers that searches try."""
+"""Smallest and largest noise multiplier that searches try."""
 ROUNDING = 1e-15
 """Relative error of a quotient; rounding the quotient up then adds no step."""
 
@@ -115,7 +115,7 @@ def dp_sgd(
 "shuffled"}
         Batch rule. "fixed_batches", the word of `training.Plan`, means "shuffled".
     cap : array_like of whole numbers >= 1, optional
-        Most records of a batch, for "truncated_poisson".
+        Largest number of records of a batch, for "truncated_poisson".
     group : int >= 1
         Number of records of one person, which are protected together; one number for the whole batch.
 

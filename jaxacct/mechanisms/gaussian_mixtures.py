@@ -24,18 +24,18 @@ from jaxacct.mechanisms.profile import lowered_part, pair_of_profile, stacked, s
 LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
 """Relations under which a record, or a group, is present in one data set only."""
 LARGEST_GROUP = 1000
-"""Most records of a group."""
+"""Largest number of records of a group."""
 MOST_TERMS = 20_000
-"""Most values of a count that are kept."""
+"""Largest number of values of a count that are kept."""
 LEAST = Decimal("1e-300")
 """Total probability of the values of a count that are left out; the bound of delta includes this probability."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
-"""Quantiles of the profile within 9 deviations of the two ends, and in each tail from 9 to 37 deviations.
+"""Numbers of quantiles within 9 deviations of the range of the means, and in each tail from 9 to 37 deviations.
 
 So many quantiles add about 1e-4 to epsilon; at 37 deviations the normal tail is 6e-300.
 """
 LEAST_RELATIVE_GAP = 1e-7
-"""Least distance of two points, relative to the largest shift in deviations; slopes of nearer points lose digits."""
+"""Smallest distance of two points relative to the largest shift in deviations; slopes of nearer points lose digits."""
 Points = tuple[np.ndarray, np.ndarray]
 
 
@@ -47,7 +47,7 @@ class Mixture(NamedTuple):
 
 
 def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
-    """Return ends of half lines for laws whose means lie between low and high, `fineness` times as many as usual."""
+    """Return ends of half lines for laws whose means are between low and high; `fineness` multiplies their number."""
     far = QUANTILES_PER_TAIL * fineness
     return np.concatenate(
         [
@@ -71,7 +71,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
     def log_density(law: Mixture) -> np.ndarray:
         return special.logsumexp(np.log(law.weight) + law.mean * u[:, None] - 0.5 * law.mean**2, axis=1)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # squares of means beyond 1e308 leave no point
+    with np.errstate(over="ignore", invalid="ignore"):  # no point is left if squares of means overflow
         loss = log_density(p) - log_density(q)
         gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
@@ -254,7 +254,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return masses of N(0, 1) between edges that were shifted by `moved`, by the nearer tail, and their errors."""
+    """Return the masses of N(0, 1) between edges shifted by `moved`, each from the nearer tail, and their errors."""
     from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]

@@ -14,7 +14,7 @@ from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, LaplacePart, Part
 
 LEAST_SQUARE = 1e-280
-"""Least sum of squares that is trusted: a smaller one may have lost digits to underflow, and its inverse overflows."""
+"""Smallest sum of squares that is used: a smaller one may have lost digits to underflow, and its inverse overflows."""
 
 
 class Components(NamedTuple):

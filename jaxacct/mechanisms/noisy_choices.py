@@ -104,7 +104,7 @@ class ReportNoisyMax(FiniteMechanism):
             return super().part(rate, relation, direction)
         epsilon = np.asarray(self.epsilon, np.float64)
         noisy = epsilon > 0.0
-        scale = np.nextafter(1.0 / np.where(noisy, epsilon, 1.0), 0.0)  # rounded down
+        scale = np.nextafter(1.0 / np.where(noisy, epsilon, 1.0), 0.0)  # the scale is rounded down, the safe side
         return LaplacePart(scale, np.where(noisy, rate, 0.0))
 
 
@@ -168,7 +168,7 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Return the pair of density e^{l/2}/(4 sinh(epsilon/2)): hats e^{l/2} tanh(d/4)/sinh(epsilon/2), d apart."""
+    """Return the pair of density e^{l/2}/(4 sinh(epsilon/2)): hats e^{l/2} tanh(d/4)/sinh(epsilon/2) at distance d."""
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
     # sinh(epsilon/2) = e^{epsilon/2} (1 - e^-epsilon)/2
@@ -183,7 +183,7 @@ def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
 @register
 @dataclass(frozen=True, eq=False)
 class AboveThreshold(OfFinitePair):
-    """Say of each query in a stream whether it is above a noisy threshold, until ``answers`` of them were.
+    """Say of each query in a stream whether it is above a noisy threshold, until ``answers`` of them were above it.
 
     Laplace noise of scale ``threshold_scale`` is added to the threshold once, and Laplace noise of scale
     ``query_scale`` to each query. The answers are epsilon-DP with

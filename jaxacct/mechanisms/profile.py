@@ -17,9 +17,9 @@ from jaxacct.mechanisms.finite import FiniteMechanism
 from jaxacct.mechanisms.parts import FinitePair, FinitePart
 
 LEAST_GAP = 1e-9
-"""Least distance of two epsilons of a profile, since slopes between nearer points lose digits."""
+"""Smallest distance of two epsilons of a profile, since slopes between nearer points lose digits."""
 MASS_ROUNDING_UNITS = 8.0
-"""Unit roundoffs by which each term of a mass is rounded up; a term is a difference, an exponential and a quotient."""
+"""Number of roundoffs by which each term of a mass, a difference, an exponential and a quotient, is rounded up."""
 
 
 @register
@@ -274,7 +274,7 @@ def _refuse_disorder(epsilon: np.ndarray) -> None:
 
 
 class BracketedProfile(NamedTuple):
-    """Convex profile delta(eps) between two ends at points eps, which ascend from 0; all of shape (K,)."""
+    """Bracket of a convex profile: `lower` and `upper` bound delta at points eps, which ascend from 0; shape (K,)."""
 
     epsilon: np.ndarray
     lower: np.ndarray
@@ -338,7 +338,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
 
 
 def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """Join the lowest losses with no more than `mass` together into one atom, which the lattice then has room for."""
+    """Join the lowest losses, whose masses add up to at most `mass`, into one atom, for which the lattice has room."""
     order = np.argsort(loss, kind="stable")
     many = max(int(np.searchsorted(np.cumsum(p[order]), mass, side="right")), 1)
     first, others = order[:many], order[many:]
@@ -357,12 +357,12 @@ def _joined(
 
 def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (eps, value) of the corners of a convex function below the profile, ending where the function is 0."""
-    if epsilon.size < 3:  # some point has no chord on one side
+    if epsilon.size < 3:  # with fewer than 3 points some point has no chord on one side
         return np.zeros(1), np.zeros(1)
     a = np.exp(epsilon)
     gap = a[:-1] * np.expm1(np.diff(epsilon))
-    # slopes of chords in a: `steep` is at most the profile's slope on their right, `flat` at least the slope on their
-    # left; a chord that does not fall would never reach 0
+    # slopes of chords in a: `steep` bounds the profile's slope to the right of a chord from below,
+    # `flat` bounds the slope to its left from above; a chord that does not fall would never reach 0
     steep = np.minimum((lower[1:] - upper[:-1]) / gap, -1e-20 * lower[1:] / a[1:])
     flat = np.minimum((upper[1:] - lower[:-1]) / gap, 0.0)
     first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])
@@ -434,7 +434,7 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
 
 
 def spaced(points: np.ndarray) -> np.ndarray:
-    """Return ascending points without those too near their predecessor, which only raises a profile."""
+    """Return ascending points without those too near their predecessor; leaving points out only raises a profile."""
     kept = [points[0]]
     for point in points[1:]:
         if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):

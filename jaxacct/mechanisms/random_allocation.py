@@ -1,8 +1,8 @@
 """Random allocation: in a round of t releases each record takes part in some slots, which are drawn at random.
 
 The file has the mechanisms, the pairs of one round, and the exact law of the loss for bases with few outputs. A round
-whose pairs cannot be computed does not stop its batch: the Gaussian that reveals the slot bounds the round from above,
-and nothing is claimed from below. Its status is then "width".
+whose pairs cannot be computed does not stop its batch. Such a round is bounded from above by the Gaussian mechanism
+that also reveals the slot; nothing is claimed from below, and its status is "width".
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ FINITE_BASES = (RandomizedResponse, PureDP, ApproximateDP, FiniteOutput)
 MOST_EPSILON = 1e15
 """Largest epsilon of a base: decimal exponents end at 1e18."""
 MOST_ATOMS = 20_000
-"""Most distinct counts of the outputs."""
+"""Largest number of distinct counts of the outputs."""
 LEAST_MASS = 1e-290
-"""Least mass that laws from below keep, near the end of float64; laws from above keep smaller masses too."""
+"""Smallest mass that laws from below keep, near the smallest float64; laws from above keep smaller masses too."""
 KEPT = 1024
 """Number of rounds whose profiles and pairs are cached; each takes some 40 kB."""
 Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
 """Profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
-"""Sets of losses of a round: "dense" if a composition has a wide bracket, "far" if it has no upper end."""
+"""Sets of losses of a round: "dense" if the bracket of a composition is wide, "far" if its upper end is infinite."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
@@ -515,12 +515,12 @@ class AllocatedLaw(NamedTuple):
         least = int(np.argmin(loss))
         small[least] = False
         kept = np.where(small, 0.0, mass)
-        # a mass moved to the least loss makes every delta smaller
+        # moving a mass to the smallest loss makes every delta smaller
         kept[least] += mass[small].sum() + (infinity if infinity < LEAST_MASS else 0.0)
         return FinitePart(np.where(small, 0.0, loss), kept, np.asarray(infinity if infinity >= LEAST_MASS else 0.0))
 
     def underflows(self) -> bool:
-        """Return whether there are masses near the end of float64."""
+        """Return whether there are masses near the smallest float64."""
         ends = [self.p_infinity or 1.0, self.q_infinity or 1.0]
         return bool(np.min([self.p.min(), self.q.min(), *ends]) < LEAST_MASS)
 

@@ -253,7 +253,7 @@ class PoissonSampled(OfGaussianMixtures):
         product = rate * inner
         if np.any((product == 0.0) & (rate > 0.0) & (inner > 0.0)):
             raise InputError("nested sampling_probability multiply to less than float64 can hold; use larger rates")
-        # near 1 the distance from 1 decides the loss of a record left out, so the product must be exact
+        # a rate near 1 must be exact, since its distance from 1 decides the loss of a record that is left out
         for index in np.argwhere(product > 0.999):
             factors = (float(np.broadcast_to(part, product.shape)[tuple(index)]) for part in (rate, inner))
             exact = math.prod(Fraction(factor) for factor in factors)
@@ -416,7 +416,7 @@ def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: f
     n = float(check("dataset_size", dataset_size, RECORDS, one))
     count = float(check("steps", steps, COUNT, one))
     goal = float(check("delta", delta, DELTA, one)) * float(check("share", share, OPEN_PROBABILITY, one))
-    low, high = max(np.floor(n * q) - 1.0, 0.0), n  # the first is too small or 0, the second always serves
+    low, high = max(np.floor(n * q) - 1.0, 0.0), n  # a cap of `low` is too small or 0, and a cap of n serves
     while high - low > 1.0:
         middle = float(np.floor(0.5 * (low + high)))
         low, high = (low, middle) if count * cap_of(n, q, middle).chance[1] <= goal else (middle, high)
@@ -449,7 +449,7 @@ def _sampled(q: float, shift: float) -> FinitePair:
 
 
 class Cap(NamedTuple):
-    """Effect of a cap on a Poisson sample for one record; each number has a lower and an upper end."""
+    """Effect of a cap on a Poisson sample for one record; each number has a lower and an upper bound."""
 
     chance: tuple[float, float]
     """tau = Pr[Bin(n-1, q) >= cap], the chance that the other records fill the batch."""
@@ -465,7 +465,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
     if q == 1.0:
         return Cap((1.0, 1.0), (cap / size * (1.0 - 2.0 * ROUNDOFF), min(cap / size * (1.0 + 2.0 * ROUNDOFF), 1.0)))
     beyond, wrong = _series(n, q, cap, 1)  # S - 1
-    if not np.isfinite(beyond):  # S is beyond 1e308 and the cap is below the mode, so all terms before it are smaller
+    if not np.isfinite(beyond):  # S is above 1e308: the cap is below the mode, so its term is the largest up to there
         rate = cap / size
         return Cap((1.0 - 2.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), rate * (1.0 + 2.0 * ROUNDOFF)))
     around, doubt = _series(n, q, cap, -1)  # sum_{k < cap} p_k/p_cap
@@ -481,7 +481,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """Return the sum of p_k/p_start over k on one side of `start` (it may be inf), and its relative error."""
+    """Return the sum of p_k/p_start over k on one side of `start`, and its relative error; the sum may be inf."""
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:

@@ -96,7 +96,7 @@ def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
 
 
 def _noise_of_all(parts: list[tuple[float, int]]) -> tuple[float, float]:
-    """Return the floats on either side of (sum n/z^2)^{-1/2}; integer arithmetic brackets the sum."""
+    """Return the nearest floats below and above (sum n/z^2)^{-1/2}; integer arithmetic brackets the sum."""
     least = min(z for z, _ in parts)
     bits = 200 + 2 * math.frexp(least)[1]
     unit, low, high = Fraction(2) ** bits, 0, 0
