@@ -34,7 +34,7 @@ from jaxacct.mechanisms.finite import log_mixture
 
 LogPhi = Callable[[np.ndarray], np.ndarray]
 DOUBLINGS = 4
-"""Most doublings of the end of t while the characteristic function has not decayed there."""
+"""Largest number of doublings of the upper limit of t while the characteristic function has not decayed there."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 """Gauss-Legendre rule of a panel in t."""
 

@@ -45,9 +45,9 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""End of the slopes if no epsilon has a delta near the mass at infinity."""
+"""Largest epsilon of the slopes e^epsilon if no epsilon has a delta near the mass at infinity."""
 TRADEOFF_ROUNDS = 4
-"""Number of times that the cells with a high upper end are split; the bracket is second order in their width."""
+"""Number of times that cells with a high upper bound are split; the bracket's width is second order in theirs."""
 NARROW_ABSOLUTE = 1e-7
 """Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
 FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
@@ -265,7 +265,7 @@ class Profile:
         0.92993931
         """
         rare, odds, found = self._rare_member(prior)
-        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # error of the odds, in which delta has slope at most 1, and of the sums
+        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # error of the odds, where delta has slope at most 1, and of the sums
         low, middle, high = (
             np.clip(1.0 - rare + rare * end + turn * wrong, 1.0 - rare, 1.0)
             for end, turn in ((found.lower, -1.0), (found.estimate, 0.0), (found.upper, 1.0))
@@ -407,7 +407,7 @@ def profile(
 
 
 def _mu_of_gaussians(profile: Profile) -> np.ndarray:
-    """Return mu of rows that are Gaussians without sampling, or nothing; NaN for others."""
+    """Return mu of the rows that are unsampled Gaussians or release nothing, and NaN for the other rows."""
     size = int(np.prod(batch_shape(profile.mechanism)))
     if not answered_by_parts(profile.mechanism):
         return np.full(size, np.nan)
@@ -421,7 +421,7 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Return certified f(fpr), by three values of delta where that is narrow, else by a grid of slopes."""
+    """Return certified f(fpr), by three values of delta where their bracket is narrow, else by a grid of slopes."""
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), np.ones(rows.size)
@@ -476,7 +476,7 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 
 
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Bracket f by tangents of the slopes that matter for some rates; cells with a high upper end are split."""
+    """Bracket f by tangents with the slopes that matter for the given rates; split cells with a high upper bound."""
     floor = _mass_at_infinity(profile)
     roughly = replace(profile, rtol=max(rtol, 0.01)) if profile.engine == "lattice" else profile
     farthest = float(roughly.epsilon(min(1.000001 * floor + 1e-10, 0.5)).upper)
@@ -493,10 +493,10 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     x, below, above = (np.concatenate([[first], v]) for first, v in _grid_ends(epsilon, values))
     low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
     for turn in range(TRADEOFF_ROUNDS + 1):
-        # each grid's bracket holds; a finer one may be wider, since errors of delta count for more on short cells
+        # each grid's bracket holds; a finer grid's may be wider, since errors of delta count for more on short cells
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
         low, high = np.maximum(low, found.low), np.minimum(high, found.high)
-        wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12: errors of delta
+        wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta
         if turn == TRADEOFF_ROUNDS or not wide.any():
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))

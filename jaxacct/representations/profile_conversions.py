@@ -1,8 +1,8 @@
 """Conversions between profile, trade-off function and Gaussian DP, each with its kind.
 
 A profile or trade-off function given as an array is taken as a guarantee: an upper bound of delta, or a lower bound of
-the trade-off function f. The answer is then a guarantee of kind "bound". For Bounds the answer has two ends and their
-kind.
+the trade-off function f. The answer is then a guarantee of kind "bound". If Bounds are given, the answer has a
+lower and an upper end, and the kind of the Bounds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, 
     Returns
     -------
     Bounds
-        f in the shape of fpr. For an array the kind is "bound", `lower` is the guarantee, and `upper` is 1 - fpr.
+        f in the shape of fpr. For an array delta the kind is "bound", `lower` is the guarantee, and `upper` is 1 - fpr.
 
     References
     ----------
@@ -89,14 +89,15 @@ def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) ->
     ----------
     fpr : array_like (G,) in [0, 1]
     fnr : array_like (G,) or Bounds
-        Values at fpr of a convex trade-off function that holds, or brackets of f.
+        Values at fpr of a convex lower bound of the trade-off function f, or brackets of f.
     epsilon : array_like
         Any real numbers.
 
     Returns
     -------
     Bounds
-        delta in the shape of epsilon. For an array the kind is "bound", `upper` is the guarantee, and `lower` is 0.
+        delta in the shape of epsilon. If fnr is an array, the kind is "bound", `upper` is the guarantee, and `lower`
+        is 0.
 
     References
     ----------
@@ -203,7 +204,7 @@ def consistent(found: Interval) -> Interval:
 
 
 def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:
-    """Return the index of the cell with the largest upper end for each slope, where a finer grid helps."""
+    """Return for each slope the index of the cell with the largest upper bound; a finer grid helps there."""
     return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
 
 

@@ -23,17 +23,17 @@ from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, d
 from jaxacct.mechanisms.base import on_batch, register
 
 _ORDERS_ZCDP = np.geomspace(0.02, 50.0, 1500)
-"""Orders less 1 that are tried, relative to the best order of the simple bound."""
+"""Values of alpha - 1 that are tried, as multiples of the best one for the simple bound."""
 UP_EXPONENTIAL = 1.0 + 1e-12
 """Factor that rounds an exponential up; its relative error grows with the exponent, which is at most about 745."""
 CUT = 1e-290
-"""Largest mass at infinity that counts as a tail cut off, such as the tail of discrete Gaussian noise."""
+"""Largest mass at infinity that is taken for a cut-off tail, such as the tail of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
 """Distance d of the orders 1 - d and 1 + d, whose divergences bracket that of order 1."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
-"""Orders less 1 between which convexity bounds zCDP: dense about 1, where the largest ratio mostly lies."""
+"""Values of alpha - 1 between which convexity bounds zCDP: dense about 1, where the largest ratio mostly lies."""
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
-"""Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order less 1."""
+"""Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order minus 1."""
 
 
 @register
@@ -115,7 +115,7 @@ def renyi_curve(mechanism: Mechanism, orders: ArrayLike = ORDERS, relation: str 
 def rdp_epsilon(
     mechanism: Mechanism, delta: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """Bound eps of a mechanism by Rényi accounting: the best order's bound, the larger over the directions.
+    """Bound eps of a mechanism by Rényi accounting: the best order's bound, for the worse direction.
 
     `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c` with c = alpha - 1 and kappa(c) =
     c^c/(1+c)^{1+c}. K(c) is the log moment of the finite loss, computed with its error bound, and delta_inf is the mass
@@ -160,7 +160,7 @@ def rdp_epsilon(
 def rdp_delta(
     mechanism: Mechanism, epsilon: ArrayLike, *, orders: ArrayLike | None = None, relation: str = "add_or_remove_one"
 ) -> Bounds:
-    """Bound delta of a mechanism at eps >= 0 by Rényi accounting: the best order's bound, the larger over directions.
+    """Bound delta of a mechanism at eps >= 0 by Rényi accounting: the best order's bound, for the worse direction.
 
     `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`, with the symbols of `rdp_epsilon`.
 
@@ -198,7 +198,7 @@ def rdp_delta(
 
 
 def _orders_less_one(orders: Any) -> np.ndarray | None:
-    """Return the user's orders, each less 1."""
+    """Return the user's orders, each reduced by 1."""
     if orders is None:
         return None
     grid = np.atleast_1d(check("orders", orders, POSITIVE))

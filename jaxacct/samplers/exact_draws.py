@@ -40,7 +40,7 @@ def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
     """Draw from N(0, variance) exactly, and round the draw to the nearest integer."""
     square, digits = 4 * variance, 0  # the variance of twice the draw
-    while square < 1:  # a narrow draw is scaled up by powers of two; |scaled draw| = h + u
+    while square < 1:  # a narrow draw is scaled up by powers of two; its size has the whole part h and the fraction u
         square, digits = 4 * square, digits + 1
     while True:
         h, u = _half_gaussian(square, rng), _Uniform(rng)
@@ -73,7 +73,7 @@ def _half_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 
 def _signed(size_of: Callable[[], int], rng: random.Random) -> int:
-    """Draw a size and a random sign, again where the result is a negative zero."""
+    """Draw a size and a random sign; repeat both draws if the result is a negative zero."""
     while True:
         size, negative = size_of(), rng.randrange(2) == 1
         if not (negative and size == 0):
