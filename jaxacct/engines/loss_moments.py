@@ -22,33 +22,33 @@ from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
 START = np.geomspace(1e-3, 1e5, 33)
-"""Values of alpha - 1 with which the search for the best order starts."""
+"""Values of alpha - 1, alpha a Rényi order, with which the search for the best order starts."""
 NATS = 75.0
-"""The trapezoid rule and its ends are planned to leave out e^-75 of the moment."""
+"""The step and the ends of the trapezoid rule are planned to leave out a share e^-75 of the moment."""
 MOST_NODES = 2**16
-"""Most nodes of one quadrature. Where more are needed, the bracket is wide, or open."""
+"""Largest number of nodes of one quadrature. Where more are needed, the bracket is wide or infinite."""
 NODES_AT_ONCE = 2**21
-"""Most nodes of all rows together that are evaluated at a time: 16 MiB for each array."""
+"""Largest number of nodes evaluated at a time, over all rows together. It limits an array to 16 MiB."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
-"""Gauss-Legendre rule of a panel between the two atoms of sampled Laplace noise."""
+"""Gauss-Legendre rule on [-1, 1], used on panels between the two atoms of sampled Laplace noise."""
 _LEGENDRE_ERROR = 1e-22
 """Relative error of that rule on a panel, proved in README.md."""
 _LARGEST_EXPONENT = 700.0
-"""Cap of exponents, at which e^x is still finite."""
+"""Cap of exponents x, at which e^x is still finite."""
 
 
 class Interval(NamedTuple):
-    """Brackets, low <= truth <= high, element by element."""
+    """Arrays of lower and upper bounds: low <= truth <= high in each element."""
 
     low: np.ndarray
     high: np.ndarray
 
 
 class _Nodes(NamedTuple):
-    """A quadrature of E_Q.
+    """A quadrature rule for expectations under Q.
 
-    log_weight, loss : (rows, nodes).
-    weight_rounding, loss_rounding : their rounding errors in units of ROUNDOFF.
+    log_weight, loss : (rows, nodes), logarithm of each weight and log mix at each node.
+    weight_rounding, loss_rounding : rounding errors of `log_weight` and `loss` in units of ROUNDOFF.
     relative : (rows, 1), the error of the rule relative to the moment.
     """
 
@@ -62,7 +62,7 @@ class _Nodes(NamedTuple):
 def log_moments(parts: Components, c: np.ndarray) -> Interval:
     """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, for c > -1 of shape (B,).
 
-    Where a quadrature needs too many nodes, the bracket may be open: [-inf, inf].
+    Where a quadrature needs too many nodes, the bracket may be [-inf, inf].
     """
     low = high = parts.mu2 * c * (c + 1.0) / 2.0
     slack = 4.0 * ROUNDOFF * np.abs(low)
@@ -94,7 +94,7 @@ def _add(low: np.ndarray, high: np.ndarray, n: np.ndarray, each: Interval) -> tu
 
 
 def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray) -> Interval:
-    """Return the moment on the rows with n > 0, zeros elsewhere."""
+    """Return the bracket of the log moment on the rows with n > 0, and 0 elsewhere."""
     rows = np.flatnonzero(n > 0)
     low, high = np.zeros(n.size), np.zeros(n.size)
     if rows.size:
@@ -103,8 +103,9 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
-    """Return the log of the sum of mass e^{c loss} over atoms (B, A), if more accurate as 1 plus a small sum.
+    """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
 
+    Where the sum is near 1 and the masses add up to 1, log(1 + sum_atoms mass (e^{c loss} - 1)) is more accurate.
     Every mass may be off by 32 + 8 |log mass| units, as the lattice engine allows.
     """
     atoms = mass.shape[1] + 8.0
@@ -120,7 +121,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
         atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total
     )
     low, high = value - error, value + error
-    # Exact laws sum to 1, so only what the tilt adds is rounded.
+    # The exact masses add up to 1, so only the change by the factor e^{c loss} is rounded.
     with np.errstate(over="ignore", invalid="ignore"):
         added = mass * np.expm1(exponent)
         shift = np.sum(added, axis=1)
@@ -135,7 +136,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
 
 
 def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
-    """Return `log M = s + log1p(-s g(x))` of Laplace noise: s = c/b, x = (1 + 2c)/b, g(x) = (1 - e^-x)/x."""
+    """Return the bracket of `K(c) = s + log1p(-s g(x))` of Laplace noise: s = c/b, x = (1 + 2c)/b, g = (1 - e^-x)/x."""
     s, x = c / scale, (1.0 + 2.0 * c) / scale
     safe = np.where(x == 0.0, 1.0, x)
     g = np.where(x == 0.0, 1.0, -np.expm1(-safe) / safe)
@@ -145,9 +146,10 @@ def _laplace(scale: np.ndarray, c: np.ndarray) -> Interval:
 
 
 def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the moment of sampled Laplace noise.
+    """Return the bracket of the log moment of sampled Laplace noise.
 
-    The loss has atoms at both ends and a density between. Panels are so short that mix^p hardly varies on one.
+    The loss has atoms at its smallest and largest value, and a density between them. On each panel of the quadrature
+    mix^p hardly varies.
     """
     low, high = np.empty(scale.size), np.empty(scale.size)
     for row in range(scale.size):
@@ -173,7 +175,7 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Bound the moment by the atom at which mix^p is largest: by the atom's share, and by the largest value."""
+    """Return bounds of the log moment: the term of the atom where mix^p is largest, and the largest log mix^p."""
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
     slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
@@ -181,7 +183,10 @@ def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float
 
 
 def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the moment of a sampled Gaussian by the trapezoid rule in u = x/sigma, similar rows together."""
+    """Return the bracket of a sampled Gaussian's log moment, by the trapezoid rule in u = x/sigma.
+
+    Rows that need similar numbers of nodes are evaluated together.
+    """
     bottom, top, height, growth, step = _plan(sigma, q, power)
     count = np.ceil((top - bottom) / step) + 1.0
     count = np.where(np.isfinite(count), np.minimum(count, MOST_NODES), MOST_NODES)
@@ -203,10 +208,10 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
 
 
 def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return a plan of the quadrature.
+    """Return five numbers for each row, which plan the trapezoid rule.
 
-    It consists of the ends in u, the height of the shifted line, the log growth of the modulus on the line, and the
-    step that leaves out e^-NATS.
+    They are the lower and the upper end in u; the height of the line in the complex plane to which the integral is
+    shifted; the logarithm of the growth of the integrand's modulus on that line; and the step that leaves out e^-NATS.
     """
     above = np.maximum(p, 1.0)
     excess = above * (above - 1.0) / (2.0 * sigma**2)
@@ -231,7 +236,7 @@ def _trapezoid(
     height: np.ndarray,
     growth: np.ndarray,
 ) -> _Nodes:
-    """Return the trapezoid rule of `count` nodes from bottom to top, all columns (rows, 1)."""
+    """Return the trapezoid rule with `count` nodes from `bottom` to `top`. Every array given is (rows, 1)."""
     step = (top - bottom) / (count - 1)
     u = bottom + step * np.arange(count)
     y = u / sigma - 0.5 / sigma**2
@@ -247,7 +252,10 @@ def _trapezoid(
 
 @np.errstate(over="ignore", invalid="ignore")
 def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
-    """Return the bracket of log E_Q[mix^p] from a quadrature: directly, or as log of 1 plus a sum of one sign."""
+    """Return the bracket of log E_Q[mix^p] by a quadrature rule.
+
+    A moment near 1 is computed as 1 plus E_Q[mix^p - 1 - p (mix - 1)], whose terms have one sign.
+    """
     exponent = p * nodes.loss
     raised = nodes.log_weight + exponent
     top = np.max(raised, axis=1, keepdims=True)
@@ -284,7 +292,7 @@ def _difference(
     added = rise - p * line
     wrong = (64.0 + nodes.weight_rounding) * np.abs(added) + 8.0 * (np.abs(rise) + np.abs(p * line))
     wrong += 4.0 * np.abs(exponent) * lifted + np.abs(p) * np.abs(lifted - mixed) * nodes.loss_rounding
-    # Beyond |exponent| = 1 the larger argument of the exponential is rounded.
+    # Where |exponent| >= 1, exp of large logarithms is computed, whose rounding errors count.
     steep = np.abs(raised) * lifted + np.abs(nodes.log_weight) * base
     wrong += 8.0 * np.where(gentle, 0.0, steep)
     wrong += 8.0 * np.abs(p) * np.where(np.abs(nodes.loss) < 1.0, 0.0, np.abs(nodes.log_weight + nodes.loss) * mixed)
@@ -293,16 +301,19 @@ def _difference(
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """Bound epsilon at the finite part's delta > 0, (B,), by given values of alpha - 1 or at the best order."""
+    """Bound epsilon from above at the finite part's delta > 0, (B,).
+
+    orders : values of alpha - 1, alpha a Rényi order. The best of them is used; None searches for the best order.
+    """
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
-    variation = np.sqrt(_square_of_variation(least))  # 0 if the moments underflow: no bound
+    variation = np.sqrt(_square_of_variation(least))  # 0 if the moments underflow, which proves nothing
     near = (parts.log_survival == 0) & (variation > 0.0) & (delta * (1.0 - 1e-14) >= variation)
     return np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
 
 
 def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """Bound the finite part's delta at epsilon, (B,), by given values of alpha - 1 or at the best order."""
+    """Bound the finite part's delta from above at epsilon, (B,); `orders` as for `least_epsilon`."""
     best, least = _minimise(parts, lambda c, k: _sum_up(k, -c * epsilon, log_kappa(c)), orders)
     finite = np.exp(np.minimum(best, 0.0)) * (1.0 + 1e-12) + SMALLEST_POSITIVE
     known = (parts.log_survival == 0) & (epsilon >= 0.0)
@@ -311,7 +322,7 @@ def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | Non
 
 
 def _sum_up(*terms: np.ndarray) -> np.ndarray:
-    """Return an upper bound of a sum of rounded terms that may cancel."""
+    """Return an upper bound of the sum of terms that are rounded and may cancel."""
     total, size = np.zeros(()), np.zeros(())
     for term in terms:
         total, size = total + term, size + np.abs(term)
@@ -319,7 +330,7 @@ def _sum_up(*terms: np.ndarray) -> np.ndarray:
 
 
 def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
-    """Bound the squared total variation, by Pinsker and by Bretagnolle and Huber."""
+    """Bound the squared total variation from above, by the inequalities of Pinsker and of Bretagnolle and Huber."""
     divergence = np.maximum(divergence, 0.0)
     return np.minimum(0.5 * divergence, -np.expm1(-divergence))
 
@@ -327,9 +338,10 @@ def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
 def _minimise(
     parts: Components, objective: Callable[[np.ndarray, np.ndarray], np.ndarray], orders: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (least objective over c, least Rényi divergence) of each row. The objective at any c is a valid bound.
+    """Return the smallest objective and the smallest Rényi divergence that are found for each row.
 
-    Each objective is a convex function of c, or one divided by c, so it has a single minimum.
+    The objective at any c is a valid bound. It is a convex function of c, or such a function divided by c, so it has a
+    single minimum.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)
@@ -347,7 +359,7 @@ def _minimise(
 
 
 def _upper_moments(parts: Components, c: np.ndarray) -> np.ndarray:
-    """Return upper ends of K(c) for c of shape (O, B)."""
+    """Return upper bounds of K(c), for c of shape (O, B)."""
     count, size = c.shape
     rows = np.tile(np.arange(size), count)
     high = log_moments(parts.take(rows), c.ravel()).high.reshape(count, size)

@@ -1,11 +1,11 @@
-"""Compositions of Gaussian mixtures, row by row and direction by direction: their parts, and their brackets.
+"""Compositions of Gaussian mixtures: the parts of each row (configuration), and brackets in one direction at a time.
 
 Each direction is composed by itself. A row that the contour cannot answer gets the bracket [-inf, inf]; then the caller
-asks the dominating finite pairs.
+asks the finite laws that dominate.
 
-A single step that draws one of several mixtures has a certified closed form. The loss of every branch is monotone in u,
-so the best event is a half line, whose end solves loss = eps. Any end gives a lower bound. An error d of the end costs
-the order of d^2.
+A single step that draws one of several mixtures (its branches) has a certified closed form. The loss of every branch is
+monotone in the output u. So delta is attained on a half line of u, whose endpoint solves loss = eps. A half line with
+another endpoint gives a lower bound of delta; an error d of the endpoint lowers it by the order of d^2.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ from jaxacct.mechanisms.loss_components import exact_product
 from jaxacct.mechanisms.parts import GaussianPart
 
 ROUNDING, ROUNDING_OF_SQUARES = 1e-12, 4e-15
-"""Relative error allowed for the two terms of a branch, and the factor of the squares in their exponents that adds to
-it."""
+"""Relative error allowed for the two terms of a branch: ROUNDING, plus ROUNDING_OF_SQUARES times the squares in their
+exponents."""
 MOST_STEPS = 200
-"""Most Newton steps. Few are needed, since the logarithm of a mixture is nearly piecewise linear."""
+"""Largest number of Newton steps. Few are needed, since the logarithm of a mixture is nearly piecewise linear."""
 HALVINGS = 60
-"""Halvings of an interval of eps, which exhaust float64."""
+"""Number of halvings of an interval of eps. So many leave neighbouring float64 numbers."""
 MOVES = (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1)
-"""Relative moves of an end, tried in turn until the end passes its check."""
+"""Relative amounts by which a bound of eps is moved outward, tried in turn until delta there proves the bound."""
 LARGEST_EPSILON = 1e7
 """Largest eps that is searched."""
 Row = list[tuple[float, list[Branch]]]
 """One configuration: for each part, how often it is composed, and the branches of one step."""
 Ends = tuple[float, float, float]
 Known = dict[float, list[Nodes]]
-"""Contours of one row in one direction, by the probability that is left out."""
+"""Contours of one row in one direction. The keys are the probabilities of what was left out."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 LEFT_OUT = (1e-60, 1e-290)
-"""Probabilities, over the number of steps, of the contributions left out. The first that is small enough is taken."""
+"""Probabilities that contributions left out may have in all steps together. The first that is small enough is taken."""
 PLACEMENTS = 4
-"""Contours that are tried for one epsilon."""
+"""Largest number of contours that are placed for one epsilon."""
 NARROW = 1e-6
-"""Relative width at which no further contour is tried."""
+"""Relative width at which a bracket is narrow enough: no further contour is placed."""
 CONTOURS_KEPT = 3
-"""Earlier contours of a row that are read for another epsilon before a new one is placed."""
+"""Number of earlier contours of a row that are kept, and are read for another epsilon before a new one is placed."""
 SHARE_LEFT_OUT = 1e-12
-"""Share of delta that the contributions left out may cost."""
+"""Largest share of delta by which leaving out contributions may change delta."""
 
 
 def attained(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether the branches are the pairs of the mechanisms themselves."""
+    """Return whether neighbouring data sets attain the branches of all mechanisms, so that they are no mere bound."""
     return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
 
 
 def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
-    """Return the branches of every flat configuration; None where the relation has other pairs."""
+    """Return the branches of every flat configuration; None if some mechanism has none under this relation."""
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
@@ -104,7 +104,7 @@ def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row] | None:
                     branch = Branch(1.0, np.array([0.0, 1.0 / sigma[row]]), weights)
                     rows[row].append((float(number[row]), [branch]))
     for steps, each in zip(rows, plain, strict=True):
-        if each:  # rounded once, however many they are
+        if each:  # all plain Gaussians are one, so that their mu is rounded once
             steps.append((1.0, [Branch(1.0, np.array([math.hypot(*each)]), np.ones(1))]))
     return [[(n, branches) for n, branches in row if any(_moves(b) for b in branches)] for row in rows]
 
@@ -154,9 +154,9 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
 
 
 def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
-    """Return the bracket of epsilon before clipping at 0, placing the contour again at the result while this helps.
+    """Return the bracket of epsilon, not clipped at 0. Place contours at its estimates until it is narrow.
 
-    The first placement is poor where rare large losses put a second hump into the tilted law.
+    The first placement is poor where rare large losses give the tilted law a second mode.
     """
     log_low, log_high = float(np.log(low)), float(np.log(high))
     best = UNKNOWN
@@ -191,8 +191,8 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
 def _delta_by_contour(parts: list[Part], epsilon: float, known: list[Nodes]) -> Ends:
     """Return the bracket of delta.
 
-    A bracket holds wherever its contour was placed, so earlier contours are read first. The second new contour is
-    placed with the estimate of delta, where the saddle point may be far off.
+    A contour placed for another eps also gives a valid bracket, so earlier contours are read first. A second new
+    contour is placed by the estimate of delta that the first gave, since the saddle point may be far off.
     """
     for nodes in known:
         low, mid, high = delta_bracket(nodes, epsilon)
@@ -218,7 +218,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[Nodes]) -> 
 
 
 def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
-    """Return Chernoff's upper bound of delta, with lower end 0: enough where the other direction is far larger."""
+    """Return the bracket [0, Chernoff's bound] of delta: enough where the other direction's delta is far larger."""
     try:
         at, logs = chernoff(parts, saddle(parts, lambda eps, _: eps < epsilon)[0])
     except FAILURES:
@@ -238,7 +238,7 @@ def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
 
 
 def _largest_loss(parts: list[Part], sign: float) -> float:
-    """Return the largest loss of all steps, rounded up: for add, the loss if all contributions are 0."""
+    """Return the largest loss of all steps together, rounded up; inf for remove, or if no contribution is 0."""
     if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
         return np.inf
     each = (part.times * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
@@ -251,14 +251,14 @@ def _clipped(ends: Ends) -> Ends:
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
-    """Return whether the outcomes left out change delta by little."""
+    """Return whether leaving out outcomes of probability `lost` changes delta by a negligible share."""
     if not np.isfinite(epsilon):
         return lost == 0.0 or sign > 0
     return _moved(lost, sign, max(epsilon, 0.0)) <= SHARE_LEFT_OUT * delta
 
 
 def _moved(lost: float, sign: float, epsilon: float) -> float:
-    """Bound the change of delta by outcomes of probability `lost` left out: `lost`, times e^eps for add."""
+    """Bound how much delta changes if outcomes of probability `lost` are left out: `lost`, times e^eps for add."""
     if sign > 0 or lost == 0.0:
         return lost
     return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf
@@ -279,7 +279,7 @@ def _is_one_step(parts: list[Part]) -> bool:
 
 
 def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
-    """Return (parts for the kernels, probability that any step has a contribution that was left out).
+    """Return the parts in the form for kernels, and the probability that a left-out contribution occurs in any step.
 
     Leaving out the rarest contributions changes the law of a step by their probability, in total variation. Delta of
     all steps changes by at most the sum of these in the direction remove, and by e^eps times the sum in add.
@@ -308,7 +308,7 @@ def _law(branch: Branch, sign: float, left_out: float) -> tuple[BranchLaw, float
     mask = np.ones(weight.size, bool)
     mask[gone] = False
     shift, weight = shift[mask], weight[mask]
-    # Equal shifts are one contribution. Then the first weight gives the largest loss of add.
+    # Equal shifts are merged. So the weight of the shift 0, if there is one, gives the largest loss of add.
     each = np.unique(shift)
     joint = np.array([math.fsum(weight[shift == one]) for one in each])
     underflow = 0.0 if branch.weights.size <= 2 else 1e-300
@@ -358,13 +358,13 @@ def epsilon_of_step(
 
 
 def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
-    """Return (delta, error) of one branch. For add the event is u below the end."""
+    """Return delta of one branch and its error. The event is u > endpoint for remove, u < endpoint for add."""
     shift, log_weight = law.shift, np.log(law.weight)
     goal = law.sign * epsilon
 
     if law.sign < 0.0 and shift[0] == 0.0 and goal <= log_weight[0]:
-        return 0.0, 0.0  # the loss of add never exceeds eps
-    # log mix is convex and increasing, and above the goal at the start, so Newton comes down to the goal.
+        return 0.0, 0.0  # the loss never exceeds eps
+    # log mix is convex and increasing in u. It starts above the goal, so Newton's method descends to the goal.
     u = float((goal + 0.5 * shift[-1] ** 2 - log_weight[-1]) / shift[-1])
     for _ in range(MOST_STEPS):
         terms = log_weight + shift * u - 0.5 * shift**2
@@ -376,7 +376,7 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
         if not move > 1e-15 * max(abs(u), 1e-3):
             break
     else:
-        return 1.0, 1.0  # without the best end only a lower bound is known
+        return 1.0, 1.0  # Newton's method has not converged: delta is only known to be in [0, 1]
     of_q = float(scipy.special.log_ndtr(-law.sign * u))
     of_p = float(logsumexp(log_weight + scipy.special.log_ndtr(law.sign * (shift - u))))
     first, second = (of_p, of_q + epsilon) if law.sign > 0 else (of_q, of_p + epsilon)

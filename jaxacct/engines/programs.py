@@ -33,24 +33,23 @@ from jaxacct.core import progress
 from jaxacct.engines import devices
 
 Run = Callable[..., Sequence[Any]]
-"""A program: it takes flat arrays on one device and returns the leaves of the answer."""
+"""A program. It takes the leaves of its arguments, arrays on one device, and returns the leaves of the answer."""
 
 # The folder and its files
 
 VARIABLE = "JAXACCT_CACHE_DIR"
 """Environment variable that names the folder. If it is empty, programs are not kept."""
 LIMIT_BYTES = 512 * 2**20
-"""Most bytes of all programs together. Beyond this limit the programs unused for longest are removed. One takes 1 to 6
-MiB."""
+"""Largest size of all kept programs together, in bytes. Beyond it the programs unused for longest are removed. One
+program takes 1 to 6 MiB."""
 ENDING, WARM_ENDING = ".program", ".warm"
-"""Endings of a kept program's name, and of the empty file that marks that `jaxacct warm` kept the programs of sweeps.
-"""
+"""Endings of file names: of a kept program, and of the empty file by which `jaxacct warm` marks that it is done."""
 TEMPORARY = ".unfinished-"
 """Beginning of the name of a program that is being written."""
 ABANDONED_SECONDS = 3600.0
-"""Age at which the process that wrote an unfinished file has surely ended, since writing takes a second."""
+"""Age from which an unfinished file is removed. Its process has surely ended, since writing takes a second."""
 DIGEST_BYTES = hashlib.sha256().digest_size
-"""Length of the digest at the beginning of a file."""
+"""Length of the digest at the beginning of a file, in bytes."""
 
 
 class Unusable(Exception):
@@ -62,7 +61,10 @@ class Missing(Unusable):
 
 
 def directory() -> Path | None:
-    """Return $JAXACCT_CACHE_DIR, None if it is empty, or else jaxacct under $XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder of kept programs: $JAXACCT_CACHE_DIR, or jaxacct under $XDG_CACHE_HOME or ~/.cache.
+
+    If $JAXACCT_CACHE_DIR is set and empty, return None.
+    """
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         return Path(chosen) if chosen else None
@@ -74,7 +76,7 @@ def directory() -> Path | None:
 
 
 def safe_folder(create: bool) -> Path:
-    """Return the folder if it exists and is safe, or raise Unusable; `create` makes it with mode 0700."""
+    """Return the folder of kept programs, or raise Unusable if it is not safe. `create` makes it, with mode 0700."""
     path = directory()
     if path is None:
         raise Unusable(f"{VARIABLE} is empty")
@@ -114,7 +116,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, payload: bytes) -> bool:
-    """Write a payload beside its place and rename it, so that no half is ever read. Return whether this worked."""
+    """Write a temporary file and rename it to `path`, so that no half file is ever read. Return whether it worked."""
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)  # with mode 0600
@@ -132,7 +134,7 @@ def write(path: Path, payload: bytes) -> bool:
 
 
 def kept(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    """Return the programs in the folder, those unused for longest first."""
+    """Return the programs in the folder. The program unused for longest comes first."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.glob(f"*{ENDING}"):
@@ -190,8 +192,8 @@ ROOMS = ("kernels", "engines", "mechanisms", "selection")
 FOUNDATIONS = ("core/floats.py",)
 """Modules of other rooms whose constants get into compiled programs."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
-"""Environment variables that change what compilers produce. One too many costs a compilation, a missing one soundness.
-"""
+"""Environment variables that change what compilers produce. To list one too many costs a compilation. To miss one would
+let a wrong program be loaded."""
 HARMLESS = re.compile(
     r"cache|(^|_)log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard"
 )
@@ -199,11 +201,11 @@ HARMLESS = re.compile(
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 """Lines of /proc/cpuinfo that decide which instructions a program may use."""
 CPUINFO_CHARACTERS = 16384
-"""Characters of /proc/cpuinfo that are read: more than the entry of one processor."""
+"""Number of characters that are read of /proc/cpuinfo. The entry of one processor is shorter."""
 
 
 def path_of(folder: Path, label: str, device: Any) -> Path:
-    """Return the file of a program. The label names the kernel, the shapes and the compile options."""
+    """Return the path of the program's file. The label names the kernel, the shapes and the compile options."""
     settings = sorted((name, repr(value)) for name, value in jax.config.values.items() if not HARMLESS.search(name))
     variables = [(name, value) for name, value in os.environ.items() if STEERING.match(name)]
     steering = sorted((name, value) for name, value in variables if not HARMLESS.search(name.lower()))
@@ -243,7 +245,7 @@ def _machine() -> tuple[str, ...]:
 
 
 def load(folder: Path, label: str, device: Any) -> Run | None:
-    """Return the sound program kept under a label, as a function of flat arrays on one device, or None."""
+    """Return the program kept under a label, or None if there is none or it is damaged or does not load."""
     payload = read(path_of(folder, label, device))
     if payload is None:
         return None
@@ -266,7 +268,7 @@ def load(folder: Path, label: str, device: Any) -> Run | None:
 def prepare(
     function: Callable[..., Any], options: dict[str, Any] | None, label: str, leaves: list[Any], tree: Any, device: Any
 ) -> Run:
-    """Return the program for a function of pytrees at arguments of given shapes; it returns the leaves of the answer.
+    """Return the program for a function of pytrees, for arguments with the shapes of `leaves`. Load it or compile it.
 
     label : everything that the program depends on besides sources, versions and the machine.
     device : None for the default device.
@@ -299,7 +301,10 @@ def prepare(
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
-    """Return whether a program was kept. XLA serialises a program from JAX's own cache without its functions."""
+    """Keep a program on the disk; return whether this worked.
+
+    If JAX's own cache is on, the kept program is tried, since XLA serialises programs of that cache incompletely.
+    """
     try:
         executable: Any = compiled.runtime_executable()
         payload = executable.client.serialize_executable(executable)
@@ -318,8 +323,8 @@ def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, 
 
 
 def _folder(create: bool) -> Path | None:
-    """Return the folder of kept programs; None if it is turned off, not safe, or one of several processes asks."""
-    if jax.process_count() > 1:  # several processes would write one folder
+    """Return the folder of kept programs; None if it is turned off or not safe, or if JAX has several processes."""
+    if jax.process_count() > 1:  # they would all write to one folder
         return None
     try:
         return safe_folder(create)
@@ -346,7 +351,10 @@ def are_kept() -> bool:
 
 
 def _own(tree: Any) -> bool:
-    """Return whether a tree has only containers and classes of jaxacct: a file's name covers no other code."""
+    """Return whether a tree consists only of built-in containers and jaxacct's own classes.
+
+    The name of a program's file includes a digest of no other code.
+    """
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
     ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")
@@ -354,7 +362,7 @@ def _own(tree: Any) -> bool:
 
 
 def _works(program: Run, leaves: list[Any]) -> bool:
-    """Return whether a kept program runs: some load, and fail when they are called."""
+    """Return whether a kept program runs. Some programs load, but fail when they are called."""
     try:
         jax.block_until_ready(program(*leaves))
     except Exception:  # whatever the runtime raises, compiling anew is the remedy
@@ -385,13 +393,13 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        return lowered.compile(compiler_options=known(**options or {}))  # this XLA has dropped some of the options
+        return lowered.compile(compiler_options=known(**options or {}))  # this XLA lacks some of the options
 
 
-# What preparing programs has cost, and the line that says so
+# The time that preparing programs takes, and the line on standard error that announces it
 
 NOTICE_SECONDS = 1.0
-"""Seconds of compiling after which a line tells the user why compiling takes long."""
+"""Seconds of compiling after which a line on standard error tells the user about it."""
 
 
 class Clock:
@@ -427,13 +435,13 @@ class Clock:
 
 
 preparing, compiling, loading, saving = Clock(), Clock(), Clock(), Clock()
-"""Clocks of all preparation; of tracing and compiling; of loading and trying kept programs; of writing them."""
+"""Four clocks: of all preparation; of tracing and compiling; of loading and trying kept programs; of writing them."""
 _once = threading.Lock()
-"""Acquired, and never released, by the first who says the line or suppresses it."""
+"""The first thread that prints the line or suppresses it acquires this lock, and never releases it."""
 
 
 def seconds() -> float:
-    """Return the seconds in which this process prepared programs. Rates of answers leave them out."""
+    """Return the seconds that this process has spent preparing programs. Reported speeds leave them out."""
     return preparing.seconds
 
 
@@ -455,7 +463,7 @@ def announced() -> Iterator[None]:
 
 
 def say_nothing() -> None:
-    """Suppress the line, for a command that shows its compilations itself."""
+    """Suppress the line about compiling, for a command that shows its compilations itself."""
     _once.acquire(blocking=False)
 
 
