@@ -1,7 +1,7 @@
 """The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
 
-Windows, abscissa, period and number of nodes enter no bound.  A profile has contours at some of its losses, which are
-also evaluated at neighbouring losses at little cost.  A loss whose bracket stays wide gets its own contour.
+The bounds hold for any windows, abscissa, period and number of nodes.  In a profile, neighbouring losses share a
+contour, since an evaluated contour serves one more loss at little cost.  A loss whose bracket stays wide gets its own.
 """
 
 from __future__ import annotations
@@ -38,47 +38,49 @@ from jaxacct.kernels.contour.core import log_geometric
 STEEPEST = 9.0
 """Largest shift of the path at a window, in widths of the window."""
 CLEAR = 80.0
-"""Least x^2 less the squared shift at a distance of x widths from a window: Phi is then within e^-40 of 0 or 1."""
+"""At x window widths from a window, x^2 less the squared shift is at least this: Phi is then within e^-40 of 0 or 1."""
 MOST_NODES = 6_000
-"""Most nodes on the line."""
+"""Largest number of nodes on a line."""
 Some = TypeVar("Some")
 COARSE = 160
-"""Cells of the grids by which places are chosen and images bounded."""
+"""Number of cells of the grids by which contours are placed, and images and cut-off terms bounded."""
 TOLERANCE = 1e-10
-"""Default size of the terms cut off, relative to the value."""
+"""Default size of the terms that are cut off, relative to the value."""
 MANY = 250
-"""Nodes of a line above which another placement is tried."""
+"""Number of nodes on a line above which the other placement is tried: with a bulk split off, or without."""
 ILL = 6.0
-"""log(scale/value) above which digits are lost and another placement is tried."""
+"""log(scale/value), scale the integrand at z = c, above which digits are lost and the other placement is tried."""
 ONE_SLOT = 15.0
-"""Deviations of S above the mean from which on one large slot decides: jumps are split off there."""
+"""Distance of the threshold above the mean of S, in deviations of S, from which on one large slot decides.
+
+From there on the jumps are split off."""
 LOW_BLUR = 0.08
 """Width of the window between bulk and jumps, in log X."""
 LOW_SHARE = 0.5
-"""End of the call's bulk, as a share of the threshold's distance from the mean.
+"""Upper end of the call's bulk, as a share of the threshold's distance from the mean.
 
-A jump larger than half of that distance leaves less than half of it to the other slots.  Then the scales of both
-contours are near their values."""
+A jump larger than half of that distance leaves less than half of it to the other slots.  Then the scales of the
+contours of bulk and jumps are near their values."""
 BULK_END = 9.0
-"""Widths of the window behind which the law of the bulk ends."""
+"""Where A^t has its own contour, the law of the bulk ends this many widths above the centre of its window."""
 
 
 class Place(NamedTuple):
-    """The place of a contour, and the bounds that belong to that place."""
+    """The line, windows and cells of a contour, and the bounds that belong to them."""
 
     line: Line
     windows: Windows
     cells: Cells
     far: Array
-    """(B, R) abscissas beyond c of Chernoff bounds."""
+    """(B, R) abscissas of Chernoff bounds, all larger than c."""
     log_far: Array
-    """(B, R) log of upper bounds of the integrand there, without e^{-sign z k}/z^2."""
+    """(B, R) log of upper bounds of the integrand at `far`, without the factor e^{-sign z k}/z^2."""
     log_bulk: Array
-    """(B, R) log of upper bounds of A^t there; -inf where there is no bulk."""
+    """(B, R) log of upper bounds of A^t at `far`; -inf where there is no bulk."""
     digits: Array
-    """(B,) log of the scale over the value."""
+    """(B,) log of the integrand at z = c over the guessed value: nats lost to cancellation."""
     log_beyond: Array
-    """(B,) log of a bound of the sum beyond the last node, without e^{-sign c k}."""
+    """(B,) log of a bound of the sum over all nodes after the last, without the factor e^{-sign c k}."""
 
 
 def _grid(low: Array, high: Array, size: int) -> Array:
@@ -104,7 +106,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Return the placement with a split if `split`, otherwise without; in some rows the other placement is better."""
+    """Place the contour with a bulk if `split`, otherwise without; rows for which the other is better get the other."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -116,7 +118,7 @@ def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, toler
 
 
 def replaced(found: Place, rows: Array, other: Place) -> Place:
-    """Return `found` with other placements in some rows."""
+    """Return `found` with its `rows` replaced by the placements `other`."""
 
     def merged(kept: Array, new: Array) -> Array:
         kept = kept.copy()
@@ -141,7 +143,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # the scale bounds the value of a put up to a factor in the abscissa; a guess above it is replaced by e^-2 of it
+    # without a split the integrand at z = c replaces the guess of a put's value; e^-2 of it replaces a larger guess
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -158,7 +160,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
 
 
 def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
-    """Place the contour of A^t of the call by itself; A is the transform of the bulk of the placement `beside`."""
+    """Place a separate contour for A^t of the call, where A is the transform of the bulk in the placement `beside`."""
     low, blur = beside.windows.low, beside.windows.low_blur
     none = np.full_like(s, -np.inf)
     windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
@@ -169,7 +171,7 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
     """Place the contour of a call for given windows.
 
-    known : whether the guess is used unchanged; otherwise the scale may raise it.
+    known : whether the guess is used unchanged; otherwise the integrand at z = c may raise it.
     """
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
@@ -201,7 +203,7 @@ def _ended(
     saddle: tuple[Array, Array],
     far: Array,
 ) -> Place:
-    """Complete a placement by its last node and by Chernoff bounds at the abscissas `far`."""
+    """Complete a placement: find its last node, and evaluate Chernoff bounds at the abscissas `far`."""
     c, period = line
     step = 2.0 * np.pi / period
     scale = np.array([np.interp(one, *_sorted(a, b)) for one, a, b in zip(c, *saddle, strict=True)])
@@ -233,10 +235,10 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the least u at which a slot may be called far: S < k with a slot beyond u is negligible.
+    """Return the smallest u from which on a slot may be called far: S < k despite a slot beyond u is negligible.
 
-    A slot beyond x leaves k - x to the other slots. That is m of their deviations below their mean, with chance
-    e^{-m^2/2}.
+    A slot with X/t > x leaves less than k - x to the other slots. Their sum is then m of its deviations below its
+    mean, with chance e^{-m^2/2}.
     """
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
@@ -265,7 +267,7 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 def _saddle(
     cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Return abscissas, the logarithms of the integrand there, and the abscissa of the least exponent."""
+    """Return the abscissas tried, the log of the transform at each, and the abscissa of the smallest exponent."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
@@ -299,7 +301,7 @@ def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array,
 
 
 def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return an abscissa below the saddle point, and the period for which images are negligible on both sides."""
+    """Return an abscissa below the saddle point, and a period that makes the images on its two sides negligible."""
     chosen, period = 0.5 * best, np.full_like(best, np.inf)
     for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.88):
         c = share * best
@@ -313,17 +315,18 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[
 def last_node(
     cells: Cells, cuts: Cuts, t: Array, c: Array, step: Array, scale: Array, goal: Array, deviation: Array, sign: float
 ) -> tuple[Array, Array]:
-    """Return the index of the last node, where the bound of the sum beyond falls to the goal, and that bound.
+    """Return the index of the last node, and a bound of the sum over the nodes after it, which is below the goal.
 
-    The fall below the scale grows about as a power of the index; the power is 2 where the law is nearly normal.  A
-    secant in the logarithms of both is kept between an index that is too small and one that is large enough.  The path
-    is chosen at an index where only one path suffices: far out either path may be slightly better.
+    The fall of the bound below the scale, in nats, grows about as a power of the index; the power is 2 where the law is
+    nearly normal.  A secant in the logarithms of index and fall is kept between an index that is too small and one that
+    is large enough.  Where both paths in u reach the goal, the choice between them stays open: far out either may be
+    slightly better.
     """
-    # steps of the logarithm of the index where the bound shows no direction; the search ends this near in the logarithm
+    # `stride`: step of log(index) where the bound shows no direction; `enough`: width at which the search ends
     stride, enough = 0.8, 0.2
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
-    # the secant aims 0.02 past the goal in the logarithm, so that its index is mostly large enough
+    # the secant aims at a fall 2% beyond the goal, so that its index is mostly large enough
     wanted = np.log(np.maximum(scale - goal, 1.0)) + 0.02
     at = np.clip(0.5 * (np.log(2.0) + wanted) - np.log(deviation * step), 0.0, most)
     at = np.where(np.isnan(at), 0.5 * most, at)
@@ -373,12 +376,12 @@ def rows_of(some: Some, rows: Array) -> Some:
 
 
 def _taken(some: Some, rows: Array) -> Some:
-    """Take distinct ascending rows of all arrays of a pytree, without a copy where these are all rows."""
+    """Take distinct ascending rows of all arrays of a pytree, without a copy if `rows` are all rows."""
     return rows_of(some, rows) if rows.size < len(jax.tree.leaves(some)[0]) else some
 
 
 def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
-    """Choose Im u at the edges of the cells, (B, J + 1): 0 at both ends, and small near a narrow window.
+    """Choose Im u at the edges of the cells, (B, J + 1): 0 at both ends of the grid, and small near a narrow window.
 
     local : (B,) whether Im u follows X(u), and not the mean of X.
     """
@@ -391,7 +394,7 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        near = away.copy()  # least distance in the cells on both sides, whose bounds use the largest shift
+        near = away.copy()  # smallest distance over the two cells at an edge: the bounds of both use the largest shift
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
         shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)
@@ -422,7 +425,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """Bound log (1/pi) h sum |F(c + iy')|/|z|^2 over all nodes y' > y from above, by either path, (B,)."""
+    """Bound log((h/pi) sum |F(z)|/|z|^2) over all nodes z with Im z > y from above, (B,), by the path of `local`."""
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
@@ -445,8 +448,9 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""(most losses, largest distance) of losses that share a contour, for each turn; later turns take brackets still too
-wide.
+"""(largest number, largest distance) of losses that share a contour, for each turn.
+
+Later turns take the losses whose brackets are still too wide.
 
 Distance is measured in log(e^eps - 1 + NEAR deviations).  Where one slot decides, a contour leaves out a part that
 depends on the size of that slot.  For a loss near 0 that size hardly matters."""
@@ -455,46 +459,51 @@ NEAR = 3.0
 CUT_OFF = 5e-3, 1e-3
 """Tolerances of a contour in the first turn and in later turns, as shares of the width wanted."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
-"""(log of delta, relative width wanted above that delta); a wider bracket gets another contour.
+"""(log of delta, relative width wanted of brackets above that delta); a wider bracket gets another contour.
 
-The largest deltas decide for many rounds.  There chords between losses are off by a few 1e-4 of delta, and in the tail
-by a few hundredths."""
+Compositions of many rounds depend mostly on the largest deltas.  For these, chords between losses are too high by a
+few 1e-4 of delta; in the tail, by a few hundredths."""
 LONG = 1000
-"""Nodes of a line above which a wide bracket gets no other contour: longer lines gain little and are slow."""
+"""Number of nodes on a line above which a wide bracket gets no other contour: longer lines gain little and are slow."""
 KNOWN = 0.3
-"""An estimate replaces the guess of delta if its bracket is at most this wide, relatively."""
+"""An estimate replaces the guess of delta if its bracket is at most this wide, relative to its upper bound."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
-"""Log of the delta at which the losses end; the mass beyond becomes mass at infinity."""
+"""Log of the delta at which a profile's losses end; the mass beyond the last loss becomes mass at infinity."""
 LARGEST_LOSS = 600.0
 """Largest loss: up to this loss e^eps and products with it stay within float64."""
 BULK_SPREAD = 2.0
-"""Spread of the losses in the bulk, in deviations: the best density is the cube root of the law, sqrt(3) times as wide.
-"""
+"""Spread of a profile's losses in the bulk, in deviations of one round's loss.
+
+The best density of losses is the cube root of the law's density, sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
-"""Fall of log delta from one loss to the next beyond the bulk, and in the far tail; these losses decide for few rounds.
-"""
+"""Fall of log delta from one loss to the next, beyond the bulk and in the far tail.
+
+These losses decide the bounds only for few rounds."""
 MOST_GAP = 0.06
-"""Largest distance of two losses above the far tail: where one slot decides, losses spread over several units."""
+"""Largest distance of neighbouring losses before the far tail: where one slot decides, losses spread over several
+units."""
 DENSE = 4.0
-"""Factor on the number of losses beyond the bulk, and down to the last, where losses lie densely."""
+"""Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
 LEAST_GAP = 1e-7
-"""Least distance of two losses."""
+"""Smallest distance of neighbouring losses, over the deviation of one round's loss (or over 1e-3 if that is larger)."""
 LEAST_DEVIATION = 1e-300
-"""Least standard deviation assumed for one round's loss, whose variance may underflow."""
+"""Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
-"""Losses at which the guess of the profile is evaluated."""
+"""Number of losses on each of two grids at which the guess of the profile is evaluated."""
 CELLS = 48
-"""Cells of the grid of `put_below`."""
+"""Number of cells of the grid of `put_below`."""
 REACH = 8.6
-"""Deviations of the standard normal law that the cells cover; the mass beyond is bounded."""
+"""The cells end this many deviations of the normal law from its mode; the mass beyond is bounded."""
 LOWER_SHARES = (0.25, 0.15)
-"""Ends tried for the bulk, over the distance from mean to threshold: a bulk that rarely reaches it needs no line."""
+"""Upper ends tried for a bulk with a long line of its own, as shares of the threshold's distance from the mean.
+
+A bulk that rarely reaches the threshold needs no line."""
 
 
 class Contour(NamedTuple):
-    """A contour that has been evaluated, for thresholds near the one it was placed for."""
+    """An evaluated contour, which serves thresholds near the one it was placed for."""
 
     sign: float
     s: Array
@@ -502,7 +511,7 @@ class Contour(NamedTuple):
     place: Place
     powers: Powers
     bulk: Contour | None
-    """The contour of A^t by itself; None where there is no bulk, or Chernoff's bound of it suffices."""
+    """The separate contour of A^t; None where there is no bulk, or Chernoff's bound of the bulk suffices."""
 
 
 def contours_at(
@@ -510,7 +519,7 @@ def contours_at(
 ) -> list[tuple[Array, Contour]]:
     """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all (B,).
 
-    Return (row numbers, contour) of groups of rows whose lines have similar lengths, so that little is padded.
+    Return (row numbers, contour) of each group of rows.  Its lines have similar lengths, so that little is padded.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -563,7 +572,7 @@ def _contour(sign: float, s: Array, t: Array, where: Place, bulk: Contour | None
 def brackets_at(
     sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
 ) -> tuple[Array, Array, Array, Array]:
-    """Return `bracket_near` at the thresholds that contours are placed for."""
+    """Place contours for the thresholds k, and return `bracket_near` of each contour at its own threshold."""
     ends = np.empty((4, len(s)))
     for rows, contour in contours_at(sign, s, t, k, guess, tolerance):
         ends[:, rows] = bracket_near(contour, k[rows])
@@ -576,7 +585,7 @@ def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
     slope : estimate of |derivative in k|, Q(S > k) or Q(S < k).
 
-    The bracket holds for every threshold within 8 units of k.
+    The bracket holds for every threshold within 8 units of rounding of k.
     """
     low, mid, high, slope = _beside(found, k)
     for one in (found,) if found.bulk is None else (found, found.bulk):
@@ -590,7 +599,7 @@ def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 @np.errstate(all="ignore")
 def estimate_near(found: Contour, k: Array) -> tuple[Array, Array]:
-    """Return the estimate and slope of `bracket_near`, for a fraction of its work."""
+    """Return only the estimate and slope of `bracket_near`, for a fraction of its work."""
     mid, slope = _outside(found, k)[:2]
     for one in (found,) if found.bulk is None else (found, found.bulk):
         plain, slope_here = _sums(one, _turned(one, k))
@@ -604,14 +613,14 @@ def _scale(found: Contour, k: Array) -> Array:
 
 
 def _turned(found: Contour, k: Array) -> Array:
-    """Compute the integrand at the nodes without 1/z^2, relative to its scale, (B, N)."""
+    """Compute the integrand without its factor 1/z^2 at the nodes, relative to its scale, (B, N)."""
     turned = found.powers.value * (1.0 + turned_by(-found.sign * found.powers.turn * k[:, None]))
     turned[:, 0] *= 0.5
     return turned
 
 
 def _sums(found: Contour, turned: Array) -> tuple[Array, Array]:
-    """Integrate turned/z^2 and turned/z, relative to the scale."""
+    """Integrate `turned`/z^2 and `turned`/z along the line, relative to the scale."""
     line = found.place.line
     over = turned / (line.c[:, None] + 1j * found.powers.turn)
     plain = np.sum((over / (line.c[:, None] + 1j * found.powers.turn)).real, axis=1)
@@ -666,7 +675,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope) of the part not integrated: slots beyond the far window, bulk alone."""
+    """Return (lower, estimate, upper, slope) of the outcomes not integrated: with a far slot, or of bulk slots only."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -684,8 +693,8 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
     elif not whole.all():
         m, mx, shrunk, _ = _all_bulk(windows, s, t, whole)
         at = np.where(whole, 0.0, windows.low)
-        edge = np.log(k) / s + 0.5 * s  # S > k requires a slot above k
-        # beyond the edge w1 <= Phi(-d) e^{-d (u - edge)/blur}
+        edge = np.log(k) / s + 0.5 * s  # S > k requires a slot with X > k
+        # for u above `edge`, w1 <= Phi(-d) e^{-d (u - edge)/blur}
         d = (edge - at) / windows.low_blur
         pull = d / windows.low_blur
         leak_x = log_ndtr(-d) + pull * edge - 0.5 * s * s + 0.5 * (s - pull) ** 2 + log_ndtr(s - pull - edge)
@@ -696,13 +705,13 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _bulk_chance(where: Place, k: Array) -> Array:
-    """Return log of Chernoff's bound of the call on the bulk alone, (B,); -inf where there is no bulk."""
+    """Return log of Chernoff's bound of the call on outcomes of bulk slots alone, (B,); -inf if there is no bulk."""
     each = where.log_bulk - where.far * k[:, None] - 1.0 - np.log(where.far)
     return np.where(np.isneginf(where.windows.low), -np.inf, np.min(np.where(np.isnan(each), np.inf, each), axis=1))
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound |E(S - k)_+| over the law w1 w2 less that over the law w1 up to `end` (README.md, section 1)."""
+    """Bound by how much E(S - k)_+ of the slot laws w1 w2 and w1 up to `end` differ (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -711,7 +720,7 @@ def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
 
 
 def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
-    """Bound E[(k - S)_+; some slot is far], far the mass beyond the window (README.md, section 1)."""
+    """Bound E[(k - S)_+; some slot is far]; `far` is the chance that one slot is far (README.md, section 1)."""
     d, blur = ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
@@ -728,9 +737,9 @@ def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -
 
 @np.errstate(all="ignore")
 def put_below(s: Array, t: Array, k: Array) -> Array:
-    """Bound log E(k - S)_+ from above, (B,), by the least log(e^{ck} E e^{-cS}/(e c)) over some c."""
+    """Bound log E(k - S)_+ from above, (B,), by the smallest log(e^{ck} E e^{-cS}/(e c)) over several c."""
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-    near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point of a normal law
+    near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point if S were normal
     grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]
     none, one = np.full_like(s, -np.inf), np.ones_like(s)
     start = tilted_mode(s, t, grid[:, -1]) - REACH
@@ -742,7 +751,7 @@ def put_below(s: Array, t: Array, k: Array) -> Array:
 
 
 class RoundProfile(NamedTuple):
-    """Losses, ascending from 0, and the ends of delta there; all of shape (K,)."""
+    """Losses, ascending from 0, and lower and upper bounds of delta at each; all of shape (K,)."""
 
     epsilon: np.ndarray
     lower: np.ndarray
@@ -750,7 +759,7 @@ class RoundProfile(NamedTuple):
 
 
 def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
-    """Choose losses eps for a profile: dense where one round's loss lies, and along its tail."""
+    """Choose losses eps for a profile: densely where one round's loss is likely, and less so along its tail."""
     # log of the delta below which the losses lie further apart
     far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (-31.0, 1.0)
     deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
@@ -763,7 +772,7 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
-    # 110 losses within a few deviations of one round's loss: these decide the width for many rounds
+    # 110 losses between 0 and a few deviations of one round's loss: these decide the width for many rounds
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
     weight += -np.diff(log_delta) / np.where(log_delta[1:] > far_from, NATS / times, FAR_NATS)
     weight += np.where(log_delta[1:] > far_from, np.diff(scan) / MOST_GAP, 0.0)
@@ -801,18 +810,18 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
 
 
 class _Asked(NamedTuple):
-    """Losses of several rounds, one round after the other; all of shape (K,) but the sign."""
+    """The losses asked for, those of one round after those of another; all arrays have shape (K,)."""
 
     sign: float
     s: np.ndarray
     t: np.ndarray
     eps: np.ndarray
     owner: np.ndarray
-    """Number of the round."""
+    """Index of the round that each loss belongs to."""
 
 
 def _falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
-    # e^eps is off by a few units of 1 + eps; delta, convex in e^eps, falls by at most `wrong` over that distance
+    # e^eps is off by a few roundoffs of 1 + eps; delta, convex in e^eps, falls by at most `wrong` over that distance
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
     wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])
     low = np.maximum(low - wrong, 0.0)
@@ -821,7 +830,7 @@ def _falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile
 
 
 def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow ends that theorems gave, where contours can be placed; a round that fails keeps these ends."""
+    """Narrow bounds from theorems where contours can be placed; a round whose contours fail keeps these bounds."""
     rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
     if rows.size == 0:
         return low, high
@@ -833,7 +842,7 @@ def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
             for one in rounds:
                 at = asked.owner == one
                 low[at], high[at] = _narrowed(rows_of(asked, at), low[at], high[at])
-        return low, high  # the ends by theorems
+        return low, high  # the bounds from theorems
     low[rows], high[rows] = least, most
     return low, high
 
@@ -850,7 +859,7 @@ def _outward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow ends that theorems gave by contours; a contour's bracket that contradicts the theorems is not used."""
+    """Narrow bounds from theorems by contours; a contour's bracket that contradicts the theorems is not used."""
     sign, s, t, eps, owner = asked
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
@@ -882,7 +891,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Yield groups of rows of one round, with at most `together` rows within a `distance`."""
+    """Yield groups of rows; each group has at most `together` rows of one round, which lie within `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:
@@ -898,7 +907,7 @@ def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
-    """Return the row for which a shared contour is placed: a slot that is far there is far for the whole group."""
+    """Return the row whose threshold places a shared contour: a slot that is far for it is far for the whole group."""
     return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 
 
@@ -907,7 +916,7 @@ def _wanted(logs: np.ndarray) -> np.ndarray:
 
 
 def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (lower, estimate, upper) of delta at losses eps, each from one of the rows of a contour."""
+    """Return (lower, estimate, upper) of delta at losses eps; `each` numbers the row of the contour for each loss."""
     lower, estimate, upper, _ = bracket_near(rows_of(contour, each), np.exp(contour.sign * eps))
     if contour.sign < 0:
         lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))
@@ -918,5 +927,5 @@ def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarr
 def _placed(asked: _Asked, logs: np.ndarray, rows: np.ndarray, cut_off: float) -> list[tuple[np.ndarray, Contour]]:
     sign, s, t, eps, _ = asked
     s, t, eps, logs = s[rows], t[rows], eps[rows], logs[rows]
-    shift = np.where(sign > 0, 0.0, -eps)  # log(option) = log(delta) + shift
+    shift = np.where(sign > 0, 0.0, -eps)  # log of the call or put = log(delta) + shift
     return contours_at(sign, s, t, np.exp(sign * eps), logs + shift, cut_off * _wanted(logs))

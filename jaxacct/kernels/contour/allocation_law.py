@@ -12,20 +12,20 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, log1p_complex, log_ndtr, log_ndtr_sides
 
 NEGLIGIBLE = 1e-24
-"""Share of a sum below which terms of nodes at either end are left out."""
+"""Terms of nodes at either end of a sum are left out where they are below this share of the sum."""
 POINTS = 24
-"""Nodes of a panel."""
+"""Number of Gauss-Legendre nodes on each panel."""
 _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel."""
 ROOM = 6.3
-"""Widths of the far window below its centre from which on a slot is taken for far."""
+"""A slot counts as far from this many widths of the far window below the window's centre."""
 SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
-"""Cap of the logarithm of a window's bound: a larger bound says nothing."""
+"""Largest logarithm of a window's bound; a larger bound would say nothing."""
 SLACK = 1e-11
-"""Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (README, 5)."""
+"""Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (section 5)."""
 
 
 class Windows(NamedTuple):
@@ -34,18 +34,18 @@ class Windows(NamedTuple):
     low: Array
     """(B,) upper end of the bulk in u; at -inf there is no bulk, and everything is integrated."""
     low_blur: Array
-    """(B,) width of the window there, in u."""
+    """(B,) width of the window at `low`, in u."""
     high: Array
     """(B,) lower end of the far outputs in u; at inf nothing is far."""
     high_blur: Array
-    """(B,) width of the window there, in u."""
+    """(B,) width of the window at `high`, in u."""
     start: Array
     """(B,) lower end of the grid in u; below it the law is bounded, not integrated."""
     end: Array
 
 
 class Cells(NamedTuple):
-    """A grid in u, with the mass of every cell and the share that a chord needs."""
+    """A grid in u, with the mass of every cell and where its mean of X lies between its edges."""
 
     s: Array
     """(B, 1) 1/sigma."""
@@ -56,19 +56,19 @@ class Cells(NamedTuple):
     mass: Array
     """(B, J) probability of each cell."""
     share: Array
-    """(B, J) (mean of X - lower end)/(upper end - lower end)."""
+    """(B, J) (mean of X - X at the lower edge)/(X at the upper edge - X at the lower edge), in each cell."""
     doubt: Array
-    """(B, J) error of the share; 1 if underflow destroys it."""
+    """(B, J) bound of the error of `share`; 1 if underflow destroys its digits."""
 
 
 class Cuts(NamedTuple):
-    """Logarithms of Phi(-x) and Phi(x) at the edges of a grid, x the distance from a window's centre in widths."""
+    """Logarithms of Phi(-x) and Phi(x) at the edges of a grid; x is the distance from a window's centre, in widths."""
 
     windows: Windows
     low: tuple[Array, Array] | None
-    """(B, J + 1) each; None where no configuration has a bulk."""
+    """Both logarithms for the window at `windows.low`, (B, J + 1) each; None if no configuration has a bulk."""
     high: tuple[Array, Array] | None
-    """(B, J + 1) each; None if no configuration has far outputs."""
+    """Both logarithms for the window at `windows.high`, (B, J + 1) each; None if no configuration has far outputs."""
 
 
 def ratio(u: Array, s: Array, t: Array) -> Array:
@@ -90,7 +90,7 @@ def interval(a: Array, b: Array) -> Array:
 
 
 def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
-    """Lay `size` cells from `windows.start` to `windows.end`, a third of them at each window."""
+    """Lay `size` cells from `windows.start` to `windows.end`: as many at each finite window as for the range itself."""
     s, t = s[:, None], t[:, None]
     start, end = windows.start[:, None], windows.end[:, None]
     grid = start + (end - start) * np.linspace(0.0, 1.0, 4 * size + 1)
@@ -129,8 +129,8 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
     """Bound |w1 w2| and |(1 - w1) w2| over each cell at Im u <= alpha from above, (B, J).
 
-    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  Where either factor leaves float64 the product need
-    not be extreme: beside a window alpha may grow as fast as the distance from that window.
+    |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)).  The factors
+    e^{y^2/2} and Phi may overflow and underflow where their product does not, so their logarithms are added.
     """
 
     def window(most: Array, least: Array, y: Array) -> Array:
@@ -167,7 +167,7 @@ def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share
-    top = cells.x[:, -1:] * r if sign > 0 else np.zeros_like(r)  # taken out, so that nothing overflows
+    top = cells.x[:, -1:] * r if sign > 0 else np.zeros_like(r)  # keeps all exponents small
     grown = np.exp(sign * r[:, :, None] * cells.x[:, None, :] - top[:, :, None])
     total = np.einsum("brj,bj->br", grown[:, :, :-1], w0) + np.einsum("brj,bj->br", grown[:, :, 1:], w1)
     less = below[:, None] * tail(-cells.edges[:, :1]) * np.exp((sign > 0) * r * cells.x[:, :1] - top)
@@ -185,8 +185,9 @@ def _relative(cells: Cells) -> Array:
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """Bound log |A(c + iy')| and log |B(c + iy')| from above for every y' >= y, (B,).
 
-    The line of integration is u + i sign alpha(u), with alpha >= 0 piecewise linear, 0 at both ends, s alpha <= pi/2;
-    `alpha` has its values at the edges, (B, J + 1).  |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
+    The line of integration is u + i sign alpha(u), with alpha >= 0 piecewise linear, 0 at both ends,
+    s alpha <= pi/2; the argument `alpha` has its values at the edges, (B, J + 1).
+    There |e^{sign z X}| = e^{X (sign c cos(s alpha) - y sin(s alpha))}.
     """
     s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
@@ -215,10 +216,10 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
 
 
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
-    """Return theorems (lower, upper) on E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,).
+    """Return lower and upper bounds, by theorems, of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,).
 
-    Above: S has mean 1 and variance v = (e^{s^2} - 1)/t, hence `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf); and 1 or k.
-    Below: the payoff on {some X_i > tk}, where S > k, or on {all X_i <= k}, where S <= k; and (1 - k)_+ or (k - 1)_+.
+    Upper: S has mean 1 and variance v = (e^{s^2} - 1)/t, hence `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf); or 1, or k.
+    Lower: the payoff on {some X_i > tk}, where S > k, or on {all X_i <= k}, where S <= k; or (1 - k)_+, or (k - 1)_+.
     """
     with np.errstate(all="ignore"):
         # 1e-300 is added to the variance of S, since s^2 may underflow
@@ -248,7 +249,7 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
     """Guess the logarithm of E(S - k)_+ or E(k - S)_+.
 
-    S is taken to be lognormal, or one slot to be large and every other slot to be 1.
+    S is taken to be lognormal, or X to be large for one slot and 1 for every other slot.
     """
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
@@ -266,14 +267,14 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
         edge = np.log(strike) / s + 0.5 * s
         first, second = log_ndtr(s - edge), np.log(k - 1.0) + np.log(t) + log_ndtr(-edge)
         large = first + np.log(-np.expm1(np.minimum(second - first, -1e-12)))
-        return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))  # a rare large slot alone
+        return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))  # for rare large slots
 
 
 class Nodes(NamedTuple):
     """Nodes in u, and their weights for the bulk and for the rest."""
 
     u: Array
-    """(B, X) places."""
+    """(B, X) values of u."""
     x: Array
     """(B, X) X/t."""
     bulk: Array
@@ -283,9 +284,9 @@ class Nodes(NamedTuple):
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4.0, fine: int = 600) -> Array:
-    """Return ends of panels, (B, J + 1), narrow where the integrand turns quickly. No bound depends on this choice.
+    """Choose the ends of panels, (B, J + 1), close where the integrand turns quickly. No bound depends on this choice.
 
-    size : (B,) the largest |z| wanted.
+    size : (B,) largest |z| at which the panels are used.
     """
     grid = windows.start[:, None] + (windows.end - windows.start)[:, None] * np.linspace(0.0, 1.0, fine + 1)
     middle = 0.5 * (grid[:, 1:] + grid[:, :-1])
@@ -298,7 +299,7 @@ def panels_of(s: Array, t: Array, windows: Windows, size: Array, most: float = 4
         rate = rate + np.where(far < 9.0, 0.3 / blur[:, None], 0.0)
     total = np.cumsum(rate * np.diff(grid, axis=1), axis=1)
     total = np.concatenate([np.zeros_like(total[:, :1]), total], axis=1)
-    count = int(np.ceil(np.minimum(total[:, -1].max(), 3000.0)))  # most panels of a line
+    count = int(np.ceil(np.minimum(total[:, -1].max(), 3000.0)))  # at most 3,000 panels
     levels = np.linspace(0.0, 1.0, count + 1)
     found = [np.interp(levels * row[-1], row, places) for row, places in zip(total, grid, strict=True)]
     ends = np.array(found)
@@ -326,9 +327,10 @@ def nodes_of(s: Array, t: Array, windows: Windows, ends: Array) -> Nodes:
 def panel_errors(
     s: Array, t: Array, windows: Windows, ends: Array, c: Array, y: Array, sign: float, less_one: Array
 ) -> tuple[Array, Array]:
-    """Bound the quadrature errors of int N w (e^{sign z X/t} - 1), bulk and rest, for all |Im z| <= y; (B,) each.
+    """Bound the quadrature errors of int N w (e^{sign z X/t} - 1) for all |Im z| <= y: (bulk, jumps), (B,) each.
 
-    less_one : (B,) False where the base is integrated without the - 1; the rest beside a bulk always is.
+    less_one : (B,) False where bulk, or jumps if there is no bulk, are integrated without the - 1. Jumps beside a bulk
+    always are integrated without it.
 
     The bound is 8 q sup |f| rho^{-2n}/(1 - rho^{-2}) on the ellipse of size rho about a panel of half width q.  sup |f|
     is taken over the rectangle around the ellipse, factor by factor.
@@ -373,7 +375,7 @@ def panel_errors(
 
 
 def rounding_units(nodes: Nodes, s: Array, t: Array, windows: Windows) -> Array:
-    """Bound the error of a term of a sum over the nodes relative to its factors, in units of 2^-53, (B, X)."""
+    """Bound the rounding of each node's term in a sum, relative to the term's factors, in units of 2^-53, (B, X)."""
     u = np.abs(nodes.u)
     units = nodes.u.shape[1] + 60.0 + 4.0 * u * u + 6.0 * (s[:, None] * u + 0.5 * s[:, None] ** 2 + np.log(t)[:, None])
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
@@ -428,7 +430,7 @@ def _tables(x: Array, step: Array, many: int) -> Array:
 
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
-    """Sum w (e^{iyx} - 1) over x at all y of the line, from tables of coarse and fine multiples, (B, count)."""
+    """Sum w (e^{iyx} - 1) over x at all y of the line, from tables of coarse and fine steps, (B, count)."""
     # 32,000 multiplications at most in one matrix product, so that the linear algebra library starts no threads
     size = max(32_000 // (first.shape[1] * second.shape[2]), 1)
     found: Array | float = 0.0
@@ -451,7 +453,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     less = np.expm1(sign * c[:, None] * nodes.x)
     base = np.where(whole[:, None], nodes.jump, nodes.bulk)
     rest = np.where(whole[:, None], 0.0, nodes.jump)
-    # `lack` is 1 less the mass of the base
+    # `lack` is 1 minus the mass of the base
     root = np.sqrt(1.0 + windows.low_blur**2)
     lack = np.where(whole, 0.0, tail(np.where(whole, 0.0, windows.low) / root))
     lost = np.where(whole, 0.0, 2.0 * tail((windows.end - np.where(whole, 0.0, windows.low)) / windows.low_blur))
@@ -468,7 +470,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     below = tail(-windows.start)
     start_grown = np.exp(np.maximum(sign, 0.0) * c * small)
     departure = np.sum(base * less, axis=1) - lack
-    direct = ~(departure > -0.5)  # there the sum is more accurate than 1 less its deficit
+    direct = ~(departure > -0.5)  # then the sum is more accurate than 1 + departure
     at_c = np.where(direct, np.maximum(np.sum(base * grown, axis=1), 1e-200), 1.0 + departure)
     log_at_c = np.where(direct, np.log(at_c), np.log1p(np.where(direct, 0.0, departure)))
     rest_at_c = np.sum(rest * grown, axis=1)
@@ -481,7 +483,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     second = _tables(nodes.x, sign * step, fine).transpose(0, 2, 1)
     spun, dropped = [], []
     for weight in (base * grown, rest * grown):
-        # bulk and jumps each have a range of nodes; terms outside that range count as an error
+        # bulk and jumps are each summed over their own range of nodes; terms outside that range count as an error
         large = np.flatnonzero(np.any(weight > NEGLIGIBLE * np.sum(weight, axis=1)[:, None], axis=0))
         if large.size:
             some = slice(large[0], large[-1] + 1)
@@ -495,7 +497,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     moved, other = spun[0], spun[1] + rest_at_c[:, None]
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
-    bent = np.abs(a) + b * b  # 2 a + a^2 + b^2 may cancel
+    bent = np.abs(a) + b * b  # the rounding goes by |a| + b^2, since 2 a + a^2 + b^2 may cancel
     log_base = log_at_c[:, None] + log1p_complex(a, b)
     size_base = np.exp(log_base.real - log_total[:, None])
     t_ = t[:, None]
@@ -510,11 +512,11 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         half = np.sin(0.5 * w.imag)
         grow = np.expm1(np.minimum(w.real, 700.0))
         more = (grow * np.cos(w.imag) - 2.0 * half * half) + 1j * (1.0 + grow) * np.sin(w.imag)
-        # where A^t is far smaller it is subtracted from the power of the sum, since A^t may underflow
+        # where A^t is far below (A + B)^t, the two are subtracted: in the product `main` may underflow
         both = np.exp(t_ * (log_base + log_more - log_total[:, None]))
         value = np.where(whole[:, None], main, np.where(w.real > 30.0, both - main, main * more))
         size_rest = np.where(whole[:, None], 0.0, np.abs(other) / total[:, None])
-    # errors relative to the total
+    # errors relative to A(c) + B(c)
     units = rounding_units(nodes, s, t, windows) * ROUNDOFF
     last = line.count * step
     quad_base, quad_rest = panel_errors(s, t, windows, ends, c, last, sign, ~direct)
