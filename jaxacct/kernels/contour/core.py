@@ -1,4 +1,5 @@
-"""The core that all contour integrals share: sums over nodes, images, ends, and the way from delta to epsilon.
+"""The core that all contour integrals share: sums over nodes, periodic images, brackets, and the
+way from delta to epsilon.
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
@@ -13,21 +14,21 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Abscissae over the saddle point: those up to 1 are tried for the contour, all for the images to the right."""
+"""Abscissae tried, over the saddle point: those up to 1 for the contour, all for bounding the images to the right."""
 LEAST_VALUE = 1e-300
-"""Floor of a value or lower end whose logarithm is taken. A lower end at the floor is not used."""
+"""Smallest value or lower bound whose logarithm is taken. A lower bound below it is not used."""
 SUM_OUTWARD = 1.0000001
 """Factor for the rounding of a sum of error bounds."""
 NEWTON_STEPS = 6
-"""Newton steps from the saddle point's eps to the contour integral's eps."""
+"""Number of Newton steps from the saddle point's eps to the contour integral's eps."""
 MARGIN = 1.02
-"""Factor on the distance between an end and the estimate: the slope changes along the way."""
+"""Factor on the distance of either bound of eps from the estimate: the slope changes along the way."""
 
 
 class Bracketed(NamedTuple):
-    """A value with certified ends.
+    """A value with a certified lower and upper bound.
 
-    Where `ok` is false, the upper end is the Chernoff bound and the lower end is -inf.
+    Where `ok` is false, `upper` is the Chernoff bound and `lower` is -inf.
     """
 
     lower: Array
@@ -61,7 +62,7 @@ class Nodes(NamedTuple):
 
     c: Array
     k0: Array  # K(c)
-    common: Array  # bound of the error of K(c), which is common to all nodes
+    common: Array  # bound of the error of K(c), which all nodes share
     h: Array
     t: Array  # (count,)
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
@@ -99,7 +100,7 @@ def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Summand, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """Bound the trapezoid sum's error over Z by the errors of its terms and by the cut-off; images are not included."""
+    """Bound the error of the trapezoid sum over Z, from errors of its terms and the cut-off, without images."""
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
@@ -112,7 +113,7 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Return the logarithm of the periodic images that the trapezoid rule adds (README.md, section 1).
+    """Return the logarithm of a bound on the periodic images that the trapezoid rule adds (README.md, section 1).
 
     at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
     log_mass : logarithm of the integrated mass.
@@ -127,13 +128,13 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return the two-sided error over Z, and the logarithm of the images that the lower end loses (absolute)."""
+    """Return two bounds: the two-sided error over Z, and the log of the images, which lower the lower bound only."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
 
 def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return log delta(eps) from below and from above, from the trapezoid sum over Z and its errors."""
+    """Return lower and upper bounds of log delta(eps), from the trapezoid sum over Z and its errors `off`."""
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon
@@ -144,18 +145,18 @@ def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -
     grain = 8.0 * ROUNDOFF * (xp.abs(log_z) + 4.0)
     lower = log_z - nodes.common + low - grain - 8.0 * ROUNDOFF * xp.abs(low)
     upper = log_z + nodes.common + high + grain + 8.0 * ROUNDOFF * xp.abs(high)
-    # an upper end of 0 or less contradicts the other bounds
+    # an upper bound of 0 or less contradicts the other bounds
     certain = (value + both > 0.0) & (upper < xp.inf)
     return xp.where(certain & (rest > LEAST_VALUE), lower, -xp.inf), xp.where(certain, upper, xp.inf)
 
 
 def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
-    """Return the bracket of log delta(eps) from the trapezoid sum. Chernoff's bound may lower the upper end."""
+    """Return the bracket of log delta(eps) from the trapezoid sum. Chernoff's bound may lower `upper`."""
     xp = namespace(nodes.t, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = ends(nodes, epsilon, value, off)
     estimate = log_z + xp.log(xp.maximum(value, LEAST_VALUE))
-    # an estimate more than 0.1 below the upper end of log delta is not used
+    # an estimate more than 0.1 below the upper bound of log delta is not used
     ok = (value > 0) & xp.isfinite(upper) & (upper - estimate < 0.1)
     chernoff = nodes.images_log - nodes.images_at * epsilon[..., None]
     chernoff = chernoff + 8.0 * ROUNDOFF * (xp.abs(nodes.images_log) + xp.abs(chernoff))
@@ -166,7 +167,7 @@ def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Arra
 
 
 def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STEPS) -> Array:
-    """Return the eps at which the trapezoid sum is delta."""
+    """Solve for the eps at which the trapezoid sum is delta, by Newton steps."""
     xp = namespace(nodes.t, start)
 
     def step(_: Array, eps: Array) -> Array:
@@ -190,14 +191,14 @@ def certified(
     log_delta_low: Array,
     log_delta_high: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """Check two places for eps; return (lower end, whether it holds, upper end, whether it holds).
+    """Check two candidates for bounds of eps; return (lower, whether it holds, upper, whether it holds).
 
-    ends_at : function that returns the lower and upper end of log delta at eps, which has a new first axis.
-    below, above : the two places.
+    ends_at : function that returns lower and upper bounds of log delta at eps, which has a new first axis.
+    below, above : the candidates for the lower and the upper bound.
     """
     xp = namespace(below, above)
     lowers, uppers = ends_at(xp.stack([below, above]))
-    # the caller knows the logarithms of delta only to a few units
+    # the caller knows the logarithms of delta only to a few units of rounding
     lower_ok = lowers[0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
     upper_ok = uppers[1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
     lower_ok = lower_ok & (below < xp.inf)
@@ -207,7 +208,7 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """Return `certified` ends about an estimate of eps, at distances that follow from the errors of delta.
+    """Return `certified` bounds of eps about an estimate, at distances that follow from the errors of delta.
 
     margin : factor on these distances, since the slope changes along the way.
     """
@@ -233,7 +234,7 @@ def epsilon_of(
 
 
 def log_kappa(c: Array) -> Array:
-    """Return the logarithm of `c^c/(1+c)^{1+c}`, the least kappa in `(1 - e^{-x})_+ <= kappa e^{cx}`."""
+    """Return the logarithm of `c^c/(1+c)^{1+c}`, the smallest kappa in `(1 - e^{-x})_+ <= kappa e^{cx}`."""
     return -log1p(c) - c * log1p(1.0 / c)
 
 
@@ -244,13 +245,13 @@ def period_for(
 
     at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
     highest : largest abscissa allowed.
-    allowed : most nats of cancellation.
+    allowed : largest cancellation, in nats.
     """
     xp = namespace(at, log_bound)
     goal = xp.minimum(log_delta, 0.0) + log_tol
-    # the Chernoff bound stands in for the size of the integrand: its constant varies slowly with c
+    # the Chernoff bound stands in for the integrand's size: their ratio varies slowly with c
     size = log_bound - at * epsilon[..., None]
-    # row i, column j: the contour at abscissa i, the image bounded at abscissa j
+    # row i, column j: the contour at abscissa i, the image bounded by Chernoff at abscissa j
     gap = at[..., None, :] - at[..., None]
     right = (size - goal[..., None])[..., None, :] / xp.where(gap > 0, gap, 1.0)
     period = xp.maximum(-goal[..., None] / at, xp.min(xp.where(gap > 0, right, xp.inf), axis=-1))
@@ -259,7 +260,7 @@ def period_for(
     return pick(xp, at, best), pick(xp, period, best)
 
 
-# Characteristic functions at all nodes come from one matrix product: exponentials of all pairs would be slow.
+# Characteristic functions at all nodes come from one matrix product: an exponential for every pair would be slow.
 
 
 def _rotations(angle: Array, count: int) -> tuple[Array, Array]:
@@ -276,7 +277,7 @@ def _rotations(angle: Array, count: int) -> tuple[Array, Array]:
 
 
 def _split(count: int) -> tuple[int, int]:
-    """Factor a count, powers of two first, into inner * outer with both near its root."""
+    """Factor a count into inner * outer, both near its square root; `inner` is a power of two."""
     inner = 8
     while inner * inner * 2 < count:
         inner *= 2
@@ -326,7 +327,7 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 def depth(points: int, count: int) -> float:
     """Return the error of the terms of `departures`, in units of `w_j min(2, t |loss_j|)`.
 
-    Errors of weights and losses are not included. The error is 5.1 for each step of either table, 4.9 for each rounding
-    of a sum of products, and the depth of the weights' own sum.
+    Errors of weights and losses are not included. The error is 5.1 for each step of either table, 4.9 for each
+    rounding of a sum of products, and the depth of the weights' own sum.
     """
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)

@@ -1,7 +1,8 @@
 """Bounds of the errors of sampled Gaussians and other parts on a contour (kernels/README.md, sections 1 to 4).
 
-Every function bounds one source of error, relative to the tilted mass `M(c)` of its part: quadrature range, quadrature
-step, rounding, the terms beyond the cut-off (by level sets of the tilted density), and periodic images (by Chernoff).
+Every function bounds one source of error, relative to the tilted mass `M(c)` of its part.  The sources are quadrature
+range, quadrature step, rounding, the terms beyond the cut-off, and periodic images.  The cut-off is bounded by level
+sets of the tilted density, the images by Chernoff.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, log_mix, tilted_gaussian
 
 LEVELS = 20
-"""Heights of level sets about each mode; more would narrow the bound by little."""
+"""Number of heights of level sets about each mode; more would narrow the bound by little."""
 ROUNDED_DOWN = 0.999
 """Factor that rounds the masses of level sets down."""
 FIRST_SIDE_LOBE = 0.217235
@@ -34,28 +35,28 @@ FINITE_LOSS_ERROR = 1e-26
 LOG_MIX_UNITS = 18.0
 """Relative error of log mix in units, without the effect of y's error (README.md, section 4)."""
 TALLEST_LINE = 12.0
-"""Largest height of a shifted line, in u."""
+"""Largest height of a shifted line of integration, in u."""
 LARGEST_DOUBT = 0.1
-"""Largest error of a weight's logarithm for which first order suffices; beyond it nothing is certified."""
+"""Largest error of a weight's logarithm for which first order suffices; above it nothing is certified."""
 ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound the mass of the tilted integrand outside the grid, and the ends of the shifted path, over M(c)."""
+    """Bound, over M(c), the mass of the tilted integrand outside the grid and what the ends of the shifted path add."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
     first = log1p(-q)
     shift, move = a / sigma, -a * q / sigma
     by_jensen = 0.5 * move * (move + 1.0 / sigma)
-    # remove: both sides of either Gaussian; add: above, and the smaller of two bounds below
+    # remove: two tails of either Gaussian; add: a bound on the right, and the smaller of two bounds on the left
     beyond = stack(xp, [hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
     log_size = stack(xp, [first, first, second, second, a * t.loss[..., -1], a * first, by_jensen])
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
     tail = xp.exp(log_size - t.log_m[..., None] + log_tail)
     adding = tail[..., 4] + xp.minimum(tail[..., 5], tail[..., 6])
-    # the factor covers the two sides of the shifted path there, too
+    # the factor also covers the path's two sides, which join the shifted line to the axis
     return (1.0 + 2.0 * TALLEST_LINE) * xp.where(sign > 0, xp.sum(tail[..., :4], axis=-1), adding)
 
 
@@ -63,7 +64,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     """Bound the trapezoid error over M(c) for every |t| <= t_max by shifting the line of integration to `x + i a`.
 
     `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.  The path returns to
-    the real axis half a step outside the grid; `_range_error` has the error of that.
+    the real axis half a step outside the grid; `_range_error` bounds what that adds.
     """
     xp = namespace(t.u, t_max)
     width = sigma[..., None]
@@ -72,7 +73,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     u = xp.concatenate([ends[..., :1], t.u, ends[..., 1:]], axis=-1)
     loss = xp.concatenate([end_loss[..., :1], t.loss, end_loss[..., 1:]], axis=-1)
     y = u / width - 0.5 / width**2
-    # odds of e^600 are as good as infinite
+    # odds of e^600 are as good as infinite odds
     odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, 600.0))
     nearest = xp.minimum(xp.abs(u[..., :-1]), xp.abs(u[..., 1:])) * (u[..., :-1] * u[..., 1:] > 0)
     # bound of what rounding adds to an exponent, up to a factor of its argument
@@ -86,10 +87,10 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     widest = xp.pi * sigma
     steepest = xp.max(t.posterior * (t.weight > 1e-12), axis=-1)
     wanted = xp.minimum(2.0 * xp.pi / t.step - t_max * steepest / sigma, 9.5)
-    # heights tried about the height that seems best; any height gives a bound
+    # heights of the line about the one that seems best; any height gives a bound
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
     alpha = xp.clip(shifts, 1e-3 * widest[..., None], xp.minimum(0.97 * widest, TALLEST_LINE)[..., None])
-    # from here on the last axis but one is for the shifts
+    # from here on the axis before the last is for the heights of the line
     angle = (alpha / width)[..., None]
     odds, loss, small = odds[..., None, :], loss[..., None, :], angle <= 0.5 * xp.pi
     argument = xp.arctan2(odds[..., 1:] * xp.sin(angle), 1.0 + odds[..., 1:] * xp.cos(angle))
@@ -116,7 +117,7 @@ def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
 
 
 class Rounding(NamedTuple):
-    """Rounding of one quadrature sum's terms, in units; (X,) unless said otherwise."""
+    """Rounding errors of the terms of one quadrature sum, in units; (X,) unless said otherwise."""
 
     weight: Array  # error of the logarithm of a weight
     loss: Array  # absolute error of the loss
@@ -125,7 +126,7 @@ class Rounding(NamedTuple):
 
 
 def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
-    """Bound the rounding of every term of a grid's sum (README.md, section 4)."""
+    """Bound the rounding of every term of the quadrature sum on a grid (README.md, section 4)."""
     xp = namespace(t.u)
     sigma, q, power = sigma[..., None], q[..., None], t.power[..., None]
     edge = xp.maximum(xp.abs(t.u[..., :1]), xp.abs(t.u[..., -1:]))
@@ -141,7 +142,7 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Bound the rounding of `M(c+it)/M(c) - 1` per unit of t, and at most up to t_max, and the rounding of log M(c).
+    """Return three bounds of rounding: of `M(c+it)/M(c) - 1` per unit of t, of the same up to t_max, and of log M(c).
 
     Every weight has the rounding of its argument, and so has every `e^{it loss} - 1`, which is at most `min(2, t
     |loss|)`.  So small losses and a small t leave small errors.
@@ -151,7 +152,7 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
     size = xp.abs(t.loss)
     rotated = units.weight + depth
     turned = units.loss + 12.0 * size
-    # to first order in the errors; nothing is certified where the doubt is larger
+    # to first order in the errors; nothing is certified where the largest error is beyond LARGEST_DOUBT
     grown = ROUNDOFF * xp.where(units.doubt < LARGEST_DOUBT, 1.0 + 2.0 * units.doubt, xp.inf)
     own = sum_depth(t.u.shape[-1]) + 40.0 + 8.0 * xp.abs(t.log_m)
     return (
@@ -176,7 +177,7 @@ def gaussian_errors(
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
     """Bound the excess of log M(c) over the logarithm of its trapezoid sum.
 
-    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` on whole lines.  Up to the end of a grid
+    With v = alpha/sigma, `mix cos(v/2) <= |mix(x + i alpha)| <= mix` on whole lines.  Left of the end of a grid
     `|mix(x + i alpha)|^2 >= mix^2 (1 - s sin^2(v/2))`, with s = 4 o/(1+o)^2 at the odds o there (s = 1 for odds beyond
     1).
     """
@@ -188,7 +189,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
     # |mix|^-c grows like e^{c s v^2/8}: for a large c a tall line gives no bound
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
-    # heights: at most half a period for the last line, and just below a whole one for the others
+    # heights: below half the strip for the last modulus bound, and below the whole strip for the others
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
     alpha = xp.minimum(tallest, xp.where(xp.asarray([True, False, True]), best, xp.inf))
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)
@@ -204,12 +205,12 @@ def _laplace_above(scale: Array, c: Array) -> Array:
 
 
 def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Array:
-    """Return an upper bound of log M(c) of one sampled Gaussian: the trapezoid sum, its error and rounding."""
+    """Return an upper bound of log M(c) of one sampled Gaussian: its trapezoid sum plus bounds of all errors."""
     xp = namespace(sigma, c)
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
-    # units of the logarithm of a weight as in `per_term`, from means or largest values of its parts: log sum exp moves
-    # by at most the mean of small errors, and by at most the largest of large errors
+    # `units` bounds the error of a weight's logarithm as in `per_term`, from means or maxima of its parts: log sum exp
+    # moves by at most the mean of small errors, and by at most the largest of large errors
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:
@@ -227,12 +228,12 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     rounding = ROUNDOFF * (rounding + sum_depth(nodes) + 40.0 + 8.0 * xp.abs(t.log_m))
     in_step = _step_error_on_the_axis(sigma, q, sign, c, t.u[..., -1] + t.step, t.step)
     above = t.log_m + ROUNDED_UP * in_step + rounding
-    # the range leaves out 2 e^-42 at most; beyond 1e14 float64 cannot tell the points of a grid apart
+    # the range leaves out at most 2 e^-42; for u beyond 1e14 float64 cannot tell the points of a grid apart
     return xp.where((t.step > 0.0) & (edge < 1e14), above + 1e-17, xp.inf)
 
 
 def finite_units(loss: Array, mass: Array, weight: Array) -> Array:
-    """Return the units by which a sum of weights `mass e^{c loss}` over their sum is off; c is taken as exact."""
+    """Return the units of rounding in a sum of weights `mass e^{c loss}`, relative to that sum; c is taken as exact."""
     xp = namespace(loss, weight)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     # a mass that came from exp(x) is off by a few units times |x|
@@ -273,7 +274,7 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Return the level sets of the tilted density about two modes: heights of slabs, and their least lengths.
+    """Return the level sets of the tilted density about two modes: heights of slabs, and lower bounds of their lengths.
 
     Both have shape (2 (LEVELS - 1),).  README.md, section 2.
     """
@@ -294,10 +295,10 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     other = xp.where(xp.any(rising, axis=-1), xp.argmax(xp.where(rising, log_f, -xp.inf), axis=-1), peak)
     modes = stack(xp, [peak, other])
     tops = xp.take_along_axis(log_f, modes, axis=-1)
-    # without a second mode the floor of `other` is its top, and its slabs are empty
+    # without a second mode `other` is the peak, its floor is its top, and its slabs are empty
     floor = xp.minimum(pick(xp, valley, other), tops[..., 1])
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
-    # the lowest level, as deviations of a normal density from its mode: 15 nats below it
+    # in a normal density the lowest level would lie 5.5 deviations from the mode, 15 nats below it
     levels = xp.maximum(tops[..., None] - xp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floors[..., None])
     heights = xp.exp(levels - sag[..., None, None])
     slabs = flat(xp, heights[..., :-1] - heights[..., 1:])
@@ -311,7 +312,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
 
 
 def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, levels: Array) -> Array:
-    """Bound the lengths, in the loss, of the level sets about modes at levels from below; modes and levels: (M,)."""
+    """Bound from below the lengths, in the loss, of the level sets about `modes` at `levels`, (M,) each."""
     xp, size = namespace(log_f), log_f.shape[-1]
     index = xp.arange(size)
     outside = log_f[..., None, :] < levels[..., None]
@@ -328,10 +329,10 @@ def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, le
     slope_r, slope_l = f_r - at(log_f, outer_r), f_l - at(log_f, outer_l)
     part_r = xp.where(slope_r > 0, (f_r - levels) / xp.where(slope_r > 0, slope_r, 1.0), 0.0)
     part_l = xp.where(slope_l > 0, (f_l - levels) / xp.where(slope_l > 0, slope_l, 1.0), 0.0)
-    # the loss is convex in u: tangent below on the right, chord above on the left
+    # the loss is convex in u: a tangent on the right and a chord on the left give an interval inside the level set
     end_r = at(t.loss, inner_r) + part_r * t.step[..., None] * at(t.posterior, inner_r) / sigma[..., None]
     end_l = loss_l + part_l * (at(t.loss, outer_l) - loss_l)
-    # each end moves with the rounding of its two losses
+    # each end of the interval moves with the rounding of its losses
     moved = 2.0 * (at(off, inner_r) + at(off, inner_l) + at(off, outer_l))
     return xp.maximum(end_r - end_l - moved, 0.0)
 
@@ -340,7 +341,7 @@ def gaussian_decay(slabs: Array, lengths: Array, frequency: Array) -> Array:
     """Return a lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
     xp = namespace(lengths, frequency)
     lost = xp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency[..., None] * lengths)), axis=-1)
-    # 1 - s(y) is off by 16 units of 1 at most, and the masses sum to at most 1
+    # 1 - s(y) is off by at most 16 units of 1, and the masses sum to at most 1
     return xp.maximum(ROUNDED_DOWN * lost - 20.0 * ROUNDOFF, 0.0)
 
 

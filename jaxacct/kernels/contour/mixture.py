@@ -34,19 +34,19 @@ from jaxacct.kernels.contour.gaussian_errors import sinc_envelope
 SMALL_LOSSES = 30.0
 """Largest exponent for which mix - 1 is computed as a sum of expm1."""
 BLOCK = 16
-"""Values of t that are evaluated at a time."""
+"""Number of values of t that are evaluated at a time."""
 HEIGHT_SHARE = 0.998
-"""Factor on heights that covers the rounding of the density and of the integral of the tilted law."""
+"""Factor on the density's heights that covers the rounding of the density and of the tilted law's integral."""
 LOG_TOLERANCE = float(np.log(1e-9))
-"""Logarithm of the largest error by images and cut-off, relative to delta."""
+"""Logarithm of the largest error from images and cut-off, relative to delta."""
 LARGEST_CANCELLATION = 3.0
 """Nats by which moving the abscissa away from the saddle point may enlarge the integrand."""
 MOST_NODES = 400_000
-"""Most nodes of a contour."""
+"""Largest number of nodes of a contour."""
 
 
 def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
-    """Return log of (lower, estimate, upper) of delta(eps)."""
+    """Return the logarithms of the lower bound, the estimate and the upper bound of delta(eps)."""
     with np.errstate(all="ignore"):
         at = np.asarray(epsilon)
         value = trapezoid(nodes, at)[0]
@@ -58,11 +58,11 @@ def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
 
 
 def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of epsilon: upper for a delta of e^log_low, lower for a delta of e^log_high."""
+    """Return (lower, estimate, upper) of epsilon; `upper` is for delta = e^log_low, `lower` for delta = e^log_high."""
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = newton(nodes, np.asarray(start), np.asarray(log_low), 16)
-        for margin in (1.02, 1.5, 4.0):  # moves of an end, over its errors, until the end passes its check
+        for margin in (1.02, 1.5, 4.0):  # distance of a bound from the estimate, over its error
             low, _, high, _ = epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
             lower, upper = max(lower, float(low)), min(upper, float(high))
             if lower > -np.inf and upper < np.inf:
@@ -73,7 +73,7 @@ def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float)
 def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None = None) -> Nodes:
     """Place a contour for delta at an epsilon.
 
-    log_delta : logarithm of that delta, if it is known better than by the saddle point.
+    log_delta : logarithm of delta(epsilon); None: the saddle point approximation serves.
     """
     c, _ = saddle(parts, lambda eps, _: eps < epsilon)
     if log_delta is None:
@@ -82,13 +82,13 @@ def nodes_for_epsilon(parts: list[Part], epsilon: float, log_delta: float | None
 
 
 def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
-    """Place a contour for epsilon at a delta; return its nodes and the epsilon it was placed for."""
+    """Place a contour for epsilon at a given delta; return its nodes and the epsilon at which it was placed."""
     c, eps = saddle(parts, lambda _, found: found > log_delta)
     return _nodes(parts, c, eps, log_delta), eps
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
-    """Return abscissae c, and log E e^{c loss} kappa(c), which bounds delta(eps) as a multiple of e^{-c eps}."""
+    """Return abscissae c and the logarithms of B(c) = kappa(c) E e^{c loss}; delta(eps) <= B(c) e^{-c eps}."""
     at = highest * np.geomspace(1e-4, 1.0, 13)
     logs = np.full(at.size, np.inf)
     for place, c in enumerate(at):
@@ -117,7 +117,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
     if count > MOST_NODES:
         raise TooMany("nodes")
     laws = _quadratures(parts, c, count * step, LOG_TOLERANCE - 5.0)
-    if count * sum(q.u.size for row in laws for q in row) > 3e8:  # most products of nodes and quadrature points
+    if count * sum(q.u.size for row in laws for q in row) > 3e8:  # limit of nodes times points
         raise TooMany("work")
     k, k_error = _exponent(parts, laws, c)
     t = step * np.arange(count)
@@ -134,7 +134,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
             logs.append(value + error + float(log_kappa(one)) + 1e-9)
         except TooMany:
             logs.append(np.inf)
-    # rounding of the phase and of the sum of all terms; core.two_sided adds the share of eps in the phase
+    # rounding of the phase and of the sum of all terms; core.two_sided adds the rounding of t eps in the phase
     slack = wrong + ROUNDOFF * (count + 48.0) * np.exp(power.real)
     place, h = np.float64(c), np.float64(step)
     weight = weight_at(place, h, t)
@@ -151,7 +151,7 @@ def _quadratures(parts: list[Part], c: float, t: float, log_goal: float) -> list
 
 
 def _portions(part: Part, row: list[Quadrature]) -> tuple[Array, float]:
-    """Return share_b M_b(c)/M(c) of each branch, and log M(c) of the part."""
+    """Return each branch's portion share_b M_b(c)/M(c) of the part, and log M(c) of the part."""
     logs = np.array([np.log(share) + q.log_m for share, q in zip(part.shares, row, strict=True)])
     total = float(logsumexp(logs)) if logs.size > 1 else float(logs[0])
     return np.exp(logs - total), total
@@ -188,7 +188,7 @@ def _log_modulus(parts: list[Part], laws: list[list[Quadrature]], t: Array) -> A
 
 
 def _cut_off(parts: list[Part], laws: list[list[Quadrature]], log_z: float, log_delta: float) -> float:
-    """Return a t beyond which the integrand is negligible."""
+    """Return a t beyond which the terms of the integral are negligible."""
     variance = 0.0
     for part, row in zip(parts, laws, strict=True):
         each = [float(np.sum(q.p * (q.log_mix - np.sum(q.p * q.log_mix)) ** 2)) for q in row]
@@ -202,7 +202,7 @@ def _cut_off(parts: list[Part], laws: list[list[Quadrature]], log_z: float, log_
 
 
 def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: float) -> tuple[Array, Array]:
-    """Return K(c + it) - K(c) at the nodes, and the error of the modulus of its exponential."""
+    """Return K(c + it) - K(c) at the nodes, and bounds of the error of its exponential."""
     total = np.zeros(t.size, complex)
     rounding = np.zeros(t.size)
     relative = np.zeros(t.size)
@@ -251,10 +251,10 @@ def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
 
 
 def _on_lines(branch: Quadrature, t: Array) -> Array:
-    """Bound |M(c + it)|/M(c) on lines u + iv, on which |e^{it loss}| = e^{-t arg mix} falls; the best of a few v."""
+    """Bound |M(c + it)|/M(c), (T,), on lines u + iv, where |e^{it loss}| = e^{-t arg mix} falls; the best v counts."""
     law = branch.law
     spread = float(law.shift[-1] - law.shift[0])
-    # no line above a height of 3: the Gaussian grows by e^{v^2/2}
+    # no line lies above a height of 3, since the Gaussian grows by e^{v^2/2}
     highest = min(0.5 * np.pi / spread if spread > 0.0 else np.inf, 3.0)
     found = np.ones(t.shape)
     log_mix, _, _, posterior = _log_mix(law, branch.u)
@@ -273,13 +273,13 @@ def _on_lines(branch: Quadrature, t: Array) -> Array:
 def _by_level_sets(branch: Quadrature, t: Array) -> Array:
     length, height = _cells(branch)
     gap = np.zeros(t.shape)
-    for _ in range(3):  # unimodal parts, taken out of the density one after the other
+    for _ in range(3):  # takes unimodal parts out of the density, one by one
         if not np.any(height > 0.0):
             break
         under = _unimodal(height, int(np.argmax(height)))
         height = np.maximum(height - under, 0.0)
         order = np.argsort(-under, kind="stable")
-        span = np.cumsum(length[order])  # of the level set at each height
+        span = np.cumsum(length[order])  # length of the level set at each height
         fall = -np.diff(np.append(under[order], 0.0))
         kept = (fall > 0.0) & (span > 0.0)
         span, mass = span[kept], (span * fall)[kept]
@@ -290,9 +290,9 @@ def _by_level_sets(branch: Quadrature, t: Array) -> Array:
 
 
 def _cells(branch: Quadrature) -> tuple[Array, Array]:
-    """Return lower bounds of the lengths of cells in the loss, and of the density there."""
+    """Return lower bounds of each cell's length in the loss and of the loss's density in that cell."""
     spread = float(branch.law.shift[-1] - branch.law.shift[0])
-    bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of the logarithm
+    bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of log p
     low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
     slope = np.maximum(branch.slope[1:], branch.slope[:-1])
     rounding = 1e-13 * (1.0 + np.abs(branch.log_mix[1:]) + branch.law.shift.size / 64.0)
@@ -306,29 +306,29 @@ def _cells(branch: Quadrature) -> tuple[Array, Array]:
 
 
 def _unimodal(height: Array, mode: int) -> Array:
-    """Return the largest function under `height` that falls on both sides of a place."""
+    """Return the largest function under `height` that falls on both sides of the index `mode`."""
     right = np.minimum.accumulate(height[mode:])
     left = np.minimum.accumulate(height[mode::-1])[::-1]
     return np.concatenate([left[:-1], right])
 
 
 class TooMany(ArithmeticError):
-    """A grid or a contour would be longer than is allowed, or float64 does not hold its numbers."""
+    """A grid or a contour would be longer than is allowed, or float64 cannot hold its numbers."""
 
 
 class BranchLaw(NamedTuple):
-    """A branch in one direction."""
+    """The law of a branch in one direction."""
 
     shift: Array  # (A,) in deviations, ascending
-    weight: Array  # (A,) positive; their true values, each within 4 units, sum to 1
+    weight: Array  # (A,) positive; the true weights are within 4 units of these, and sum to 1
     sign: float  # 1 remove, -1 add
 
 
 class Quadrature(NamedTuple):
-    """A branch under the tilt e^{c loss}: p sums to 1 up to rounding and error."""
+    """A branch under the tilt e^{c loss}; `p` sums to 1 up to rounding and quadrature error."""
 
     law: BranchLaw
-    power: float  # a at t = 0
+    power: float  # exponent a of mix at t = 0
     step: float
     u: Array  # (X,)
     log_mix: Array  # (X,)
@@ -337,25 +337,25 @@ class Quadrature(NamedTuple):
     log_m: float  # log M(c)
     log_m_error: float
     from_step: float
-    """Error by step and range relative to M(c), for any t up to the largest asked for."""
+    """Bound of the error from quadrature step and range, relative to M(c), for any t up to the largest asked for."""
     by_size: float
     by_length: float
-    """Rounding of M(c + it)/M(c): at most min(by_size, t by_length)."""
+    """Bounds of the rounding of M(c + it)/M(c): at most min(by_size, t by_length)."""
 
 
 def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadrature:
-    """Evaluate M on the line Re z = c up to Im z = t, with an error of step and range of e^log_goal of M(c)."""
+    """Evaluate M(c) and its errors on a grid that serves Im z up to t; the error wanted is M(c) e^log_goal."""
     shift, weight = law.shift, law.weight
     power = c + 1.0 if law.sign > 0 else -c
     least, most = float(shift[0]), float(shift[-1])
     spread = most - least
     need = -log_goal
-    # deviations that the grid reaches beyond the possible places of the tilted law's mass
+    # how many deviations the grid reaches beyond where the mode of the tilted law can be
     reach = max(12.0, float(np.sqrt(2.0 * (need + 5.0))))
     if law.sign > 0:
         left, right = -reach, power * most + reach
     else:
-        # E[shift | u] is smaller for u < 0, so the mode u = -c E[shift | u] lies above -c E[shift | 0]
+        # E[shift | u] grows with u, so the mode u = -c E[shift | u] <= 0 lies above -c E[shift | 0]
         at_zero = weight * np.exp(-0.5 * (shift**2 - least**2))
         left, right = -(c * float(at_zero @ shift / at_zero.sum()) + reach), reach
     top = 0.5 * np.pi / spread if spread > 0.0 else np.inf
@@ -364,9 +364,9 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     width = 2.0 * np.pi / (t * most + need / height + 0.5 * height)
     for _ in range(8):  # the step is shortened until the bound of the quadrature error is small enough
         fraction, exponent = np.frexp(width)
-        step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))  # nodes are exact
+        step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))  # so all nodes are exact
         first, last = int(np.floor(left / step)), int(np.ceil(right / step))
-        if not 0 < last - first <= 100_000 or (last - first) * shift.size > 6e6:  # points, and points times components
+        if not 0 < last - first <= 100_000 or (last - first) * shift.size > 6e6:  # limits of memory
             raise TooMany("quadrature points")
         found = _on_grid(law, power, t, step * np.arange(first, last + 1), step, height)
         if np.log(max(found.from_step, 1e-320)) <= log_goal + 1.0:
@@ -378,7 +378,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
 
 
 def _log_mix(law: BranchLaw, u: Array) -> tuple[Array, Array, Array, Array]:
-    """Return log mix, its error, the posterior mean of the shift, and the posterior (X, A)."""
+    """Return log mix, its error, the posterior mean of the shift, and the posterior (X, A) of the shifts."""
     shift, weight = law.shift, law.weight
     y = u[:, None] * shift - 0.5 * shift**2
     top = np.max(y + np.log(weight), axis=1)
@@ -435,7 +435,7 @@ def _on_grid(law: BranchLaw, power: float, t: float, u: Array, step: float, heig
 
 
 def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f: Array) -> tuple[float, float]:
-    """Return logarithms of bounds of the integral of phi mix^a beyond either end of the grid."""
+    """Return the logarithms of bounds of the integral of phi mix^a to the left and to the right of the grid."""
     low, high = float(ends[0]), float(ends[1])
     if power >= 0.0:
         gap = high - power * float(law.shift[-1])
@@ -448,7 +448,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Bound log int phi mix^-c below `low` in two ways: by the tangent at `low`, and by the least weight."""
+    """Bound log int phi mix^-c below `low` in two ways: by the tangent at `low`, and by the smallest shift's weight."""
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])
@@ -459,20 +459,20 @@ def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[
 
 
 class Line(NamedTuple):
-    """Bounds of |phi mix^a|, Im a = 0, on u + iv over M(c), and arg mix there, which grows with u."""
+    """Bounds of |phi mix^a|/M(c) for real a on the line u + iv, and arg mix there, which grows with u."""
 
     v: float
     log_cells: Array  # (X - 1,) integrals over the cells of the grid
     angle: Array  # (X,)
     log_left: float
     log_right: float
-    """Integrals beyond either end of the grid."""
+    """Logarithms of bounds of the integrals to the left and to the right of the grid."""
 
 
 def line(
     law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float, log_mix: Array, posterior: Array
 ) -> Line:
-    """Bound the line at a height v of at most pi/2 over the spread of the shifts, cell by cell by the worse end."""
+    """Bound the integrand's modulus on the line u + iv, cell by cell; v is at most pi/2 over the spread of shifts."""
     shift, middle = law.shift, 0.5 * float(law.shift[0] + law.shift[-1])
     log_phi = -0.5 * u**2 - 0.5 * np.log(2.0 * np.pi)
     turned = posterior @ np.exp(1j * (shift - middle) * v)
@@ -494,7 +494,7 @@ def line(
 def _strip(
     law: BranchLaw, power: float, t: float, u: Array, step: float, height: float, log_m: float, *known: Array
 ) -> float:
-    """Bound the quadrature error over M(c), by the integral of the modulus on two lines u +- iv."""
+    """Bound the quadrature error over M(c), from integrals of the modulus on two lines u +- iv."""
     least = np.inf
     for share in (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03):
         v = share * height
@@ -508,7 +508,7 @@ def _strip(
 
 
 class Part(NamedTuple):
-    """A step that is composed `times` times: one of several branches, each drawn with its share."""
+    """A step, composed `times` times: it draws one of several branches, each with its share as probability."""
 
     times: float
     shares: tuple[float, ...]
@@ -517,7 +517,7 @@ class Part(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Uncertified K and its derivatives, for placing the contour."""
+    """Uncertified K and its first two derivatives, for placing the contour."""
 
     k: float
     mean: float
@@ -525,7 +525,7 @@ class Sketch(NamedTuple):
 
 
 def sketch(parts: list[Part], c: float) -> Sketch:
-    """Estimate K and its derivatives at c."""
+    """Estimate K and its first two derivatives at c."""
     k = mean = variance = 0.0
     for part in parts:
         logs, means, squares = [], [], []
@@ -552,14 +552,14 @@ def sketch(parts: list[Part], c: float) -> Sketch:
 
 
 def log_delta_at(c: float, at: Sketch) -> tuple[float, float]:
-    """Return eps and log delta by the saddle point approximation of the integrand with its pole."""
+    """Return (eps, log delta) for which c is the saddle point, by approximating the integrand with its pole."""
     eps = at.mean - 1.0 / c - 1.0 / (c + 1.0)
     bend = at.variance + 1.0 / c**2 + 1.0 / (c + 1.0) ** 2
     return eps, at.k - c * eps - np.log(c) - np.log1p(c) - 0.5 * np.log(2.0 * np.pi * bend)
 
 
 def saddle(parts: list[Part], too_small: Callable[[float, float], bool]) -> tuple[float, float]:
-    """Return (c, eps) where `too_small(eps, log_delta)` turns false, by bisection in log c."""
+    """Return (c, eps): the c where `too_small(eps, log_delta)` turns false, by bisection in log c, and its eps."""
     low, high = np.log(1e-6), np.log(1e7)
     for _ in range(46):
         middle = 0.5 * (low + high)

@@ -38,13 +38,13 @@ from jaxacct.kernels.law import (
 )
 
 FEWEST_NODES, MOST_NODES = 12.0, 2048.0
-"""Least and largest number of nodes tried for the cut-off in t; the finest rung has 2048."""
+"""Smallest and largest number of nodes tried for the cut-off in t; the largest program has 2048 nodes."""
 NODE_COUNTS = 18
-"""Numbers of nodes tried, in geometric steps."""
+"""How many numbers of nodes are tried, in geometric steps."""
 SPARE_NATS = 7.0
-"""Nats beyond the tolerance by which the terms that are cut off must have decayed."""
+"""Nats by which the terms cut off must have decayed beyond the tolerance."""
 DECAY_ROUNDING = 1e-9
-"""Relative rounding of a decay."""
+"""Relative rounding error of a decay's logarithm."""
 HORNER_UNITS = 16.0
 """Units by which each step of Horner's rule on the unit circle moves a coefficient (README.md, section 4)."""
 
@@ -87,7 +87,7 @@ def _finite_nodes(n: Array, loss: Array, mass: Array, c: Array, t: Array) -> Par
 
 
 def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array) -> Array:
-    """Return the first number of nodes tried for which the terms cut off are small enough."""
+    """Return the smallest number of nodes tried for which the terms cut off are small enough."""
     xp = namespace(law.sign, h)
     cuts = xp.ceil(xp.geomspace(FEWEST_NODES, MOST_NODES, NODE_COUNTS))
     frequency = h[..., None] * cuts
@@ -101,7 +101,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Bound -log|phi| from below at and beyond a frequency, where level sets are as uncertain as M(c)."""
+    """Bound -log|phi| from below at and beyond a frequency; `at_c` bounds the error of M(c) and of the level sets."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -145,7 +145,7 @@ def nodes_at(
     log_modulus = -law.mu2[..., None] * t**2 / 2.0
     angle = law.mu2[..., None] * t * (c + 0.5)[..., None]
     log_ceiling, relative, common = log_modulus, 0.0 * t, 0.0 * c
-    sizes, turns, terms = k0, xp.abs(angle), 1.0  # sizes of the terms of K(c) and of the angle, and their number
+    sizes, turns, terms = k0, xp.abs(angle), 1.0  # sizes: of the terms of K(c); turns: of the angle's
     for part in parts:
         n = part.n[..., None]
         k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)
@@ -158,8 +158,8 @@ def nodes_at(
         log_ceiling = log_ceiling + xp.sum(n * xp.log(ceiling), axis=-2)
         off = (part.error + 16.0 * ROUNDOFF * xp.hypot(part.re, part.im)) / ceiling
         relative = relative + xp.sum(n * off, axis=-2)
-    # rounding of the exponent n log|phi|, of the phase n arg M - t eps (whose terms nearly cancel), of the factors of a
-    # term, and of the sum of `count` terms
+    # rounding of the exponent n log|phi|, of the phase n arg M - t eps (whose terms nearly cancel), of the factors of
+    # each node's term, and of the sum of `count` terms
     spread = (terms + 8.0) * (xp.abs(log_modulus) + turns) + 48.0 + count
     kept = index < keep[..., None]
     slack = xp.where(kept, xp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
@@ -180,7 +180,7 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return `errors` of `values_along`. Errors of phases grow with eps, errors of Horner's rule with the node."""
+    """Return `errors` of `values_along`: phases' errors grow with eps, those of Horner's rule with the count."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
@@ -192,7 +192,7 @@ def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
 
 
 def reach(law: LossLaw, c: Array, h: Array, log_tol: Array, points: int) -> Array:
-    """Return the number of nodes that carry the sum, for sampled Gaussian laws."""
+    """Return the number of nodes after which the terms are negligible, for laws of sampled Gaussians only."""
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, law.sign[..., None], c[..., None], points)
     return _cut_off(law, h, gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, grid), log_tol)
 
@@ -224,7 +224,7 @@ def value_and_slopes(
 
 
 def log_value(law: LossLaw, c: Array, h: Array, keep: Array, epsilon: Array, points: int, count: int) -> Array:
-    """Compute log delta of `value_and_slopes`."""
+    """Return only log delta of `value_and_slopes`."""
     return value_and_slopes(law, c, h, keep, epsilon, points, count)[0]
 
 
@@ -233,12 +233,12 @@ LARGEST_CANCELLATION = 5.0
 
 
 def axis_nodes(points: int) -> int:
-    """Return the number of nodes on the real axis, where the trapezoid rule is most accurate: a quarter of a rung's."""
+    """Return the number of quadrature points at t = 0, where the rule is most accurate: a quarter of `points`."""
     return max(32, points // 4)
 
 
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array]:
-    """Choose abscissa and period together; `axis` is the number of nodes on the real axis.
+    """Choose abscissa and period together; `axis` is the number of quadrature points on the real axis.
 
     The trapezoid rule adds images, which are bounded by `e^{-c period}` to the left and by Chernoff to the right.
     Tails of sampled mechanisms are nearly exponential.  So an abscissa somewhat below the saddle point shortens the
@@ -257,13 +257,13 @@ def place_with_bounds(
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
-    # less on fine rungs (128 nodes on the axis), where hidden humps cancel more than Chernoff shows
+    # less on programs with 128 points or more on the axis: hidden humps cancel more than Chernoff's bound shows
     allowed = LARGEST_CANCELLATION if axis < 128 else 1.5
     return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
 
 def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, points: int, count: int) -> Nodes:
-    """Place the contour at a saddle point and return its nodes."""
+    """Place the contour near a saddle point, and return its nodes."""
     c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
     return nodes_at(law, c, 2.0 * namespace(c).pi / period, log_tol, points, count, (at, log_bound))
 
@@ -278,7 +278,8 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """Compute `delta` at several eps, `around`: (K,), from one contour that is placed for `epsilon`.
 
-    Every end holds wherever the contour is.  Brackets are narrow within about a deviation of the loss from `epsilon`.
+    Every bound holds wherever the contour is.  Brackets are narrow where eps is within about a deviation of the loss of
+    `epsilon`.
     """
     xp = namespace(law.sign, around)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
@@ -290,14 +291,14 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """Compute `delta_about` for many eps, `along`: (K,). Each costs little: all sums are one polynomial.
 
-    The tilt enlarges images to the right most at the least eps; the period is long enough for that eps, too.
-    Rounding is somewhat larger than in `delta_about`.
+    The tilt makes images to the right largest at the smallest eps, so the period is chosen long enough for that eps.
+    Rounding errors are somewhat larger than in `delta_about`.
     """
     xp = namespace(law.sign, along)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    # 11 nats: log of the images at the least eps, far below the contour's eps, where delta is seldom below e^-5
+    # 11 nats keep images at the smallest eps far below delta, which is seldom below e^-5 there
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)
@@ -308,7 +309,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
 
 
 def _in_front(found: Bracketed) -> Bracketed:
-    """Move the axis of several eps from the front of a bracket behind its batch axes."""
+    """Move the first axis of a bracket, that of several eps, behind its batch axes."""
     xp = namespace(found.lower)
     lower, estimate, upper, ok = (xp.moveaxis(end, 0, -1) for end in found[:4])
     return Bracketed(lower, estimate, upper, ok, found.needs)
@@ -317,9 +318,9 @@ def _in_front(found: Bracketed) -> Bracketed:
 def epsilon(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, log_tol: Array, points: int, count: int, rounds: int = 1
 ) -> Bracketed:
-    """Compute `inf {eps : delta(eps) <= delta}` before clipping at 0, for a delta between two ends.
+    """Compute `inf {eps : delta(eps) <= delta}` before clipping at 0, for a delta between two bounds.
 
-    The upper end holds for log_delta_low, the lower end for log_delta_high.
+    `upper` holds for log_delta_low, `lower` for log_delta_high.
 
     The saddle point approximation supplies the first contour.  The approximation is poor where rare large losses put a
     second hump into the tilted law.  So every further round places the contour anew at the latest solution.

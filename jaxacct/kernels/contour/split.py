@@ -1,8 +1,10 @@
 """The split contour: delta(eps) where few steps matter (kernels/README.md, section 6, with a figure and a glossary).
 
 The far outcomes are cut off, since under the tilt their losses would outweigh all losses that decide delta.
-Compositions of bulk steps alone are taken out where they form a near-atom (many steps without a hit), since the
-characteristic function of a near-atom does not decay.  delta is the contour integral of
+Compositions of bulk steps alone are taken out where they form a near-atom, since the characteristic function of a
+near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
+
+delta is the contour integral of
 `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the share of the compositions with a far step.  For keep_bulk = 0 the
 share of the compositions of bulk steps alone is added (split_remainder.py).  No bound depends on windows, abscissa,
 period and number of nodes; a bad choice makes the bracket wide.
@@ -58,29 +60,29 @@ LARGEST_CANCELLATION = 9.0
 AFFORDED_CANCELLATION = 16.0
 """Largest cancellation, in nats.  Rounding is about e^-30 of the largest term, so e^-14 of accuracy is left."""
 SPARE_NATS = 2.0
-"""Nats beyond the tolerance by which the cut-off terms must have decayed: a coarse grid estimates the decay."""
+"""Nats by which the terms cut off must have decayed beyond the tolerance, since a coarse grid estimates the decay."""
 PLACEMENT_POINTS = 128
-"""Quadrature points for placing the contour."""
+"""Number of quadrature points for placing the contour."""
 SCAN = np.geomspace(0.04, 6.0, 7)
-"""Abscissae at which the search for the saddle point may start, in units of log(1/delta) over the scale of losses."""
+"""Abscissae at which the search for the saddle point may start, over log(1/delta)/(scale of losses)."""
 CUTS = np.ceil(np.geomspace(8.0, 4096.0, 19))
 """Numbers of contour nodes tried for the cut-off in t, two to an octave."""
 
 
 class Contour(NamedTuple):
-    """Place of the integral: windows, abscissa and period, and the number of nodes that the cut-off asks for."""
+    """Windows, abscissa and period of the integral, and the number of nodes that the cut-off asks for."""
 
     windows: Windows
     c: Array  # abscissa
     period: Array  # 2 pi over the spacing of the nodes in t
     images_at: Array  # abscissa for the Chernoff bound of the images
     nodes_needed: Array
-    nodes_kept: Array  # the nodes needed, or as many as the program has
+    nodes_kept: Array  # `nodes_needed`, or as many as the program has
     cancellation: Array  # nats by which the integrand exceeds delta
 
 
 class Placement(NamedTuple):
-    """A contour and the choice of its windows: all that a certificate needs to know of the place."""
+    """A contour and the choice of its windows: all that a certificate needs to know of the placement."""
 
     contour: Contour
     choice: split_remainder.WindowChoice
@@ -95,15 +97,15 @@ def no_placements(size: int, parts: int) -> Placement:
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Return grids for the J sampled Gaussians, even in u or dense enough to follow a frequency."""
+    """Return grids for the J sampled Gaussians, even in u, or close enough in u to follow e^{itL} up to `frequency`."""
     turns = None if frequency is None else frequency[..., None]
     return grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
 
 def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Contour:
-    """Return the best contours for two choices of windows, on an axis in front.
+    """Return the best contour for each of two choices of windows, on an axis in front.
 
-    The first choice integrates the compositions of bulk steps, the second leaves them out.
+    The first choice integrates the compositions of bulk steps alone, the second leaves them out.
     """
     xp = namespace(law.gauss_n, windows.low, epsilon)
     start = xp.maximum(-log_delta, 1.0) / split_remainder.scale_of(law, epsilon)
@@ -119,7 +121,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
-    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # where many steps make it normal
+    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # the saddle point if K were normal
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle_near(k, epsilon, first, REFINEMENT_STEPS)
@@ -147,13 +149,13 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
 
 def _pick_in_front(x: Array, index: Array) -> Array:
-    """Return the entry of x at a place along its first axis."""
+    """Return the entry of x at `index` along its first axis."""
     xp = namespace(x)
     return pick(xp, xp.moveaxis(x, 0, -1), index)
 
 
 def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
-    """Place windows and contour with the compositions of bulk steps or without, whichever needs fewer nodes."""
+    """Place windows and contour, with compositions of bulk steps alone or without: whichever needs fewer nodes."""
     xp = namespace(law.gauss_n, epsilon)
     choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
     low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
@@ -186,9 +188,9 @@ class Integrand(NamedTuple):
 
 
 class Quadrature(NamedTuple):
-    """The ingredients of an integrand: the grids, their parts under the tilt, and both parts at every node.
+    """The ingredients of an integrand: the grids, and bulk and jumps on them, tilted at z = c and at every node.
 
-    (A(z_k)/A(c) - 1) and (B(z_k)/B(c) - 1) are pairs of real and imaginary parts, each (J, count).
+    `bulk` is (A(z_k)/A(c) - 1) and `jump` is (B(z_k)/B(c) - 1): pairs of real and imaginary parts, each (J, count).
     """
 
     grids: Grid
@@ -198,7 +200,7 @@ class Quadrature(NamedTuple):
 
 
 def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quadrature:
-    """Evaluate the grid that follows t up to the last node kept, and both parts' departures from one at every node."""
+    """Evaluate grids that follow e^{itL} up to the last kept node, and A(z)/A(c) - 1, B(z)/B(c) - 1 at all nodes."""
     xp = namespace(law.gauss_n, contour.period)
     h = 2.0 * xp.pi / contour.period
     grids = grids_of(law, contour.windows, contour.c, points, h * contour.nodes_kept)
@@ -209,7 +211,7 @@ def _quadrature(law: LossLaw, contour: Contour, points: int, count: int) -> Quad
 
 
 def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Compute `(B/A)(z)` from the departures."""
+    """Compute B(z_k)/A(z_k) from A(z_k)/A(c) - 1 and B(z_k)/B(c) - 1; `odds` is log B(c)/A(c)."""
     xp = namespace(odds, bulk[0])
     whole = 1.0 + bulk[0], 1.0 + jump[0]
     scale = xp.exp(odds)[..., None] / xp.maximum(whole[0] ** 2 + bulk[1] ** 2, 1e-300)
@@ -224,13 +226,13 @@ class Logs(NamedTuple):
     plain_turn: Array
     rise: Array
     rise_turn: Array
-    turned: Array  # the angles' terms, which may cancel, in magnitude
+    turned: Array  # sum of the magnitudes of the angles' terms, which may cancel
 
 
 def logs_of(
     law: LossLaw, contour: Contour, parts: TiltedParts, bulk: tuple[Array, Array], jump: tuple[Array, Array], t: Array
 ) -> Logs:
-    """Compute both logarithms at every node from the departures."""
+    """Compute the logs of `prod A^n` and `prod (1 + B/A)^n` at every node from A(z)/A(c) - 1 and B(z)/B(c) - 1."""
     xp = namespace(law.gauss_n, t)
     log_size, turned = polar(*bulk)
     added, added_turn = polar(*_ratio(parts.log_jump - parts.log_bulk, bulk, jump))
@@ -268,7 +270,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
 
 
 def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
-    """Return the numbers of points and nodes on which the contour could be followed to the end."""
+    """Return the numbers of points and nodes that follow the contour until its terms are negligible."""
     xp = namespace(law.gauss_n, grids.u)
     rise = xp.max(grids.loss[..., -1] - grids.loss[..., 0], axis=-1)
     turns = contour.nodes_needed * rise / contour.period
@@ -278,7 +280,7 @@ def needed(law: LossLaw, contour: Contour, grids: Grid) -> Array:
 
 
 def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
-    """Return log delta and minus its derivative in eps."""
+    """Return estimates of log delta and of minus its derivative in eps."""
     xp = namespace(integrand.k0, epsilon)
     value, slope = trapezoid(integrand, epsilon)
     z = xp.exp(integrand.k0 - integrand.c * epsilon)
@@ -288,26 +290,26 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
 
 
 LARGEST_DOUBT = 0.1
-"""Largest error of a weight's logarithm for which first order suffices; beyond it nothing is certified."""
+"""Largest error of a weight's logarithm for which first order suffices; above it nothing is certified."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
 LEAST_LOG_SCALE = -690.0
-"""Least logarithm of Z that is exponentiated: e^-690 is still a normal number."""
+"""Smallest logarithm of Z that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""`Start.trust` of a value that a split rung found but could not certify: the search begins there and improves it."""
+"""`Start.trust` of a value that an earlier, smaller program found but could not certify: the search begins there."""
 LARGEST_MOVE = 2.5
 """Largest factor by which eps moves in one round: the contour serves only eps near the one it was placed for."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
-"""Range in which eps is searched."""
+"""Smallest and largest eps that the search may return."""
 MARGIN = 1.05
-"""Factor on the distance between an end and the estimate: the slope changes along the way."""
+"""Factor on the distance of either bound of eps from the estimate: the slope changes along the way."""
 
 
 class Start(NamedTuple):
     """A value of eps or of log delta to start from, and how far it is to be trusted.
 
-    `trust` is the factor by which the saddle point approximation may differ before the value is disbelieved: 0 where
-    there is no value, inf where the value is the solution already.
+    `trust` is the factor by which the saddle point approximation may differ from the value before the value is
+    disbelieved.  It is 0 where there is no value, and inf where the value is the solution already.
     """
 
     value: Array
@@ -323,13 +325,13 @@ def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
         moved = eps + xp.clip((value - log_delta) / rate, -0.4 * start, 0.4 * start)
         return xp.clip(moved, start / LARGEST_MOVE, start * LARGEST_MOVE)
 
-    return repeat(xp, 7, newton, start)  # from a value within LARGEST_MOVE more steps change nothing
+    return repeat(xp, 7, newton, start)  # from a start within a factor of LARGEST_MOVE more steps change nothing
 
 
 class _Round(NamedTuple):
-    """State of the search, and the contour that led to it."""
+    """State of the search after a round, and the contour that led to it."""
 
-    count: Array  # rounds done
+    count: Array  # number of rounds done
     value: Array
     placed: Placement
     integrand: Integrand
@@ -345,7 +347,7 @@ def _rounds(
     count: int,
     rounds: Array,
 ) -> _Round:
-    """Place the contour and follow it to the next value, `rounds` times; return the last round."""
+    """Place the contour and find the next value on it, `rounds` times; return the last round."""
     xp = namespace(law.gauss_n, start)
 
     def again(count_of: Array, value: Array) -> _Round:
@@ -356,14 +358,14 @@ def _rounds(
     none = xp.zeros(start.shape, int)
     if xp is np:
         first = again(none, start)
-    else:  # all rounds by one trace
+    else:  # one trace serves all rounds
         shapes = jax.eval_shape(again, none, start)
         first = jax.tree.map(lambda x: xp.zeros(x.shape, x.dtype), shapes)._replace(value=start)
     return iterate(xp, lambda carry: carry.count < rounds, lambda carry: again(*carry[:2]), first)
 
 
 def _first(law: LossLaw, log_delta: Array, log_tol: Array) -> Array:
-    """Return the saddle point approximation of eps with far outcomes cut off by their mass alone."""
+    """Return the saddle point approximation of eps; far outcomes are cut off where their mass is negligible."""
     xp = namespace(law.gauss_n, log_delta)
     one = xp.ones_like(law.sign)
     high = xp.where(law.sign[..., None] > 0, split_remainder.far_by_mass(law, log_delta + log_tol), NO_WINDOW)
@@ -392,7 +394,7 @@ def epsilon(
     log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
     value, trust = known
     guess = xp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
-    # an approximation below 1e-11 lies near the end of its range and disbelieves no starting value
+    # an approximation below 1e-11 lies near LEAST_EPSILON, so it refutes no starting value
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     found = _rounds(
         law,
@@ -409,7 +411,7 @@ def epsilon(
 def epsilon_placed(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, start: Array, placed: Placement, points: int, count: int
 ) -> Bracketed:
-    """Compute `epsilon` from a solution and a placement that nearly the same law gave.
+    """Compute `epsilon` from a solution `start` and a placement that were found for nearly the same law.
 
     The certificate bounds every error for this law, wherever the windows are.  The bounds of the remainder assume the
     remove direction. So in the add direction nothing is certified for windows that cut anything off.
@@ -444,7 +446,7 @@ def _certified(
     rate = xp.maximum(rate, 1e-3 / solution)  # a distance that is too long makes the bracket wide, and never false
     above = solution + MARGIN * (xp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - MARGIN * (xp.maximum(log_delta_high - low, 0.0) + grain) / rate
-    below = xp.where(below > 0, below, xp.inf)  # only a positive end is used
+    below = xp.where(below > 0, below, xp.inf)  # only a positive bound is used
     lower, lower_ok, upper, upper_ok = certified(
         lambda at: ends(integrand, certificate, at), below, above, log_delta_low, log_delta_high
     )
@@ -452,7 +454,7 @@ def _certified(
 
 
 def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int) -> Bracketed:
-    """Bracket the logarithm of delta at eps >= 0; `start` as in `epsilon`, used from BELIEVED on."""
+    """Bracket the logarithm of delta at eps >= 0; the value of `start` is used if its trust is BELIEVED or more."""
     found, eps = _placed(law, eps, start, log_tol, points, count, rounds)
     return _at(law, found, eps, found.value, points)
 
@@ -462,7 +464,7 @@ def delta_about(
 ) -> Bracketed:
     """Compute `delta` at several eps, `around`: (K,), from one contour that is placed for `eps`.
 
-    Every end holds wherever the contour is.
+    Every bound holds wherever the contour is.
     """
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
@@ -475,7 +477,7 @@ def delta_about(
 def _placed(
     law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> tuple[_Round, Array]:
-    """Place the contour for delta(eps); return it with its log delta, and eps with all batch axes of the law."""
+    """Place the contour for delta(eps); return its last round, and eps with all batch axes of the law."""
     xp = namespace(law.gauss_n, eps)
     eps, log_tol, value, trust = _together(law, eps, log_tol, *start)
     found = _rounds(
@@ -491,7 +493,7 @@ def _placed(
 
 
 def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> Bracketed:
-    """Return the ends of log delta on a contour, at one eps, or at several on a new first axis."""
+    """Return the bracket of log delta on a contour, at one eps or at several on a new first axis."""
     xp = namespace(law.gauss_n, eps)
     certificate = certify(law, found.placed, found.integrand, found.made_from, points)
     lower, upper = ends(found.integrand, certificate, eps)
@@ -506,27 +508,27 @@ class Certificate(NamedTuple):
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
     tail: Array  # bound on the terms that were cut off, over Z
     images_at: Array  # abscissa of the Chernoff bound for images to the right
-    images_log: Array  # logarithm of that bound at eps = 0
+    images_log: Array  # logarithm of this Chernoff bound at eps = 0
     remainder: Remainder
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
 
 
 class _OnAxis(NamedTuple):
-    """Values on the real axis, where t = 0 and grids are even."""
+    """Values at t = 0, on the real axis, where the grids are even in u."""
 
-    even: Grid  # at the contour's abscissa
+    even: Grid  # its tilt is the contour's abscissa
     parts: TiltedParts
-    errors: Array  # (J, 2) errors of both parts
-    images_log: Array  # Chernoff bound for the images
+    errors: Array  # (J, 2) bounds of the errors of log A and log B
+    images_log: Array  # log Chernoff bound at eps = 0, for the images
     bulk_at: Array  # abscissae of the Chernoff bounds for compositions of bulk steps
     bulk_log: Array
 
 
 def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
-    """Bound the images and the bulk compositions; one trace of the error bound serves all grids.
+    """Bound the periodic images, and the compositions of bulk steps alone, by Chernoff.
 
-    An axis in front stands for the two kinds of grids, even and of bulk steps, and the axis behind it for two
-    abscissae.
+    One trace of the error bound serves all grids.  The first axis stands for two kinds of grids: for the contour, and
+    for bulk steps alone.  The axis behind it stands for two abscissae of each.
     """
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed
@@ -573,7 +575,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     ratio = xp.exp(odds)[..., None] * jumps / ceilings
     most = composed(n, log1p(ratio))
     fallen = xp.exp(-most)
-    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # (e^R - 1 + keep_bulk) / e^R at its largest
+    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # at most (e^R - 1 + keep_bulk)/e^R
     units = ROUNDOFF * (16.0 + n.shape[-1])
     moved = composed(n, (part_errors[0] + units * xp.hypot(*bulk)) / ceilings)
     jumped = composed(n, ratio / (1.0 + ratio) * (part_errors[1] / jumps + 2.0 * units))
@@ -588,7 +590,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     size = xp.abs(integrand.k0) + xp.sum(n * xp.abs(parts.log_bulk), axis=-1) + law.mu2 * c * (c + 1.0) + rise + 30.0
     common = FIRST_ORDER * (xp.sum(n * at_c[0], axis=-1) + ratio_error) + units * size
     left_out = split_remainder.bounds(law, windows, choice, integrand.far, axis.bulk_at, axis.bulk_log, points)
-    # bounded anew: the decay that placed the contour comes from a coarse grid without an error bound
+    # bounded anew, since the decay that placed the contour comes from a coarse grid without an error bound
     beyond = split_parts.decay_beyond(law, windows, axis.even, axis.parts, axis.errors, c, integrand.k0, t_max)
     beyond = beyond + xp.log(xp.pi * (t_max - 0.5 * integrand.h))
     needs = needed(law, contour, grids)
@@ -596,7 +598,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
 
 
 def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tuple[Array, Array]:
-    """Return log delta(eps) from below and from above."""
+    """Return lower and upper bounds of log delta(eps)."""
     xp = namespace(integrand.k0, epsilon)
     value, _ = trapezoid(integrand, epsilon)
     both = two_sided(integrand, certificate.slack, certificate.tail, epsilon)
@@ -614,29 +616,29 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
     low = z * least * xp.where(least > 0, down, up) - split_remainder.OUTWARD * images * up + far
     log_low, log_high = (xp.log(xp.maximum(x, 1e-300)) for x in (low, high))
     margin = 16.0 * ROUNDOFF * (xp.abs(log_z) + xp.abs(integrand.c * epsilon) + 8.0)
-    # the integral is at least 0: a negative upper end contradicts the other bounds
+    # the integral is at least 0, so a negative upper bound contradicts the other bounds
     certain = (value + both >= 0.0) & (high < xp.inf)
     low = xp.where(certain & (low > 1e-300), log_low - margin - 8.0 * ROUNDOFF * xp.abs(log_low), -xp.inf)
     return low, xp.where(certain, log_high + margin + 8.0 * ROUNDOFF * xp.abs(log_high), xp.inf)
 
 
 def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
-    """Return the units of rounding of log w, and its derivative in u, at a distance inside the window."""
+    """Return the units of rounding of a window's log w, and a bound of |d log w/du|, at a distance inside it."""
     xp = namespace(distance)
     x = xp.clip(distance / blur, -40.0, 9.0)
     return 20.0 + 6.0 * xp.minimum(x, 0.0) ** 2, xp.where(x < 8.5, xp.maximum(-x, 0.0) + 1.0, 0.0) / blur
 
 
 class _Units(NamedTuple):
-    """Rounding of the terms of one part's sum on a grid, in units; (X,) unless said otherwise."""
+    """Rounding errors of the terms of one part's sum on a grid, in units; (X,) unless said otherwise."""
 
     own: Array  # error of the logarithm of a weight
-    turned: Array  # error of a loss, by which its term turns
+    turned: Array  # error of a loss, which turns its term e^{itL}
     doubt: Array  # () largest error of the logarithm of a weight, as a number
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:
-    """Bound the rounding of bulk and of jumps as in gaussian_errors.py, with errors of the nodes and of the windows."""
+    """Bound the rounding of bulk and jumps as in gaussian_errors.py, and the errors of nodes and windows besides."""
     xp = namespace(nodes.u, c)
     z, size, place = xp.abs(c)[..., None] + 1.0, xp.abs(nodes.loss), xp.abs(nodes.u)
     sigma, q, low, high = (x[..., None] for x in (steps.sigma, steps.q, steps.low, steps.high))
@@ -644,7 +646,7 @@ def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Un
     edge = xp.maximum(place[..., :1], place[..., -1:])
     in_y = 4.0 * (place / sigma + 0.5 / sigma**2)
     through_y = nodes.posterior * (in_y - 3.0 * xp.log(q))
-    # error of a node's place, and of its gap by the posterior
+    # error of a node u, and of its `gap` through the posterior
     warped = nodes.warp[..., None] * ((gaussian_errors.LOG_MIX_UNITS + 6.0) * size + through_y)
     node = nodes.slack / ROUNDOFF + (4.0 * edge + warped) * nodes.gap / nodes.step[..., None]
     far, far_slope = _window_rounding(high - nodes.u, high_blur(sigma))
@@ -673,7 +675,7 @@ def _of_weights(units: _Units, weight: Array, log_part: Array) -> Array:
 
 
 def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound the rounding of the logarithms of both parts on the real axis, (2,)."""
+    """Bound the rounding of log A(c) and log B(c), (2,)."""
     of_bulk, of_jump = _units(steps, c, nodes, parts)
     bulk = _of_weights(of_bulk, parts.bulk, parts.log_bulk)
     return stack(namespace(bulk), [bulk, _of_weights(of_jump, parts.jump, parts.log_jump)])
@@ -682,7 +684,7 @@ def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Ar
 def rounding_errors(
     steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array, depth: float
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    """Return (rate, ceiling, weight) as in gaussian_errors.py, of bulk and of jumps."""
+    """Return (rate, ceiling, weight) for bulk and for jumps: bounds as in `gaussian_errors._rounding_errors`."""
     xp = namespace(nodes.u, c, t_max)
     size = xp.abs(nodes.loss)
 

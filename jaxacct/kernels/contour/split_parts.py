@@ -7,11 +7,11 @@ The bulk lies below `low`, the far tail above `high`, and the jumps between them
 
 The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`: compositions without a far step, and for
 keep_bulk = 0 only those with at least one jump.  The windows are entire functions, so that the trapezoid rule stays
-exponentially accurate.  Its nodes are equidistant in `v = u + warp L(u)`.  They are dense where the loss is steep, so
+exponentially accurate.  Its nodes are equidistant in `v = u + warp L(u)`.  They lie close where the loss is steep, so
 that following e^{itL} costs one point per turn and no more.
 
-Bounds of their errors follow: quadrature, the terms beyond the cut-off in t, and periodic images, each relative to the
-part's own value on the real axis (kernels/README.md, sections 1, 2 and 6).
+Bounds of the errors of A and B follow: quadrature, the terms beyond the cut-off in t, and periodic images.  Each is
+relative to the part's own value on the real axis (kernels/README.md, sections 1, 2 and 6).
 """
 
 from collections.abc import Callable, Sequence
@@ -48,11 +48,11 @@ The far window is below 1e-60 there: less than e^-45 remains of a tilted law tha
 LARGEST_TURN_SHARE = 0.85
 """Largest share of the grid's points that may follow the turns of e^{itL}; the other points resolve the windows."""
 NO_WINDOW = 1e9
-"""A place in u beyond every outcome: a window there cuts nothing off."""
+"""A u beyond every outcome: a window there cuts nothing off."""
 
 
 class Windows(NamedTuple):
-    """Places that split the outcomes of the J sampled Gaussians, and whether compositions of bulk steps stay in."""
+    """Centres of the windows that split outcomes, and whether compositions of bulk steps alone stay in."""
 
     low: Array  # (J,) centres of the windows between bulk and jumps, in u
     high: Array  # (J,) centres of the windows between jumps and far tail, in u
@@ -64,7 +64,7 @@ class Steps(NamedTuple):
 
     sigma: Array  # (J,)
     q: Array  # (J,)
-    sign: Array  # 1 remove, -1 add, with an axis for J behind
+    sign: Array  # 1 remove, -1 add; its last axis broadcasts over J
     low: Array  # (J,) as in `Windows`
     high: Array  # (J,)
 
@@ -75,14 +75,14 @@ def steps_of(law: LossLaw, low: Array, high: Array) -> Steps:
 
 
 class Grid(NamedTuple):
-    """Quadrature points for one sampled Gaussian, with all values that do not depend on the tilt."""
+    """Quadrature points of one sampled Gaussian, with all values that do not depend on the tilt."""
 
     u: Array  # (X,)
-    gap: Array  # (X,) du per node
+    gap: Array  # (X,) weight of a node: its du
     step: Array  # spacing in v
-    warp: Array  # of v = u + warp L(u)
-    slack: Array  # (X,) bound of the error of u as a node
-    loss: Array  # (X,) log mix, before the sign
+    warp: Array  # the factor in v = u + warp L(u)
+    slack: Array  # (X,) bound of the error of u as a solution for its v
+    loss: Array  # (X,) log mix, the loss of the remove direction
     posterior: Array  # (X,)
     log_bulk: Array  # (X,) log of w1 w2 phi gap
     log_jump: Array  # (X,) log of (1 - w1) w2 phi gap
@@ -103,12 +103,12 @@ def low_blur(sigma: Array) -> Array:
 
 
 def high_blur(sigma: Array) -> Array:
-    """Return the width of the far window."""
+    """Return the width of the far window, narrower for small sigma as `low_blur` is."""
     return 0.1 * namespace(sigma).minimum(sigma, 1.0)
 
 
 def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
-    """Return the range in u: up to the far window, or for the add direction the range of the law tilted by c."""
+    """Return the range in u: up to beyond the far window, or for add that of the law tilted by c."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
     removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)
@@ -116,7 +116,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
         shape = np.broadcast_shapes(np.shape(sign), np.shape(c), last.shape)
         return np.full(shape, first), np.broadcast_to(last, shape)
     lo, hi = quadrature_range(sigma, q, sign, c)
-    cells = 128  # of the grid on which the end of the tilted law is looked for; no bound depends on that end
+    cells = 128  # size of a grid that looks for the end of the tilted law; no bound depends on that end
     cell = (hi - lo) / float(cells)
     u = lo[..., None] + cell[..., None] * xp.arange(cells + 1)
     exponent = -c[..., None] * log_mix(sigma[..., None], q[..., None], u)[0] - 0.5 * u**2
@@ -126,7 +126,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
 
 
 def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
-    """Place `nodes` points up to a sharp end `stop`, even in u, or dense enough to follow a frequency."""
+    """Place `nodes` points up to a sharp end `stop`: even in u, or close enough to follow e^{itL} up to `frequency`."""
     sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)
     lo, hi = ends(steps, c)
@@ -164,7 +164,7 @@ def _warped(
         loss, posterior = log_mix(sigma, q, u)
         return u - (u + warps * loss - v) / (1.0 + warps * posterior / sigma)
 
-    # the error that four Newton steps leave is measured: `Grid.slack`
+    # `Grid.slack` bounds the error that four Newton steps leave
     u = repeat(xp, 4, newton, interp(xp, v, even + warps * loss, even))
     loss, posterior = log_mix(sigma, q, u)
     growth = 1.0 + warps * posterior / sigma
@@ -172,7 +172,7 @@ def _warped(
 
 
 def tilted(sign: Array, c: Array, nodes: Grid) -> TiltedParts:
-    """Tilt both parts by c."""
+    """Tilt the parts by c: normalise the weights of bulk and jumps, and return log A(c) and log B(c)."""
     xp = namespace(c, nodes.loss)
     turned = xp.where(sign > 0, c + 1.0, -c)[..., None] * nodes.loss
     bulk, log_bulk = _normalised(nodes.log_bulk + turned)
@@ -201,16 +201,16 @@ def rise_and_norm(law: LossLaw, keep_bulk: Array, log_bulk: Array, log_jump: Arr
 
 
 class Shares(NamedTuple):
-    """The grids of J sampled Gaussians in the form that the cumulants need at every tilt; (J, X) each."""
+    """The grids of J sampled Gaussians in the form that `cumulants` needs at every tilt; (J, X) each."""
 
     loss: Array
     log_both: Array  # log of w2 phi gap
-    bulk: Array  # shares of bulk and jumps, which sum to one at every node
+    bulk: Array  # shares of bulk and jumps in that sum, which add up to one at every node
     jump: Array
 
 
 def shares(grids: Grid) -> Shares:
-    """Write both parts as shares of their sum."""
+    """Write bulk and jumps as shares of their sum."""
     xp = namespace(grids.log_bulk)
     both = xp.logaddexp(grids.log_bulk, grids.log_jump)
     bulk, jump = xp.exp(grids.log_bulk - both), xp.exp(grids.log_jump - both)
@@ -218,7 +218,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return log of the largest weight of both parts together under the tilt c, and all weights over it, (J, X)."""
+    """Return the log of the largest weight of bulk plus jumps under the tilt c, and all weights over it, (J, X)."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -242,7 +242,7 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
     """Compute `log_size` and its first two derivatives.
 
-    They place the contour and enter no bound: a part smaller than e^-600 of the other is not resolved.
+    These place the contour and enter no bound, since a part smaller than e^-600 of the other is not resolved.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
@@ -270,38 +270,38 @@ def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[
 def place_of(sigma: Array, q: Array, loss: Array) -> Array:
     """Return the u at which log mix is a given positive loss."""
     xp = namespace(loss, q)
-    # log(e^loss - (1 - q)) - log q, the y with log mix = loss
+    # y = log(e^loss - (1 - q)) - log q solves log mix = loss
     y = xp.where(loss > 1.0, loss + log1p(-(1.0 - q) * xp.exp(-loss)), xp.log(xp.expm1(loss) + q)) - xp.log(q)
     return sigma * (y + 0.5 / sigma**2)
 
 
 SHIFT_EXPONENTS = (0.0, 0.2, 0.4, 0.6)
-"""Heights tried for the shifted line, on a geometric scale: 0 suits the far window, 1 is the widest strip."""
-USELESS = 1e30
-"""An error that certifies nothing.
+"""Heights tried for the shifted line, as exponents of a geometric scale.
 
-It is finite because parts of weight zero are multiplied by it, such as the jumps with keep_bulk = 1 and low =
+0 is the height that suits the far window, 1 the largest height that the strip allows."""
+USELESS = 1e30
+"""An error bound so large that nothing is certified.
+
+It is finite because it may be multiplied by a weight of zero, as with the jumps for keep_bulk = 1 and low =
 NO_WINDOW."""
 STAIRS = 12.0
-"""Number of stairs in which the sides of the path are bounded."""
+"""Number of stairs by which the two sides of the shifted path are bounded."""
 LEAST_SIGMA = 2e-3
-"""Least noise multiplier that is certified: below it 1/sigma is too large for closed forms of the remainder."""
+"""Smallest noise multiplier that is certified: below it 1/sigma is too large for closed forms of the remainder."""
 LEAST_SIGMA_PER_STEP = 0.05
-"""Least sigma over the spacing of the grid: below it the grid cannot resolve the law (kernels/README.md, section 6)."""
+"""Smallest sigma over the grid's spacing: below it the grid cannot resolve the law (kernels/README.md, section 6)."""
 TALLEST_LINE = 12.0
-"""Largest height of a shifted line, in u."""
+"""Largest height of a shifted line of integration, in u."""
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, over the half width pi sigma of the strip in which the integrand is analytic."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest contribution of the sides of the path, over the bound of the integrand there: the sides' total length.
-
-On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
+"""Largest contribution of the two sides of the path, over the bound of the integrand there: their total length."""
 ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""
 
 
 def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:
-    """Put values on an axis in front of ndim others."""
+    """Put values on a first axis, in front of `ndim` axes of length 1."""
     return np.reshape(np.asarray(values), (-1, *[1] * ndim))
 
 
@@ -317,7 +317,7 @@ def _window(largest: Array, smallest: Array, growth: Array) -> Array:
 
 
 def _windows(steps: Steps, alpha: Array, u: Array) -> tuple[Array, Array]:
-    """Return upper bounds of the logarithm of both windows' moduli at a height, cell by cell: (bulk, jump)."""
+    """Return upper bounds of log |w1 w2| and log |(1 - w1) w2| at height `alpha`, cell by cell."""
     blur_far, blur_near = high_blur(steps.sigma), low_blur(steps.sigma)
     far, near = ((0.5 * (alpha / blur) ** 2)[..., None] for blur in (blur_far, blur_near))
     beyond = (steps.high[..., None] - u) / blur_far[..., None]
@@ -329,7 +329,7 @@ def _windows(steps: Steps, alpha: Array, u: Array) -> tuple[Array, Array]:
 
 
 def _gaussian(u: Array) -> Array:
-    """Return the logarithm of the largest phi in every cell times the width of the cell."""
+    """Return the logarithm of the width of every cell times the largest phi in it."""
     xp = namespace(u)
     left, right = u[..., :-1], u[..., 1:]
     nearest = xp.minimum(xp.abs(left), xp.abs(right)) * (left * right > 0)
@@ -337,7 +337,7 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """Bound a line at height alpha cell by cell: (log bulk, log jump) from above, least and largest argument."""
+    """Bound a line at height alpha cell by cell: (log bulk, log jump) from above, smallest and largest arg mix."""
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
@@ -350,7 +350,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
     blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
-    modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # the cells on both sides of an edge read them
+    modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # two cells read each edge's value
     # up to an angle v of pi/2 the modulus is monotone in u; beyond, mix cos(v/2) <= |mix| <= mix
     steep = angle > 0.5 * xp.pi
     highest = xp.where(steep, loss[..., 1:], modulus[..., 1:])
@@ -362,8 +362,8 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
-    """Return upper bounds (2, 2) of the log of (bulk, jump) densities at the two ends, at every height up to alpha."""
-    # the ends lie up to half a step outside the grid, where the density is at most its value at the last nodes
+    """Bound the log densities of (bulk, jump) at the grid's two ends from above, (2, 2), at heights up to alpha."""
+    # the path's sides lie up to half a step outside the grid; the density there is at most that at the last nodes
     sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
@@ -382,7 +382,7 @@ def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
 
 
 def cell_edges(steps: Steps, nodes: Grid) -> tuple[Array, Array]:
-    """Return the ends of cells, from half a step or more outside the grid on either side, and log mix there."""
+    """Return the edges of cells, which begin and end half a step or more outside the grid, and log mix at the edges."""
     xp = namespace(nodes.u)
     outside = stack(xp, [nodes.u[..., 0] - nodes.step, nodes.u[..., -1] + nodes.gap[..., -1]])
     loss, _ = log_mix(steps.sigma[..., None], steps.q[..., None], outside)
@@ -391,7 +391,7 @@ def cell_edges(steps: Steps, nodes: Grid) -> tuple[Array, Array]:
 
 
 def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound the mass of the tilted integrand beyond the ends of the grid, relative to each part."""
+    """Bound the masses of tilted bulk and jumps beyond the ends of the grid, relative to A(c) and B(c)."""
     sigma, sign = steps.sigma, steps.sign
     xp = namespace(nodes.u, c)
     inner = xp.abs(nodes.u[..., 0])
@@ -413,9 +413,9 @@ def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
 def _least(
     sigma: Array, like: Array, nodes: Grid, error: Callable[[Array], Array], exponents: Sequence[float]
 ) -> Array:
-    """Return the least of the errors at some heights of the line, or USELESS where the grid cannot resolve the law.
+    """Return the smallest error over some heights of the line, or USELESS where the grid cannot resolve the law.
 
-    `error` takes heights with an axis in front of all batch axes, which are those of `like`.
+    `error` takes heights with an axis in front of all batch axes; `like` has these batch axes.
     """
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
@@ -427,11 +427,11 @@ def _least(
 
 
 def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
-    """Bound the sides of the path, relative to each part; `turning` is the phase per unit of height."""
+    """Bound what the path's sides add, relative to A(c) and B(c); `turning` is the phase per unit of height."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
-    # along a side the integrand grows and the kernel falls: each stair is bounded by the worse end of either
+    # along a side the integrand grows and the kernel falls: each stair takes the worse end of either
     rise = side_bounds(steps, c, climb * alpha, nodes)
     turned = turning * alpha - decay * (climb - climb[0])
     exponent = rise + turned[..., None, None] - own[..., None]
@@ -439,7 +439,7 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 
 
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
-    """Bound the trapezoid error of (A, B)(c + it), relative to (A, B)(c), for every |t| <= t_max, ends included.
+    """Bound the trapezoid error of (A, B)(c + it), relative to (A, B)(c), for every |t| <= t_max, with the grid's ends.
 
     The line of integration is moved to height alpha in u.  There `Im v = alpha + warp arg mix`, so that the warp
     compensates the phase `t arg mix`.
@@ -462,7 +462,7 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound `step_errors` for t = 0 on an even grid, by `mix cos(v/2) <= |mix(x + i sigma v)| <= mix`."""
+    """Bound what `step_errors` does, for t = 0 on an even grid, from `mix cos(v/2) <= |mix(x + i sigma v)| <= mix`."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -478,12 +478,12 @@ def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Arra
         sides = _climbed(steps, c, alpha, nodes, own, 0.0)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 
-    # exponents of heights as in `SHIFT_EXPONENTS`
+    # these are exponents as in `SHIFT_EXPONENTS`
     return _least(steps.sigma, own[..., 0], nodes, error, (0.1, 0.3, 0.5)) + tails(steps, c, nodes, parts)
 
 
 DECAY_ROUNDING = 1e-9
-"""Relative rounding of a decay, and of the two logarithms whose difference it is."""
+"""Relative rounding of a decay, which is the difference of two logarithms, and of these logarithms."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
 
@@ -498,10 +498,10 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
 
 
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return -log of bounds, over e^{K(c)}, of the integrand's modulus at every t >= frequency, for keep_bulk 1 and 0.
+    """Return bounds of the decay: -log of |integrand|/e^{K(c)} at every t >= frequency, for keep_bulk 1 and 0.
 
-    All arguments but the law have an axis in front for the two values of keep_bulk; frequencies have one more axis in
-    front.
+    The first axis of all arguments but the law is for the two values of keep_bulk; frequencies have one more axis in
+    front of it.
     """
     xp = namespace(law.gauss_n, windows.low, frequency)
     (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
@@ -512,12 +512,12 @@ def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedPart
 
 def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
     plain = law.mu2 * frequency**2 / 2.0
-    # 0.01 nats for rounding that is not relative to the decay
+    # 0.01 nats cover rounding that is not relative to the decay
     return (plain + sampled) * (1.0 - DECAY_ROUNDING) - 0.01
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Bound the decay by the level sets of the sampled Gaussians, for keep_bulk = 1."""
+    """Bound the decay from below by the level sets of the sampled Gaussians, for keep_bulk = 1."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     whole = _whole(grids, parts, law.sign[..., None], c[..., None])
     slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
@@ -526,7 +526,7 @@ def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequenc
 
 
 def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Bound the decay by the jumps, for keep_bulk = 0."""
+    """Bound the decay from below by the fall of |B(c + it)|, for keep_bulk = 0."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk
@@ -540,19 +540,19 @@ def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jum
     """Bound log |B(c + it)|/B(c) for every t >= frequency by a shifted line, on which e^{itL} decays (remove)."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
-    # heights of the shifted line, in widths of the low window
+    # heights of the line, in widths of the low window
     heights = in_front((1.5, 2.8, 4.5, 7.0), frequency.ndim) * low_blur(sigma)
     alpha = xp.minimum(heights, STRIP_SHARE * xp.pi * sigma)
     _, jump, turn, _ = cell_bounds(steps, c, alpha, cell_edges(steps, nodes))
     sides = side_bounds(steps, c, alpha, nodes)[..., 1, :]
-    # height by height: the terms of all heights together would not fit into a cache
+    # one height after the other: the terms of all heights together would not fit into a cache
     sums = xp.stack([logsumexp(own - frequency[..., None] * angle) for own, angle in zip(jump, turn, strict=True)])
     sums = xp.logaddexp(sums, np.log(SIDES_FACTOR) + logsumexp(sides))
     return xp.minimum(xp.min(sums, axis=0) - log_jump, 0.0)
 
 
 def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, rise: Array) -> Array:
-    """Bound the rise of K(c) by errors of the parts, (J, 2) and relative."""
+    """Bound how far K(c) can rise if log A and log B have the given errors, (J, 2)."""
     xp = namespace(law.gauss_n, errors)
     n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
     share = logistic(xp, parts.log_jump - parts.log_bulk)
@@ -571,7 +571,7 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` of the integrated compositions from above, with the (J, 2) errors of the parts."""
+    """Bound `K(c) + log kappa(c)` of the integrated compositions from above, given the errors of the parts, (J, 2)."""
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)
@@ -595,7 +595,7 @@ def decay_beyond(
     k0: Array,
     frequency: Array,
 ) -> Array:
-    """Return -log of a bound, over e^{k0}, of the integrand's modulus at every t >= frequency.
+    """Return -log of a bound of |integrand|/e^{k0} that holds at every t >= frequency.
 
     The quadrature errors of the parts are included.
     """

@@ -1,6 +1,8 @@
-"""The remainder, which the split contour does not integrate: compositions with a far step, and of bulk steps alone.
+"""The remainder, which the split contour does not integrate: compositions with a far step, and compositions
+of bulk steps alone.
 
-The first have a closed form and a bounded excess; the second are bounded by Chernoff (kernels/README.md, section 6).
+The share of the first in delta has a closed form and a bounded excess over it; that of the second is bounded by
+Chernoff (kernels/README.md, section 6).
 """
 
 import math
@@ -26,53 +28,53 @@ from jaxacct.kernels.contour.split_parts import (
 from jaxacct.kernels.law import LossLaw, log_mix
 
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
-"""Losses beyond eps at the places tried for the far window, over the scale of losses (`scale_of`)."""
+"""Centres tried for the far window: their loss beyond eps, over the scale of losses (`scale_of`)."""
 LOW_LOSSES = np.geomspace(0.005, 0.8, 14)
-"""Losses at the places tried for the low window, over the scale of losses.
+"""Centres tried for the low window: their loss, over the scale of losses.
 
-At the lowest place nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
+At the lowest centre nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
 """
 TRIED_ABSCISSAE = np.geomspace(1.5, 150.0, 14)
 """Abscissae of the Chernoff bounds that choose windows, over 1/scale."""
 BULK_END = 13.0
-"""Distance beyond the low window, in its widths, at which a bulk step ends sharply; the mass beyond is added."""
+"""Widths of the low window beyond its centre at which the law of a bulk step ends; the mass beyond is added."""
 LARGEST_EXPONENT = 600.0
-"""Largest eps whose exponential is used: e^600 is far from float64's limits."""
+"""Largest eps that is exponentiated: e^600 is far from float64's limits."""
 LARGEST_MOMENT = 1e200
 """A larger moment bounds nothing and is replaced by inf."""
 FAR_ROUNDING = 1e-11
-"""Relative rounding of the far masses, far larger than that of their few operations."""
+"""Relative rounding allowed for the far masses; their few operations cause far less."""
 OUTWARD = 1.000001
 """Factor for the rounding of a sum of exponentials, whose logarithms are known to a part in 1e8 or better."""
 
 
 class FarMasses(NamedTuple):
-    """The masses of the compositions with a far step."""
+    """The masses of the compositions with a far step, one for P and one for Q."""
 
-    p: Array  # under P: 1 - prod m^n
-    q: Array  # under Q: 1 - prod m'^n
+    p: Array  # under P: 1 - prod m^n, m the mass of a step that is not far
+    q: Array  # under Q: 1 - prod m'^n, m' likewise
 
 
 class Remainder(NamedTuple):
-    """Bounds of the remainder, which the contour does not integrate, as functions of eps."""
+    """Bounds, as functions of eps, of what the contour does not integrate."""
 
     far: FarMasses
     excess_at: Array  # (E,) exponents theta
     excess_log: Array  # (E,) log of the bounds of the excess at eps = 0
-    bulk_at: Array  # (E,) abscissae
+    bulk_at: Array  # (E,) abscissae of the Chernoff bounds of bulk compositions
     bulk_log: Array  # (E,) log of the Chernoff bounds of bulk compositions at eps = 0
-    bulk_mass: Array  # of bulk compositions with a step beyond the sharp end
-    log_mass: Array  # log of a bound of the mass that the contour does integrate
+    bulk_mass: Array  # mass of bulk compositions with a step beyond BULK_END
+    log_mass: Array  # logarithm of a bound of the mass that the contour integrates
 
 
 class WindowChoice(NamedTuple):
-    """Places of the windows, and the best abscissae for bounding the remainder."""
+    """Centres of the windows, and the best abscissae for bounding the remainder."""
 
     low: Array  # (J,) centre of the low window in u
     high: Array  # (J,) centre of the far window in u
     bulk_at: Array
     excess_at: Array
-    separable: Array  # whether the compositions of bulk steps are negligible at eps
+    separable: Array  # whether compositions of bulk steps alone are negligible at eps
 
 
 def _phi(x: Array) -> Array:
@@ -81,7 +83,7 @@ def _phi(x: Array) -> Array:
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
-    """Return the (J,) places beyond which all n steps together have less than e^log_goal of the mass."""
+    """Return the (J,) values of u beyond which all n steps together have less than e^log_goal of the mass."""
     xp = namespace(law.gauss_n, log_goal)
     spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
     room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]
@@ -93,8 +95,8 @@ def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
 def scale_of(law: LossLaw, epsilon: Array) -> Array:
     """Return the size of the losses that decide delta(eps): eps, unless the steps' own losses are larger.
 
-    The steps' own losses are measured by the loss of all steps without a hit, `-sum n log(1 - q)`, or by the deviation
-    of the loss where that is smaller.
+    The steps' own losses are measured by `-sum n log(1 - q)`, the loss if no step samples the record, or by the
+    deviation of the loss where that is smaller.  The scale takes a quarter of it.
     """
     xp = namespace(law.gauss_n, epsilon)
     q, n, exponent = law.gauss_q, law.gauss_n, xp.minimum(law.gauss_sigma**-2.0, LARGEST_EXPONENT)
@@ -107,7 +109,7 @@ def scale_of(law: LossLaw, epsilon: Array) -> Array:
 def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> WindowChoice:
     """Choose windows for a given eps so that the remainder is below e^{log_delta + log_tol}.
 
-    The axes of arrays below are J, abscissae, places of a window, points of the quadrature.
+    Arrays below have the axes J, abscissae, centres of a window, points of the quadrature.
     """
     xp = namespace(law.gauss_n, epsilon)
     goal = (log_delta + log_tol)[..., None]
@@ -125,7 +127,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     at = c[..., None, :, None]
     plain = law.mu2[..., None] * c * (c + 1.0) / 2.0 + log_kappa(c)
 
-    # the lowest place above which the loss exceeds eps for all losses of the other steps
+    # the far window goes to the lowest centre at which the excess is negligible
     losses = xp.maximum(epsilon, 0.0)[..., None] + scale * FAR_LOSSES
     highs = place_of(sigma, q, losses[..., None, :]) + 2.0 * high_blur(sigma)
     highs = xp.minimum(highs, widest[..., None])
@@ -140,11 +142,11 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     high = xp.where(found[..., None], pick(xp, highs, first[..., None]), widest)
     excess_at = pick(xp, c, xp.argmin(pick(xp, bounds, first[..., None]), axis=-1))
 
-    # the highest place below which bulk steps alone cannot reach eps
+    # the low window goes to the highest centre at which bulk steps alone are negligible at eps
     lows = place_of(sigma, q, (scale * LOW_LOSSES)[..., None, :]) - 2.0 * low_blur(sigma)
     place = (lows[..., None] - u) / low_blur(sigma)[..., None]
     inside = xp.where(place > -BULK_END, _phi(place), 0.0)
-    most = inside[..., -1:, :]  # the widest window, which bounds the other windows
+    most = inside[..., -1:, :]  # the widest window: all others are below it
     shares = inside / xp.where(most > 0.0, most, 1.0)
     grown = base + (at + 1.0) * loss + xp.log(most)
     top = xp.max(grown, axis=-1)[..., None]
@@ -166,7 +168,7 @@ def _composed_pairs(n: Array, x: Array) -> Array:
 
 
 def far_masses(law: LossLaw, high: Array) -> FarMasses:
-    """Return the composed masses that the far windows cut off."""
+    """Return the masses, under P and under Q, of the compositions with a far step."""
     xp = namespace(law.gauss_n, high)
     sigma, q = law.gauss_sigma, law.gauss_q
     spread = xp.sqrt(1.0 + high_blur(sigma) ** 2)
@@ -176,12 +178,12 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Return grids for bulk steps with sharp ends, and abscissae for their Chernoff bounds on a new first axis."""
+    """Return grids for bulk steps, which end at BULK_END, and abscissae of Chernoff bounds on a new first axis."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
     grids = grid(steps_of(law, choice.low, choice.high), one[..., None], points, stop=stop)
-    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # the grid may not suffice for the larger one
+    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # two, as the grid may fail at 1.1
 
 
 def bounds(
@@ -193,7 +195,7 @@ def bounds(
     bulk_log: Array,
     points: int,
 ) -> Remainder:
-    """Certify bounds of the remainder from the Chernoff bounds of bulk compositions."""
+    """Bound the remainder with certainty, given the Chernoff bounds of compositions of bulk steps alone."""
     xp = namespace(law.gauss_n, windows.high)
     sigma, q, n = law.gauss_sigma, law.gauss_q, law.gauss_n
     near = xp.sqrt(1.0 + low_blur(sigma) ** 2)
@@ -211,7 +213,7 @@ def bounds(
     stop = choice.low + BULK_END * low_blur(sigma)
     bulk = xp.where(windows.keep_bulk > 0, -xp.inf, bulk_log)
     beyond = (1.0 - q) * _phi(-stop) + q * _phi(1.0 / sigma - stop)
-    largest_window = 1.01 * 0.5 * math.erfc(BULK_END * 0.5**0.5)  # bounds the low window beyond the sharp end
+    largest_window = 1.01 * 0.5 * math.erfc(BULK_END * 0.5**0.5)  # bounds the low window beyond `stop`
     stopped = xp.where(windows.keep_bulk > 0, 0.0, largest_window * xp.sum(n * beyond, axis=-1))
     excess_at, excess, bulk_at, bulk = (xp.moveaxis(x, 0, -1) for x in (at + 1.0, excess, bulk_at, bulk))
     return Remainder(masses, excess_at, excess, bulk_at, bulk, stopped, log_mass)
@@ -221,7 +223,7 @@ def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> A
     """Bound `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]` from above, cell by cell."""
     xp = namespace(sigma, high, c)
     blur = high_blur(sigma)
-    start, end = high - 25.0 * blur, high + 40.0 * blur  # below, 1 - w2 < e^-312
+    start, end = high - 25.0 * blur, high + 40.0 * blur  # below `start`, 1 - w2 < e^-312
     step = (end - start) / points
     left = start[..., None] + step[..., None] * xp.arange(points)
     window = (high[..., None] - left - step[..., None]) / blur[..., None]
@@ -238,7 +240,7 @@ def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> A
 
 
 def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
-    """Return the lower end of the far compositions' share of delta, and its derivative in eps."""
+    """Return a lower bound of the far compositions' share of delta, and that bound's derivative in eps."""
     xp = namespace(masses.p, epsilon)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
     linear = masses.p * (1.0 - FAR_ROUNDING) - scaled * (1.0 + FAR_ROUNDING)
@@ -248,12 +250,12 @@ def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
 
 
 def far_above(bounds: Remainder, epsilon: Array) -> Array:
-    """Return the upper end of the far compositions' share of delta."""
+    """Return an upper bound of the far compositions' share of delta."""
     xp = namespace(bounds.excess_log, epsilon)
     least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
     linear = bounds.far.p * (1.0 + FAR_ROUNDING) - scaled * (1.0 - FAR_ROUNDING)
-    # 1e-60 of the far mass covers what the integrated law loses beyond its last node
+    # 1e-60 of the far mass covers what the integrated law loses beyond the grid's last point
     above = xp.maximum(linear, 0.0) + OUTWARD * xp.exp(xp.minimum(least, 0.0)) + 1e-60 * bounds.far.p
     return xp.minimum(above, bounds.far.p * (1.0 + FAR_ROUNDING))
 
