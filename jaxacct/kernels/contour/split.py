@@ -4,10 +4,9 @@ The far outcomes are cut off, since under the tilt their losses would outweigh a
 Compositions of bulk steps alone are taken out where they form a near-atom, since the characteristic function of a
 near-atom does not decay.  A near-atom is likely where few of many steps sample the record.
 
-delta is the contour integral of
-`prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the share of the compositions with a far step.  For keep_bulk = 0 the
-share of the compositions of bulk steps alone is added (split_remainder.py).  No bound depends on windows, abscissa,
-period and number of nodes; a bad choice makes the bracket wide.
+delta is the contour integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the share of the compositions with a
+far step.  For keep_bulk = 0 the share of the compositions of bulk steps alone is added (split_remainder.py).  The
+bounds hold for any windows, abscissa, period and number of nodes; a bad choice only makes the bracket wide.
 """
 
 from collections.abc import Callable
