@@ -23,7 +23,7 @@ REAL_MARK = 0
 ABSENT_MARK = -1
 """Mark of a canary that does not take part."""
 RUNS_AT_ONCE = 256
-"""Runs side by side in one call of the compiled program."""
+"""Number of runs side by side in one call of the compiled program."""
 
 
 class Played(NamedTuple):
@@ -48,8 +48,9 @@ class Game:
     """Trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
 
     The step is the trainer's, with its own sampling, clipping, noise and optimizer.  Two things are added.  Examples
-    carry a mark, by which an example that is out has no gradient.  Its place stays, as in fixed batches; with Poisson
-    sampling the law is that of its absence.  And the optimizer notes the noisy mean that it is given.
+    carry a mark, by which an example that is out has no gradient.  Its place in the data stays, as in fixed batches;
+    with Poisson sampling the step has the law that it would have without the example.  And the optimizer notes the
+    noisy mean that it is given.
 
     Parameters
     ----------
@@ -285,8 +286,8 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
         flat = flattened(params)
         if flat.size < count:
             raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
-        # the score reads the noisy sum of gradients, so the loss rises along the coordinate; the gradient is so long
-        # that every clipping gives it norm C
+        # the score reads the noisy sum of gradients, so the loss rises along the coordinate;
+        # the planted gradient is so long that every clipping gives it norm C
         pull = jnp.where(mark > 0, 1e4 * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
         return pull if example is None else pull + jnp.where(mark == REAL_MARK, loss_fn(params, example), 0.0)
 

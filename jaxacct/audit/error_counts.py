@@ -42,7 +42,7 @@ COMPARED = {
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
     """Return the upper limit of a probability p from counts, rounded up; arrays broadcast.
 
-    For a larger p, `hits` of `trials` or fewer have probability less than `error`.  Source: Clopper and Pearson 1934,
+    If p is larger, `hits` or fewer of `trials` have probability less than `error`.  Source: Clopper and Pearson 1934,
     one-sided.
 
     >>> float(upper_limit(0, 100, 0.05).round(6))  # 1 - 0.05^(1/100)
@@ -67,7 +67,7 @@ def clopper_pearson(
     confidence: float = 0.95,
     relation: str = "add_or_remove_one",
 ) -> LowerBound:
-    """Bound epsilon from below by error counts: epsilon >= log((1 - delta - FNR)/FPR) and log((1 - delta - FPR)/FNR).
+    """Bound epsilon below, from error counts: epsilon >= log((1 - delta - FNR)/FPR) and log((1 - delta - FPR)/FNR).
 
     FPR and FNR are Clopper and Pearson's upper limits of the false positive and the false negative rate.
 
@@ -169,7 +169,7 @@ def epsilon_of_mu(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
 def guess_counts(
     correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[int, ...] = ()
 ) -> tuple[list[np.ndarray], tuple[int, ...]]:
-    """Return the checked counts of an audit in one run and delta, and their common shape with the shape `more`."""
+    """Return the checked counts and delta of a one-run audit, and the shape to which they and `more` broadcast."""
     given = {"correct": correct, "guesses": guesses, "canaries": canaries, "delta": delta}
     rules = (WHOLE_NUMBERS, COUNT, COUNT, DELTA_OR_ZERO)
     fields = {name: np.asarray(check(name, x, rule)) for (name, x), rule in zip(given.items(), rules, strict=True)}
@@ -209,7 +209,7 @@ class LowerBound:
     delta : float or numpy.ndarray
     confidence : float
     trials : int or numpy.ndarray
-        Number of runs, both worlds together; for an audit in one run the number of canaries.
+        Number of runs, with and without the canary together; for an audit in one run, the number of canaries.
     method : str
     kind : str
         "lower bound", or "conditional: Gaussian DP": true if the trade-off curve is that of a Gaussian.
@@ -266,7 +266,7 @@ def from_scores(
     thresholds: ArrayLike | None = None,
     held_out: float = 0.5,
 ) -> LowerBound:
-    """Bound epsilon from below by the scores of independent runs without and with the canary.
+    """Bound epsilon from below, from scores of independent runs without and with the canary.
 
     A run is taken for one with the canary if its score exceeds a threshold.
 
@@ -339,7 +339,7 @@ def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: flo
 
     tails = []
     for values in map(np.sort, (absent, present)):
-        ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1  # dense in the tails
+        ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1  # thresholds are dense in the tails
         tails += [values[ranks], values[::-1][ranks]]
     cuts = np.unique(np.concatenate(tails))
     wrong = _errors(absent, present, cuts)

@@ -27,11 +27,11 @@ from jaxacct.engines.devices import double_precision
 from jaxacct.selection import Attack, Law, output_law
 
 SELECTIONS_PER_BLOCK = 2**13
-"""Selections that draw their candidates side by side: few enough for a block to stay in the processor's cache."""
+"""Number of selections that draw candidates side by side: few enough for a block to stay in the processor's cache."""
 SELECTIONS_PER_CALL = 2**18
-"""Selections in one call of the compiled program; the calls are shared among all cores."""
+"""Number of selections in one call of the compiled program; the calls are shared among all cores."""
 LONGEST_TABLE = 2**16
-"""Longest table of the probabilities of K.  A K beyond the table is drawn by the quantiles of its law."""
+"""Largest length of the table of the probabilities of K.  A K beyond the table is drawn by the quantiles of its law."""
 _ERFINV_MIDDLE = np.sqrt(2.0) * np.array(
     [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164]
     + [0.246640727, 1.50140941]
@@ -394,7 +394,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
         with double_precision():
             counts = np.array(_counted_cells(above, key, repetitions), np.int64)
-        counts[-1] -= repetitions.size - size  # the chunk is filled up with K = 0
+        counts[-1] -= repetitions.size - size  # selections with K = 0 fill up the chunk
         return counts
 
     return sum(in_chunks(one, law, runs, seed, progress))[::-1]
@@ -403,7 +403,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
 def cell_audit(
     cells: Cells, law: Law, *, delta: float, runs: int, confidence: float = 0.95, seed: int = 0
 ) -> LowerBound:
-    """Bound from below the epsilon of a selection whose score orders `cells`, by `runs` selections in either world.
+    """Bound from below the epsilon of a selection whose score orders `cells`, from `runs` simulations in either world.
 
     The adversary's event is the winners with the largest likelihood ratios.  It is chosen by the cells' exact laws
     (`selection.output_law`) and not by the simulation.  So Clopper and Pearson's limits hold without held-out runs.

@@ -1,7 +1,7 @@
 """Audits in one run by many canaries, each in or out by a coin.
 
-The number of coins guessed right bounds epsilon from below, or refutes a claimed trade-off curve.  The claimed curve
-enters by lines above it.
+The number of coins guessed right bounds epsilon from below, or refutes a claimed trade-off curve.  A claimed curve
+is represented by lines above it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxacct.selection.base_profile import upper_hull
 from jaxacct.training import Plan
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon of a line if no epsilon has so small a delta."""
+"""Largest epsilon at which a line touches a claimed profile; used where delta stays above 1e-15 even there."""
 DOWN = 1.0 - 8.0 * ROUNDOFF
 """Factor that rounds a result of a few operations down."""
 Inverse = Callable[[np.ndarray], np.ndarray]
@@ -114,7 +114,7 @@ def one_run(
     claim: Plan | Mechanism | Profile | float | None = None,
     guessed: str = "both",
 ) -> LowerBound:
-    """Bound epsilon from below by the number of right guesses in one run, or test a claimed curve with a ``claim``.
+    """Bound epsilon from below, from the number of right guesses in one run, or test the curve of a ``claim``.
 
     The bound is the largest epsilon at which so many right guesses have probability below 1 - confidence.  A test of
     the whole trade-off curve of a ``claim`` refutes more: `CurveTest`.
@@ -156,10 +156,10 @@ def one_run(
     fields, shape = guess_counts(correct, guesses, canaries, delta)
     v, r, m, d = (np.broadcast_to(x, shape).reshape(-1) for x in fields)
     rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - 1e-9
-    # at the right end r right guesses of r have probability q^r >= error
+    # at the upper end of the bracket, r right guesses of r have probability q^r >= error
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
     some = rejected(low)
-    for _ in range(60):  # a float64 has fewer bits
+    for _ in range(60):  # more halvings than a float64 has bits
         middle = 0.5 * (low + high)
         right = rejected(middle)
         low, high = np.where(right, middle, low), np.where(right, high, middle)
@@ -345,7 +345,7 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
     for i in range(int(c.max()) - 1, -1, -1):
         active = i < c
         more = np.where(active, np.maximum(h, inverse(r)), h)
-        # an infinite `more` stays infinite and decides, so that r need not change
+        # an infinite `more` stays infinite and alone refutes tau, so that r need not change
         step = np.subtract(more, h, out=np.zeros_like(r), where=np.isfinite(more))
         r = np.where(active, DOWN * (r + i / np.maximum(g - i, 1.0) * step), r)
         h = more
@@ -385,7 +385,7 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
 class Lines(NamedTuple):
     """Lines above the claimed curve: Pr[S with the record] <= intercept + slope Pr[S without], for every event S.
 
-    They are sorted by slope, and each is the lowest of all lines somewhere: for y between two neighbouring ``breaks``.
+    They are sorted by slope, and each is the lowest of all lines for y between two neighbouring ``breaks``.
     """
 
     intercept: np.ndarray
@@ -422,9 +422,9 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
-    """Return (epsilon, upper ends of delta) of a profile."""
+    """Return epsilons, and upper bounds of a profile's delta there."""
     farthest = float(np.asarray(side.epsilon(1e-15).upper))  # float64 hardly distinguishes smaller p-values from 0
-    # the error of lines is second order in their distance
+    # the error of the lines is of second order in the distance between their epsilons
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
     return epsilon, np.asarray(side.delta(epsilon).upper)
 

@@ -25,7 +25,7 @@ _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
 """Order of four rows after a shift by each number of places. `numpy.roll` takes longer than a round of ChaCha20."""
 _HOST_BLOCKS = 8192
-"""Blocks that NumPy computes at a time: half a megabyte of state, which stays in the processor's cache."""
+"""Number of blocks that NumPy computes at a time: half a megabyte of state, which stays in the processor's cache."""
 
 
 @jax.jit

@@ -5,6 +5,6 @@ ROUNDOFF = 2.0**-53
 LOST_TAIL = 1e-309
 """Bound of the error of SciPy's ndtr where it underflows: ndtr is 0 below -37.68, where Phi is 6e-311."""
 SMALLEST_POSITIVE = 5e-324
-"""Least positive float64, which is subnormal."""
+"""Smallest positive float64, which is subnormal."""
 FAILURES = (ArithmeticError, ValueError, IndexError, RuntimeError, MemoryError)
 """Exceptions that numerical code may raise on a row that it cannot answer."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Sequence
 
 MOST_ROWS = 10
-"""Most rows of a batch that a table shows."""
+"""Largest number of rows of a batch that a table shows."""
 _ROW = '<tr style="border-bottom:1px solid rgba(128,128,128,.35)">'
 _TABLE = "border-collapse:collapse;margin:.3em 0;color:inherit;font-size:inherit;text-align:"
 _HEAD = "font-weight:600;white-space:nowrap;text-align:"

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 BAR_WIDTH = 24
-"""Characters of the bar: with counts, rate and time left the line fits 80 columns."""
+"""Number of characters of the bar; together with counts, rate and time left the line fits 80 columns."""
 NOTEBOOK_PAUSE = 0.2
-"""Least seconds between two updates in a notebook, since each update is a message to the browser."""
+"""Smallest number of seconds between two updates in a notebook, since each update is a message to the browser."""
 NOTEBOOK_WAIT = 0.5
 """Seconds of work after which a notebook shows a progress line by itself, since an output stays in the document."""
 WAIT, TICK = 1.0, 0.5
@@ -28,9 +28,9 @@ class Progress:
     """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
 
     With `show` None the line is shown only on a terminal, or in a notebook after `NOTEBOOK_WAIT` seconds. `there` is
-    the number of rows that were done before; they do not count for the rate. `pauses` are the least seconds between two
-    updates on a terminal, and elsewhere. `apart` returns the seconds spent so far on other work, such as compiling;
-    they do not count for the rate.
+    the number of rows that were done before; they do not count for the rate. `pauses` are the smallest numbers of
+    seconds between two updates: on a terminal, and elsewhere. `apart` returns the seconds spent so far on other work,
+    such as compiling; they do not count for the rate.
     """
 
     def __init__(

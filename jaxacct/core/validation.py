@@ -26,7 +26,7 @@ GIBIBYTE = 2**30
 LARGEST_COUNT = 2**53
 """Largest number of steps: float64 holds every integer up to this one exactly."""
 MOST_SHOWN_CHARACTERS = 60
-"""Most characters of a refused value in a message, so that the message stays one readable line."""
+"""Largest number of characters of a refused value in a message, so that the message stays one readable line."""
 
 
 class InputError(ValueError):
@@ -120,8 +120,8 @@ def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float
     """Return the value as float64 (a Python float, or a read-only NumPy array), or refuse it.
 
     Integers, floats, and arrays or nested sequences of them pass. Text, booleans, complex numbers, None, ragged
-    sequences, tracers, NaN, infinities and numbers outside the constraint are refused. A text `one` also refuses a
-    batch, and is the reason in the message.
+    sequences, tracers, NaN, infinities and numbers outside the constraint are refused. If a text `one` is given,
+    batches are refused too, and the message gives the text as the reason.
 
     Raises
     ------
@@ -283,7 +283,7 @@ def shown(value: Any) -> str:
     """
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # an integer of too many digits, an object that cannot be shown
+    except Exception:  # repr refuses an integer of too many digits, or the object cannot be shown
         text = f"an object of type {type(value).__name__}"
     return text if len(text) <= MOST_SHOWN_CHARACTERS else f"{text[: MOST_SHOWN_CHARACTERS - 3]}..."
 

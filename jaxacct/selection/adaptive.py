@@ -1,4 +1,4 @@
-"""Selection among candidates that may depend on each other: `sum_k Pr[K=k] delta_k`, exact for the class."""
+"""Selection among candidates that may depend on each other: delta is `sum_k Pr[K=k] delta_k`, the exact worst case."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ TAIL_SHARE = 1e-7
 LEAST_DELTA = 1e-290
 """Smallest positive delta for which epsilon is searched; for a smaller one the upper end is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
-"""Error of each factor of a product of ratios, and of each term of a sum, in units of rounding."""
+"""Allowance for the relative error of one factor of a product, or of one term of a sum, in units of ROUNDOFF."""
 NODES_BY_LATTICE = 8
-"""Most nodes that the lattice engine computes where the contour engine leaves the sum wide."""
+"""Largest number of nodes that the lattice engine computes again where the contour engine leaves wide brackets."""
 MOST_ROUNDS = 12
-"""Most rounds of new nodes for one eps, and most searches for one delta."""
+"""Largest number of times that nodes are added for one eps, and of passes of the search for one delta."""
 LAST_EPS = 1e300
-"""Largest tried eps, short of overflow."""
+"""Largest eps that the search tries: it is below the overflow of float64."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
 class AdaptiveSelection(AnySelection):
-    """Run of K candidates, each free to depend on the outputs before it, of which any or all are released.
+    """Run of K candidates: each may depend on all outputs before it, and any or all outputs may be released.
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    in each direction by itself, where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released at
-    k = 0.  Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as
+    in each direction separately, where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released
+    at k = 0.  Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as
     ``mechanism`` dominates each candidate.  K is independent of the data and need not be secret.  The sum is the exact
-    supremum of that class, so `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with
-    other mechanisms the selection counts as the pair of its profile's upper ends on a grid, kind "bound".  With K fixed
-    it is the k-fold composition itself.
+    supremum over all such candidates, so `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a
+    composition with other mechanisms a finite pair replaces the selection.  The pair is made from upper bounds of the
+    selection's profile on a grid, so the kind is "bound".  A selection with fixed K is the K-fold composition itself.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class AdaptiveSelection(AnySelection):
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return (lower, upper) of epsilon of one selection, the larger of its directions."""
+    """Return lower and upper bounds of one selection's epsilon, which is the larger of its two directions'."""
     if delta < LEAST_DELTA:
         bounded = bool(bounded_loss(components(run, "add_or_remove_one", "remove")).all())
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
@@ -123,7 +123,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return (lower, upper) of delta; more k are listed until the others have little probability against delta."""
+    """Return lower and upper bounds of delta; list k until the unlisted k have little probability against delta."""
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -135,9 +135,9 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-    """Return upper ends of "epsilon" or "delta" for one base and law.
+    """Return upper bounds of "epsilon" or "delta" for one base and law.
 
-    Three or more eps share the nodes k, so that their upper ends may be wider than that of one eps.
+    Three or more eps share the nodes k; the bound at each may then be looser than for that eps alone.
     """
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
@@ -148,13 +148,13 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
     for side in sides(run, relation):
         mixture = Mixture(run, listed, side.forward, rtol)
         for eps in np.quantile(values, [0.05, 0.25, 0.5]):
-            mixture.at(float(eps), rtol)  # adds nodes, which all values share
+            mixture.at(float(eps), rtol)  # adds nodes, which serve all values of eps
         most = np.maximum(most, [found.high for found in mixture.sums(values)])
     return most
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Return (lower, upper) of epsilon at a delta of (nearly) 0 for a base of bounded loss: that of the largest K."""
+    """Return lower and upper bounds of epsilon at (nearly) delta = 0 for a base of bounded loss, at the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -166,7 +166,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (eps, upper ends of delta, upper ends of delta in the reverse direction) of one selection."""
+    """Return three arrays for one selection: eps; upper bounds of delta there; those in the reverse direction."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
@@ -178,13 +178,13 @@ def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarra
     grid = np.linspace(0.0, 1.0, COMPOSED_POINTS) * last
     for mixture in each.values():
         for eps in grid[[8, 40, 80]]:
-            mixture.at(float(eps), 1e-3)  # adds nodes, which all values share
+            mixture.at(float(eps), 1e-3)  # adds nodes, which serve all values of eps
     upper = {name: np.array([found.high for found in mixture.sums(grid)]) for name, mixture in each.items()}
     return grid, upper[both[0].forward], upper[both[-1].forward]
 
 
 class Sum(NamedTuple):
-    """Bracket of a mixture's sum, and a value within the bracket."""
+    """Lower bound, estimate and upper bound of a mixture's sum."""
 
     low: float
     middle: float
@@ -192,7 +192,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """Sum of a base's k-fold profiles by one direction and list of weights; delta_k is known at some k, the nodes."""
+    """Sum over k of Pr[K = k] delta_k, where delta_k is a base's k-fold profile, computed at some k, the nodes."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -202,20 +202,20 @@ class Mixture:
         self.most, self.hard = 3000, np.zeros(0, np.intp)
         size = weights.k.size
         beyond = np.cumsum(weights.high[::-1])[::-1]
-        # the first nodes are the k beyond which K lies with these probabilities, from the bulk into the tail
+        # the first nodes are the k that K reaches with these probabilities, as shares of the listed probability
         first = np.array([0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8])
         spread = np.searchsorted(-beyond, -beyond[0] * first) if size else []
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """Return ends (2, eps, nodes) of delta_k(eps); an end that is NaN becomes 0 or 1."""
+        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes); a NaN becomes 0 below and 1 above."""
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            with backend.job(nodes.size, apart=True):  # one selection, whatever the caller's batch
+            with backend.job(nodes.size, apart=True):  # a path for one selection, whatever the caller's batch
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
                 self.most = 96  # the lattice engine takes some 20 ms for each node
@@ -224,12 +224,12 @@ class Mixture:
         return np.stack([np.where(low >= 0.0, np.minimum(low, 1.0), 0.0), np.where(high <= 1.0, high, 1.0)])
 
     def sums(self, eps: np.ndarray) -> list[Sum]:
-        """Return the sum at several eps >= 0, by the present nodes."""
+        """Return the sum at several eps >= 0, from delta_k at the present nodes."""
         ends = self.deltas(self.nodes, eps)
         return [self._summed(*_monotone(*ends[:, place])) for place in range(eps.size)]
 
     def at(self, eps: float, width: float) -> Sum:
-        """Return the sum at one eps, with enough new nodes to make it relatively as narrow as `width`."""
+        """Return the sum at one eps; add nodes until the relative width of its bracket is at most `width`."""
         known: dict[int, np.ndarray] = {}
         for _ in range(MOST_ROUNDS):
             low, high = self._known(known, eps)
@@ -237,7 +237,7 @@ class Mixture:
             if not self._refined(low, high, width * found.high):
                 break
         own = self.weights.high[self.nodes] * (high - low)
-        # the lattice engine takes the place of a contour engine that leaves the sum wide
+        # where the contour engine leaves the sum's bracket wide, the lattice engine computes some nodes again
         if self.engine == "contour" and np.sum(own) > max(width, 0.02) * found.high:
             hard = self.nodes[np.argsort(-own, kind="stable")[:NODES_BY_LATTICE]]
             self.hard = np.union1d(self.hard, hard[: max(NODES_BY_LATTICE - self.hard.size, 0)])
@@ -247,7 +247,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return ends at the nodes, each narrowed by the ends at other nodes; nodes not `known` yet are computed."""
+        """Return lower and upper bounds of delta_k at the nodes, neither falling in k; compute those not in `known`."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -255,7 +255,7 @@ class Mixture:
         return _monotone(each[:, 0], each[:, 1])
 
     def epsilon(self, target: float) -> tuple[float, float]:
-        """Return (low, high) ends of the least eps >= 0 at which the sum is at most `target` > 0."""
+        """Return lower and upper bounds of the smallest eps >= 0 at which the sum is at most `target` > 0."""
         least, _ = self.at_infinity()
         if least > target:
             return math.inf, math.inf
@@ -267,7 +267,7 @@ class Mixture:
         for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
             search.narrow(0.1)
             before = self.nodes.size
-            # this adds nodes, which may move the middle of a bracket that the search has seen
+            # this adds nodes, which may change estimates of the sum that the search has used
             self.at(search.left[0], width)
             self.at(search.root()[0], width)
             search.around()
@@ -278,7 +278,7 @@ class Mixture:
         return search.low, search.high
 
     def _guess(self, target: float) -> float:
-        """Return where the search begins: the epsilon of the mean of the listed k."""
+        """Return the eps at which the search begins: that of a k-fold composition, with k the mean of the listed k."""
         k, mass = self.weights.k, self.weights.high
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
         level = min(target, 1.0 - ROUNDOFF)
@@ -286,7 +286,7 @@ class Mixture:
         return found if 1e-12 < found < LAST_EPS else 1.0
 
     def at_infinity(self) -> tuple[float, float]:
-        """Return the ends of `sum_k p_k (1 - (1 - q)^k)`, q the mass at infinity of one run."""
+        """Return lower and upper bounds of `sum_k p_k (1 - (1 - q)^k)`, where q is the mass at infinity of one run."""
         mass = float(infinite_mass(self.run, self.relation))
         k, low, high, below, above_low, above = self.weights
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -298,7 +298,7 @@ class Mixture:
         return least * (1.0 - 1e-9), most * (1.0 + 1e-9)
 
     def _summed(self, low: np.ndarray, high: np.ndarray) -> Sum:
-        """Return the bracket of the sum, from the ends of delta_k at the nodes."""
+        """Return the bracket of the sum, from lower and upper bounds of delta_k at the nodes."""
         weights, nodes = self.weights, self.nodes
         before = np.concatenate([[0.0], low])
         slack = 4.0 * ROUNDOFF * (weights.k.size + 64.0)
@@ -310,7 +310,7 @@ class Mixture:
         return Sum(bottom, min(max(float(middle), bottom), top), top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
-        """Return the sums of the weights strictly between neighbouring nodes, and before the first node."""
+        """Return for each node the sum of the weights strictly between the node before it, if any, and itself."""
         if not self.nodes.size:
             return np.zeros(0)
         before = np.concatenate([[-1], self.nodes[:-1]])
@@ -318,7 +318,7 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Add nodes between those that leave most of the sum open; return False if at most `allowed` is open."""
+        """Add nodes where gaps between them widen the sum's bracket beyond `allowed`; return whether any were added."""
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
@@ -339,22 +339,23 @@ class Mixture:
 
 
 def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of brackets of a sequence that does not decrease, each narrowed by the other brackets."""
+    """Return lower and upper bounds of a sequence that does not decrease, each narrowed by those of other elements."""
     return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
 
 
 class _Search:
     """Search for the least eps at which a sum is at most a target.
 
-    The ends `low` and `high` are eps at which an end of the sum was compared with the target.  All else is a guess.
+    `low` and `high` surely enclose this eps: at both a bound of the sum was compared with the target.  All other
+    numbers are guesses.
     """
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
-        self.left, self.right = (0.0, 1.0), (math.inf, 0.0)  # (eps, middle) before and beyond the root
+        self.left, self.right = (0.0, 1.0), (math.inf, 0.0)  # (eps, estimate of the sum) on both sides of the root
 
     def fan(self, eps: np.ndarray) -> list[Sum]:
-        """Return the sum at several eps, and move the ends of the search accordingly."""
+        """Return the sum at several eps, and narrow the search's interval accordingly."""
         found = self.mixture.sums(eps)
         for x, one in zip(eps.tolist(), found, strict=True):
             if one.low > self.target:
@@ -368,21 +369,21 @@ class _Search:
         return found
 
     def bracketed(self, guess: float) -> bool:
-        """Look for eps on either side of the target, and return whether both were found."""
+        """Look for an eps at which the sum's estimate is at most the target, and return whether one was found."""
         while math.isinf(self.right[0]) and guess <= LAST_EPS:
             self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
             guess *= 4096.0
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """Return (eps at which the chord of the logarithm meets the target, minus the slope of the chord)."""
+        """Return the eps at which the chord of log(sum) meets log(target), and the rate at which the chord falls."""
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
         return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
 
     def narrow(self, error: float) -> None:
-        """Search until the two sides are within `error` of each other, relatively in eps or in the sum."""
+        """Move `left` and `right` together until their eps, or their sums, differ relatively by at most `error`."""
         for _ in range(8):
             below, above = self.left[0], self.right[0]
             close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)
@@ -395,7 +396,7 @@ class _Search:
             self.fan(np.unique(np.clip(fan, below, above)))
 
     def around(self) -> None:
-        """Find both sides of the target again, with the nodes that were added since."""
+        """Find `left` and `right` again: nodes were added since, which changed the estimates of the sum."""
         x, slope = self.root()
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
         reach = max(0.01 * x, 0.1 / max(slope, 1e-2), 1e-12)
@@ -405,7 +406,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the root, by trying eps just beside it where the sum's ends can be compared."""
+        """Move `low` and `high` towards the root: try eps near it at which the sum's bounds can pass the target."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()
@@ -418,9 +419,9 @@ class _Search:
 
 
 class Weights(NamedTuple):
-    """Probabilities `low <= Pr[K = k] <= high` of the listed k >= 1, ascending, and bounds for all other k.
+    """Bounds `low <= Pr[K = k] <= high` for listed k >= 1 in ascending order, and bounds for the unlisted k.
 
-    ``below`` bounds Pr[1 <= K < k[0]], and ``above_low <= Pr[K > k[-1]] <= above``.
+    ``Pr[1 <= K < k[0]] <= below``, and ``above_low <= Pr[K > k[-1]] <= above``.
     """
 
     k: np.ndarray
@@ -432,9 +433,9 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """List certified probabilities of one law of K.
+    """List certified bounds on the probabilities of one law of K.
 
-    On either side less than `tail` is left out, if 2^21 numbers are enough.
+    The probability below the list, and that above it, are each less than `tail` if 2^21 values of K are enough.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
@@ -453,7 +454,7 @@ def weights(law: Law, tail: float) -> Weights:
             "such as Categorical"
         )
     first, mode, last, ratios, gap = _progression(law)
-    if not mode < 2.0**52:  # float64 hardly tells neighbouring whole numbers apart there
+    if not mode < 2.0**52:  # beyond, float64 hardly tells neighbouring whole numbers apart
         return Weights(np.zeros(0), np.zeros(0), np.zeros(0), 1.0, 0.0, 1.0)
     half = 64.0
     while True:
@@ -475,7 +476,7 @@ def weights(law: Law, tail: float) -> Weights:
 
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
-    """Return the list without K = 0, which costs nothing, and without numbers of probability 0."""
+    """Return the list without K = 0, which costs nothing, and without values of K that have probability 0."""
     slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
     kept = (k >= 1.0) & (high > 0.0)
@@ -484,7 +485,7 @@ def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, abov
 
 
 def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
-    """Return (smallest k, mode, largest k, ratio, lower end of 1 - ratio) of a law of K.
+    """Return (smallest k, mode, largest k, ratio, a lower bound of 1 - ratio) of a law of K.
 
     The ratio `Pr[K = k + 1]/Pr[K = k]`, a function of k, errs by a few units of rounding.  It does not increase in k,
     except for a negative binomial law with eta < 1.
@@ -501,7 +502,7 @@ def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], 
 
 
 def _series(ratio: np.ndarray, gap: float) -> float:
-    """Bound `r + r^2 + ...`, where r is at most 1 - gap if gap > 0, otherwise at most `ratio`."""
+    """Bound `r + r^2 + ...` from above, for all r <= 1 - gap if gap > 0, otherwise for all r <= ratio."""
     slack = 1.0 + ROUNDINGS_PER_TERM * ROUNDOFF
     if gap > 0.0:
         return 1.0 / gap * slack

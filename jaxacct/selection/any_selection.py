@@ -1,4 +1,4 @@
-"""Base class of all selections: a mechanism that is run K times, its answers, and the pair by which it composes."""
+"""Base class of all selections (a mechanism run K times): their answers, and the pairs by which they compose."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from jaxacct.selection.base_profile import bounded_loss, infinite_mass, sides, u
 from jaxacct.selection.law_of_k import Law, require_law
 
 OK_WIDTH = 2e-4
-"""Relative width up to which a bracket has status "ok" for any rtol; a selection's is hardly ever narrower."""
+"""Relative width up to which a bracket has status "ok" for any rtol: few selections have a narrower bracket."""
 COMPOSED_POINTS = 160
-"""Number of eps at which the profile is taken when a selection is composed with other mechanisms."""
+"""Number of eps at which the profile is evaluated when a selection is composed with other mechanisms."""
 LAST_DELTA = 1e-13
-"""Delta at the last of these eps, which lie evenly from 0."""
+"""Delta at the last of the COMPOSED_POINTS eps, which are evenly spaced from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class AnySelection(Mechanism):
         return [(sample_pair(_kept_pair(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
 
     def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Answer "epsilon" at delta >= 0, or "delta" at eps >= 0, of the selection by itself."""
+        """Answer "epsilon" at delta >= 0, or "delta" at eps >= 0, of the selection alone, not composed with others."""
         run, relation = under(self.mechanism, relation)
         values = np.asarray(values, np.float64)
         given = "delta" if quantity == "epsilon" else "epsilon"
@@ -79,7 +79,7 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _as_composition(self) -> Mechanism | None:
-        """Return the composition of runs that the selection is; None if it is more than a composition."""
+        """Return the composition of runs that equals the selection; None if there is none."""
 
     @abstractmethod
     def _pair(self) -> FinitePair:
@@ -87,17 +87,17 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Answer for a base and a relation as `under` returns them, at values of the common shape."""
+        """Answer for a base and a relation that `under` returned, at values of the common shape."""
 
 
 @functools.lru_cache(maxsize=8)
 def _kept_pair(chosen: AnySelection) -> FinitePair:
-    """Return the selection's pair from a cache: each direction of each question asks for one pair."""
+    """Return the selection's pair from a cache: both directions of every question ask for the same pair."""
     return chosen._pair()
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """Return the ends as Bounds, without a lower end if the base's pair only dominates the base."""
+    """Return a bracket as Bounds; its lower end is 0 if the base's pair dominates the base but is not exact."""
     if kind != "certified":
         low = np.zeros_like(low)
     with np.errstate(invalid="ignore"):
@@ -112,18 +112,18 @@ def pair_of(
     ask: Callable[[str, np.ndarray, str], np.ndarray],
     last: Callable[[str], tuple[np.ndarray, np.ndarray]],
 ) -> FinitePair:
-    """Return the pair of upper ends of a selection's profile, forward and in the reverse direction, at eps >= 0.
+    """Return the pair through upper bounds of a selection's profile at some eps >= 0, in both directions.
 
-    Where the losses are bounded the last point is the largest loss, at which the profile is the mass at infinity.
+    If the losses are bounded, the last eps is the largest loss; there the profile is the mass at infinity.
 
-    ask : (quantity, values, relation of one direction) -> upper ends
+    ask : (quantity, values, relation of one direction) -> upper bounds
     last : relation of one direction -> (largest loss, mass at infinity)
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
     both = sides(run, "add_or_remove_one")
     names = [both[0].forward, both[-1].forward]
     level = np.minimum(LAST_DELTA + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
-    # if losses are unbounded, the least of these deltas that was found counts as mass at infinity
+    # if losses are unbounded, the smallest of these deltas with a finite epsilon counts as mass at infinity
     far = 10.0 ** -np.array([16.0, 20.0, 30.0, 60.0, 120.0, 250.0]).reshape(-1, *(1,) * len(shape))
     beyond = np.maximum(far, np.minimum(level - LAST_DELTA, 0.5))
     unique = dict.fromkeys(names)
@@ -146,7 +146,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return the pair of points in any order; of points closer than LEAST_GAP the last is kept, except at eps = 0."""
+    """Return the pair through points in any order; of points closer than LEAST_GAP keep the last, or eps = 0."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

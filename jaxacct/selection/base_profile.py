@@ -1,8 +1,8 @@
-"""Properties of a selection's base: its directions, the ends of its profile, and its trade-off curve as polygons.
+"""Properties of a selection's base: its directions, bounds of its profile, and its trade-off curve as polygons.
 
 The concave curve `T(u) = min_r (delta(log r) + r u)`, the largest P-mass of a set of Q-mass u, is convex conjugate to
-the profile.  So every upper end of delta is a line above T, and all lines together an outer polygon.  Between two
-slopes the profile lies above the extensions of the neighbouring chords, which gives an inner polygon below T.
+the profile.  So every upper bound of delta gives a line above T, and the lines together give a polygon above T.
+Between two slopes the convex profile lies above the extended chords on both sides, which gives a polygon below T.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ LEAST_DELTA = 1e-300
 LOSS_ERROR = 2.0**-50
 """Relative error allowed for a loss, and for the difference of a loss and eps: eight units of rounding."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
-"""Upper end of each quantity that says nothing: the largest value that the quantity can have."""
+"""For each quantity, the upper bound that says nothing: the largest value that the quantity can have."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
-"""Relation that has one direction alone, by the name of the direction."""
+"""For the name of each direction, the relation that has only this direction."""
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
-"""Number of eps per direction, by the engine that answers: the more a value costs, the fewer are taken."""
+"""For each engine, the number of eps per direction at which it evaluates the profile: fewer if it is slower."""
 LAST_DELTA = 1e-18
-"""The profile is taken down to this delta above its mass at infinity."""
+"""The profile is evaluated up to the eps at which delta exceeds its mass at infinity by this much."""
 PROFILE_RTOL = 0.01
-"""The rtol of the profile.  The contour engine reaches a hundredth of it, which moves eps by some 1e-5."""
+"""The rtol asked for the profile.  The contour engine reaches a hundredth of it, an error that moves eps by 1e-5."""
 CONTOURS = 16
-"""Contours of a direction, each for a block of neighbouring eps."""
+"""Number of contours for one direction; each serves a block of neighbouring eps."""
 CONTOUR_WIDTH = 1e-4
-"""Largest relative width of a bracket from a shared contour; an eps with a wider one is solved by itself."""
+"""Largest relative width of a bracket from a shared contour; an eps with a wider bracket is computed again, alone."""
 VALUE_ERROR = 1e-12
-"""Relative allowance for the arithmetic on a value of the profile."""
+"""Relative allowance for rounding in the arithmetic on a value of the profile."""
 LINE_EPS = 650.0
-"""Largest eps of a line: its exp is far from overflow.  Above T, mass of larger losses counts as mass at infinity."""
+"""Largest eps of a line: exp is far from overflow.  The polygon above T counts larger losses as infinite."""
 ASKED_EPS = 600.0
 """Largest eps for which the engines are asked."""
 
@@ -55,7 +55,7 @@ ASKED_EPS = 600.0
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """Run under a relation of its own, whose two directions answer for removing and for adding a record."""
+    """Run with a fixed relation, whose two directions take the places of removing and of adding a record."""
 
     mechanism: Any
     relation: str = field(metadata={"static": True})
@@ -68,8 +68,8 @@ class _Under(Mechanism):
         return self.mechanism.symmetric()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        # a sample without replacement has a pair for several pairs of data sets, each the worst at some eps, while a
-        # selection uses the whole curve
+        # for a sample without replacement the pair joins several pairs of data sets, each the worst at some eps;
+        # a selection uses the whole curve, which no pair of data sets has, so its answer is only a bound
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
@@ -77,14 +77,14 @@ class _Under(Mechanism):
 
 
 def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
-    """Return (run, relation) such that the relation is add_one, remove_one or both."""
+    """Return an equivalent (run, relation), where the relation is add_one, remove_one or add_or_remove_one."""
     if not add_and_remove(run, relation):
         return _Under(run, relation), "add_or_remove_one"
     return run, "add_or_remove_one" if relation == "zero_out" else relation
 
 
 class Sides(NamedTuple):
-    """Relations that answer for one direction of a base and for its reverse."""
+    """Names of the relations that stand for one direction of a base and for its reverse direction."""
 
     forward: str
     reverse: str
@@ -111,7 +111,7 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
 
 
 def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) of delta at any real eps: a single finite law is summed, other bases ask the engines."""
+    """Return lower and upper bounds of delta at any real eps: sum a single finite law, ask the engines otherwise."""
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_delta_by_sum(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
         return low, high
@@ -120,12 +120,12 @@ def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarra
 
 
 def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
-    """Return the upper ends of `delta_ends`."""
+    """Return the upper bounds that `delta_ends` gives."""
     return delta_ends(run, at, relation)[1]
 
 
 def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) of epsilon(delta): (0, 0) for delta >= 1, and an upper end of inf for delta < 1e-300."""
+    """Return lower and upper bounds of epsilon(delta): both 0 for delta >= 1; the upper one inf for delta < 1e-300."""
     at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_crossing(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
@@ -137,13 +137,13 @@ def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.
 
 
 def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper ends of epsilon(delta) by the engines alone, which is faster than `epsilon_ends`."""
+    """Return upper bounds of epsilon(delta) from the engines alone, which is faster than `epsilon_ends`."""
     high = epsilon(run, np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), relation=relation).upper
     return np.where(target >= 1.0, 0.0, np.where(target >= LEAST_DELTA, high, np.inf))
 
 
 def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
-    """Return the losses of one configuration in each direction of a relation, if all are single finite laws."""
+    """Return one configuration's losses in each direction of a relation; an empty list unless all are finite laws."""
     if batch_shape(run):
         return []
     each = [components(run, "add_or_remove_one", direction) for direction in _named(relation)]
@@ -151,12 +151,12 @@ def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
 
 
 def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
-    """Return one end of the eps at which the sum of atoms falls to delta, the upper for side 1; inf if none."""
+    """Bound the eps at which the sum of atoms falls to delta, from above for side 1, else from below; inf if none."""
     top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
     low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
     beyond = _delta_by_sum(parts, high, side) > target
     at_zero = _delta_by_sum(parts, low, side) <= target
-    for _ in range(100):  # a float64 has fewer bits
+    for _ in range(100):  # more halvings than a float64 has bits
         middle = low + 0.5 * (high - low)
         within = _delta_by_sum(parts, middle, side) <= target
         low, high = np.where(within, low, middle), np.where(within, middle, high)
@@ -164,7 +164,7 @@ def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
 
 
 def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:
-    """Return `sum_i p_i (1 - e^{eps - l_i})_+` and the mass at infinity, rounded up for side 1, down for side -1."""
+    """Return `sum_i p_i (1 - e^{eps - l_i})_+` plus the mass at infinity, rounded up for side 1, down for side -1."""
     eps = np.asarray(at)[..., None]
     below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
     with np.errstate(over="ignore"):
@@ -178,7 +178,7 @@ def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """Intersect two brackets, (2, *shape); (0, most) where they contradict each other or are not numbers."""
+    """Intersect two brackets, (2, *shape); NaN is no limit.  Return (0, most) where they contradict each other."""
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
@@ -187,9 +187,9 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, int, Mechanism, Law]]:
-    """Yield for each pair of a base and a law: its places in an array of `shape`, the base's row, base and law.
+    """Yield for each pair of a base and a law: its flat indices in an array of `shape`, base's row, base and law.
 
-    asked : array of `shape`; places where it is False are left out, as are pairs without a place.
+    asked : array of `shape`; elements where it is False are left out, and so are pairs without an element.
     """
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
@@ -204,13 +204,13 @@ def each_pair(
 
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index into an array of shape `own`, from an index into a shape to which `own` broadcasts."""
+    """Convert an index into a broadcast shape to the index into an array of shape `own` before it is broadcast."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
-    """Return the larger mass at infinity of the directions of a relation, of the batch's shape."""
+    """Return the mass at infinity, the larger of a relation's directions, in the batch's shape."""
     each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in _named(relation)]
     return np.max(each, axis=0).reshape(batch_shape(run))
 
@@ -234,13 +234,13 @@ def _named(relation: str) -> list[str]:
 
 
 def finite_once(parts: Components) -> bool:
-    """Return whether the parts are a single finite law: a sum of atoms, with a knot of the curve for each."""
+    """Return whether the parts are a single finite law: its curve has a knot for each of its atoms."""
     others = (parts.mu > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 
 
 class Curve(NamedTuple):
-    """One direction of a base: a polygon above its curve and one below, of CELLS cells each."""
+    """Trade-off curve of one direction of a base: a polygon above it and a polygon below it, of CELLS cells each."""
 
     above: Outer
     below: Inner
@@ -266,7 +266,7 @@ def _curves_of_one(run: Mechanism, coarse: bool) -> dict[str, Curve]:
 
 
 def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (eps, lower, upper), ends of shape (2, K): delta for remove and add at eps >= 0, by the engines."""
+    """Return eps >= 0, and the engines' lower and upper bounds of delta there, (2, K) each: removing, then adding."""
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     known: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     infinite = max(float(part.delta_infinity[0]) for part in parts)
@@ -278,14 +278,14 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
         # half of the mass has losses beyond the engines' range: the bounds from the base alone answer instead
         at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
         return at, np.zeros((2, 3)), np.ones((2, 3))
-    with backend.job(1, apart=True):  # one base, whatever the caller's batch
+    with backend.job(1, apart=True):  # a path for one base, whatever the caller's batch
         found = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
         engine = str(found.engine)
         count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
-        # beyond `first` only one direction has losses
+        # beyond eps = `first` only one direction has losses
         early = round(count * max(first / at_most, 0.5))
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
-        # the contour engine leaves some values wide; "auto" would compute each of those by the lattice engine
+        # the contour engine leaves some brackets wide; "auto" would compute each of those by the lattice engine
         by_contour = engine == "contour" and all(contour.reach(part).answers.all() for part in parts)
         shared = by_contour and infinite == 0.0 and str(found.kind) == "certified"
         for part, (name, last) in zip(parts, lasts.items(), strict=False):
@@ -295,7 +295,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
             if shared:
                 low, high = _on_few_contours(part, within)
                 wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
-                # where nothing is known from below, a contour for each eps hardly ever says more: ask every eighth
+                # where the lower bound is 0, a contour of its own hardly ever raises it: ask for every eighth eps
                 nothing = low[wide] == 0.0
                 wide = np.append(wide[~nothing], wide[nothing][::8])
             if wide.size:
@@ -310,7 +310,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
 
 
 def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return ends of delta at ascending eps by CONTOURS shared contours; 0 and 1 where nothing is known."""
+    """Return lower and upper bounds of delta at ascending eps from CONTOURS contours; 0 and 1 where they give none."""
     blocks = -(-eps.size // CONTOURS)
     padded = np.append(eps, np.full(-eps.size % blocks, eps[-1])).reshape(-1, blocks)
     rows = part.take(np.zeros(len(padded), int))
@@ -321,14 +321,14 @@ def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _last(run: Mechanism, level: float, relation: str) -> float:
-    """Return an eps at which delta has fallen to a level."""
+    """Return an eps at which delta has fallen to `level`; at most ASKED_EPS."""
     with backend.job(1, apart=True):
         found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper)
     return min(max(found, 1e-6), ASKED_EPS)
 
 
 def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (eps, lower, upper) of the profile of a finite law, at its atoms."""
+    """Return eps at the atoms of a finite law, and lower and upper bounds of its profile there."""
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
@@ -339,12 +339,12 @@ def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return (u, T) at the knots below the curve of a finite law: its masses in order of the loss, scaled down."""
+    """Return knots (u, T) just below a finite law's curve: masses summed from the largest loss on, rounded below it."""
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
     with np.errstate(over="ignore"):
-        # where a mass underflows, a larger one is still below the curve
+        # a Q-mass that underflows is replaced by a larger one, which keeps the knot below the curve
         u = np.cumsum(np.maximum(mass * np.exp(-loss), 1e-290))
     u = np.minimum(u * (1.0 + VALUE_ERROR), 1.0)
     t = (np.cumsum(mass) + part.delta_infinity[0]) * (1.0 - VALUE_ERROR)
@@ -354,15 +354,15 @@ def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (ratio ascending, lower, upper) over both signs of eps: delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
+    """Return e^eps for eps of both signs, and bounds of delta there, as delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
     shrink = np.exp(-eps)
     reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
     keep = eps > 0.0
     ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
     lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
     upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
-    # e^eps is rounded.  Over the rounding delta, which is convex, moves by at most the slope of the chord before it,
-    # and by at most the rounding itself
+    # e^eps is rounded, and delta is convex in it.  So delta moves by at most the rounding error times the slope of the
+    # chord before it, and by at most the rounding error itself
     steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
     moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
     upper[1:] += moved
@@ -371,7 +371,7 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
 
 
 def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:
-    """Return the polygons of one direction with CELLS cells each, from brackets of delta or from knots `inside`."""
+    """Return one direction's polygons, CELLS cells each; the one below is from brackets of delta or knots `inside`."""
     slopes, u, t = outer(ratio, high)
     below_u, below_t = inner(ratio, low, high) if inside is None else inside
     cell, place_u, place_t = _cut(u, t)
@@ -381,8 +381,8 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (slopes, u, T) of a concave polygon above the curve, from upper ends of delta at ascending ratios."""
-    # any subset of the lines bounds the curve
+    """Return (slopes, u, T) of a concave polygon above the curve, from upper bounds of delta at ascending ratios."""
+    # every line is above the curve, so any subset of the lines gives a bound
     keep = np.unique(np.linspace(0, ratio.size - 1, CELLS - 1).round().astype(int))
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
     return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * ROUNDOFF)
@@ -390,17 +390,17 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios."""
-    # a bracket that is nearly open would lower the polygon on either side; the chords beside it say more
+    # a wide bracket would lower the polygon at neighbouring ratios; without it their chords give more
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
-    # delta(r) >= 1 - r takes the place of a chord on the left; beyond the last ratio delta is at least 0 and falls
+    # before the first ratio delta(r) >= 1 - r replaces a chord; beyond the last ratio delta is at least 0 and falls
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
-    # steepest slope of delta after r, and its flattest slope before r
+    # the steepest slope that delta can have after r, and the flattest slope that it can have before r
     fall = np.concatenate([[-1.0], (low[1:] - high[:-1]) / np.diff(r)])
     rise = np.minimum(np.concatenate([(high[1:] - low[:-1]) / np.diff(r), [0.0]]), 0.0)
     a, b = slice(None, -1), slice(1, None)
-    # the extension from the left of r_k, low_k + fall_k (r - r_k), meets the one from the right of r_{k+1}
+    # the line low_k + fall_k (r - r_k), extended from before r_k, meets the line extended from behind r_{k+1}
     steep = rise[b] - fall[a]
     gap = low[b] - low[a] - fall[a] * (r[b] - r[a])
     meet = np.clip(r[b] - np.where(steep > 0.0, gap / np.where(steep > 0.0, steep, 1.0), 0.0), r[a], r[b])
@@ -417,9 +417,9 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
 
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return slopes, and knots in [0, 1], of min_k (d_k + r_k u) for descending slopes r; the last slope is 0."""
+    """Return the slopes, and the knots (u, T) in [0, 1], of min_k (d_k + r_k u), whose slopes r descend to 0."""
     kept = (r.size - 1 - upper_hull(r[::-1], -d[::-1]))[::-1]
-    # a line that is steeper than another and starts no lower is never the least
+    # a line that is steeper than another line and starts no lower is lowest nowhere
     kept = kept[kept.size - 1 - np.argmin(d[kept][::-1]) :]
     r, d = r[kept], d[kept]
     u = np.concatenate([[0.0], np.diff(d) / -np.diff(r), [1.0]])
@@ -446,11 +446,11 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (cell, u, T) of exactly CELLS cells: fewer cells are cut, and of more (inside only) knots are left out."""
+    """Return (original cell, u, T) of exactly CELLS cells: if there are fewer, cut some; if more, leave out knots."""
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]
-    # cells are finer where the odds of T change fast, at both ends
+    # cells are finer where the odds of T change fast, near T = 0 and near T = 1
     spread = np.abs(np.diff(np.log(t + 1e-7))) + np.abs(np.diff(np.log1p(1e-4 - t))) + 1e-9
     spare = CELLS - (u.size - 1)
     pieces = 1 + np.floor(spare * spread / spread.sum()).astype(int)

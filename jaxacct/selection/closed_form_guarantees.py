@@ -41,7 +41,7 @@ from jaxacct.selection.law_of_k import TruncatedNegativeBinomial
 from jaxacct.selection.named_bounds import least_growth
 
 LINE_ORDERS = np.arange(2.0, 65.0)
-"""Default orders at which the line bounds Rényi divergences: whole orders up to 64."""
+"""Default Rényi orders of `line_noise_multiplier`: whole orders up to 64."""
 ROUNDED_UP = 1.0 + 1e-13
 """Factor larger than the rounding of any formula of this file, by which values are rounded up."""
 
@@ -73,7 +73,7 @@ def two_point_selection(
         The law of K; all arguments broadcast.
     epsilon_1, epsilon_2 : array_like >= 0
     delta_1, delta_2 : array_like in [0, 1)
-        Two guarantees of every candidate, each for both directions of the relation; without a second the first twice.
+        Two guarantees of every candidate, each for both directions of the relation; the second defaults to the first.
 
     Returns
     -------
@@ -106,7 +106,7 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: Arr
     """Bound a selection with geometric K by the form of Liu and Talwar: `(3 eps + 3 s, s T + cut)`-DP.
 
     Here `s = sqrt(2 delta)` and `T = log(1/cut)/gamma`.  The form serves comparisons: `two_point_selection` is never
-    larger in either number.  For that reason the form also holds for K without a limit at T.
+    larger in epsilon or in delta.  For that reason the form also holds for K without a limit at T.
 
     Parameters
     ----------
@@ -140,11 +140,12 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: Arr
 
 
 def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, target_delta: float) -> Thresholds:
-    """Choose two points for candidates that differ in noise, rate or length, by an (epsilon, delta)-DP Gaussian.
+    """Choose two points for candidates that differ in noise, rate or length, from the profile of a Gaussian.
 
-    Let delta_G be the profile of that Gaussian.  eps_1 minimises `e^{eps_1} + (1-gamma)/gamma delta_G(eps_1)`, and
-    delta_1 = delta_G(eps_1).  At eps_2 the profile delta_G is delta_2 = target_delta/m.  If every candidate meets both
-    points, `two_point_selection` holds at target_delta.  The certified engines decide whether a candidate meets them.
+    Let delta_G be the profile of the (epsilon, delta)-DP Gaussian.  eps_1 minimises the sum
+    `e^{eps_1} + (1-gamma)/gamma delta_G(eps_1)`, and delta_1 = delta_G(eps_1).  At eps_2 the profile delta_G is
+    delta_2 = target_delta/m.  If every candidate meets both points, `two_point_selection` holds at target_delta.
+    The certified engines decide whether a candidate meets them.
 
     Parameters
     ----------
@@ -251,13 +252,13 @@ def noisy_max_epsilon(
     """Bound k-fold adaptive report noisy max with Gaussian noise: `m^k delta_k(eps) <= delta`.
 
     Here delta_k is the profile of k composed Gaussians.  Each step reports which of m ``candidates`` has the largest
-    noisy score.  For few steps composing `ja.GaussianNoisyMax` is never looser by more than its discretisation, and
-    usually much tighter.
+    noisy score.  For few steps a composition of `ja.GaussianNoisyMax` is usually much tighter, and looser at most
+    by its discretisation.
 
     Parameters
     ----------
     noise_multiplier : array_like > 0
-        Standard deviation of the noise, over the most by which a record moves a score.
+        Standard deviation of the noise, divided by the largest change of a score by one record.
     candidates, steps : array_like of whole numbers >= 1
         m and k.
     delta : array_like in (0, 1)
@@ -320,7 +321,7 @@ def _noisy(sigma: Any, candidates: Any, steps: Any, delta: Any, monotone: bool) 
 
 
 def _broadcast(epsilon: Any, delta: Any) -> Guarantee:
-    """Return the guarantee of two arrays that broadcast."""
+    """Return the Guarantee with arrays epsilon and delta, which broadcast."""
     epsilon, delta = np.broadcast_arrays(epsilon, delta)
     return Guarantee(epsilon, delta)
 
@@ -337,7 +338,7 @@ def candidates_profile(
     weights: ArrayLike | None = None,
     relation: str = "add_or_remove_one",
 ) -> PrivacyProfile:
-    """Return one guarantee for candidates drawn at random, as a mechanism through points at `epsilon`.
+    """Return one guarantee for candidates drawn at random: a mechanism given by its profile at points `epsilon`.
 
     Without weights the guarantee is the pointwise maximum of the candidates' profiles.  It holds for every rule of
     drawing that does not depend on the data.  With weights it is `sum_j w_j delta_j(eps)`, in each direction by itself.
@@ -410,7 +411,7 @@ def line_noise_multiplier(
     Returns
     -------
     numpy.ndarray
-        Noise multipliers, each the end of a bisection up to 1e6 that meets the line; NaN where none does.
+        Noise multipliers from a bisection up to 1e6, each of which meets the line; NaN where none meets it.
 
     References
     ----------

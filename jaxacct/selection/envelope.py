@@ -5,9 +5,10 @@ With T the concave trade-off curve of the base, L the slope of T, p = T(0) and E
     delta_A(eps) <= E int_0^1 M_+(L(u)/E) du + phi(1) - phi(1 - p),   M(r) = max_v (r phi'(T(v)) - phi'(v)).
 
 M_+ lies below a sum `sum_j c_j (r - r_j)_+`.  The integral of this sum consists of points of the base's profile,
-`sum_j c_j (delta_base(eps + log r_j) - p)`, for all eps (README.md of this folder, "The envelope").  The profile of a
-base is a table of upper ends, and M's best line changes at the r_j.  The profile of a Gaussian base has a closed form:
-few nodes r_j serve many rows at a time.  Rows whose Gaussian bound is guessed to be too loose use a table.
+`sum_j c_j (delta_base(eps + log r_j) - p)`, for all eps (README.md of this folder, "The envelope").  For a
+general base the profile is a table of upper bounds, and the r_j are where M's highest line changes.  For a Gaussian
+base the profile has a closed form, and few nodes r_j serve many rows at a time.  Rows for which the bound of a Gaussian
+base is guessed to be too loose use a table.
 """
 
 from __future__ import annotations
@@ -41,29 +42,29 @@ INFLATED = 4e-12
 LARGEST_EPS = 700.0
 """Largest tried eps: its exp is finite."""
 POINTS = 800
-"""Number of eps > 0, and of eps < 0, at which the profile of a table is taken."""
+"""Number of eps > 0, and also of eps < 0, at which a table holds the profile."""
 TAIL_SHARE = 1e-6
 """Share of delta that the base's tail beyond the table may add to the answer."""
 EVENLY = 0.25
 """Share of cells, and of nodes, that is spread evenly."""
 LOOSE, LOOSE_DELTA = (8e-5, 9e-5), 2e-3
-"""Errors above which a guess calls a bound too loose: relative and absolute for eps, relative for delta."""
+"""A bound is too loose if its guessed error is above these: relative and absolute for eps, relative for delta."""
 IGNORED, FAR = 1e-6, 1e-9
 """Shares of delta: IGNORED is added for all r below the first node; FAR lies beyond the last node of the sketch."""
 NEWTON_STEPS = (6, 2, 2)
-"""Newton steps for eps in the two sketches and in the answer."""
+"""Numbers of Newton steps for eps: in the first sketch, in the second sketch and in the answer."""
 LINE_ERROR = 1e-12
 """Upper bound of the relative errors of the normal distribution function up to 38 deviations, and of exp up to 700."""
 
 
 class Table(NamedTuple):
-    """Chords between upper ends of delta, which do not increase, at ascending ratios e^eps from 0 on."""
+    """Profile of chords between upper bounds of delta, which do not increase, at ascending ratios e^eps from 0 on."""
 
     ratio: np.ndarray
     delta: np.ndarray
 
     def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (estimate of delta at any real eps, its fall per unit of eps)."""
+        """Return an estimate of delta at any real eps, and the rate at which delta falls with eps."""
         with np.errstate(over="ignore", invalid="ignore"):
             r = np.exp(eps)
             cell = np.clip(np.searchsorted(self.ratio, r), 1, self.ratio.size - 1)
@@ -72,7 +73,7 @@ class Table(NamedTuple):
             return self.delta[cell] + fall * ahead, np.where(ahead > 0.0, fall * r, 0.0)
 
     def upper(self, eps: np.ndarray) -> np.ndarray:
-        """Return upper ends of delta at any real eps."""
+        """Return upper bounds of delta at any real eps."""
         return self.about(eps)[0]
 
 
@@ -93,7 +94,7 @@ class Gaussians(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Sum `sum_j weight_j profile(eps + at_j)`, (J,), or (R, J) with a profile for each row."""
+    """Sum `sum_j weight_j profile(eps + at_j)`; the arrays are (J,), or (R, J) with a profile for each row."""
 
     at: np.ndarray
     weight: np.ndarray
@@ -101,13 +102,13 @@ class Points(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """Upper bound of delta(eps): `start` plus sums of points of profiles at eps."""
+    """Upper bound of delta(eps): `start` plus weighted sums of values of profiles."""
 
     start: Any
     sums: tuple[Points, ...]
 
     def leak(self, eps: np.ndarray) -> np.ndarray:
-        """Return upper bounds of delta at eps >= 0, (R,) if there are rows; 1 where a number left float64."""
+        """Return upper bounds of delta at eps >= 0, (R,) if there are rows; 1 where a number is not finite."""
         total, eps = self.start, eps[..., None]
         for at, weight, profile in self.sums:
             moved = eps + at
@@ -117,7 +118,7 @@ class Envelope(NamedTuple):
         return np.where(total <= 1.0, total, 1.0)
 
     def about(self, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (estimate of the leak, its fall per unit of eps)."""
+        """Return an estimate of the leak, and the rate at which it falls with eps."""
         value, fall = self.start, np.zeros(eps.shape)
         for at, weight, profile in self.sums:
             each = profile.about(eps[..., None] + at)
@@ -127,8 +128,8 @@ class Envelope(NamedTuple):
     def newton(self, level: np.ndarray, eps: np.ndarray, high: np.ndarray, steps: int) -> np.ndarray:
         """Estimate the eps at which the leak is `level`.
 
-        Newton's method is applied to the logarithm of the leak, and to the leak itself where the former leaves the
-        bracket. The leak is convex in e^eps, so steps on the leak from the left never pass the solution.
+        Newton's method is applied to the logarithm of the leak, and to the leak itself where the first step leaves
+        [low, high]. The leak is convex in e^eps, so steps on the leak from the left never pass the solution.
         """
         low, high, done = np.zeros(level.shape), np.maximum(high, eps), np.zeros(level.shape, bool)
         for _ in range(steps):
@@ -146,7 +147,7 @@ class Envelope(NamedTuple):
     def crossing(
         self, level: np.ndarray, near: np.ndarray, steps: tuple[float, float], unit: Any, asked: Any = True
     ) -> np.ndarray:
-        """Find eps a little beyond `near` at which the leak is at most a level, else NaN.
+        """Find eps a little above `near` at which the leak is at most `level`; NaN where none is found.
 
         steps : first and largest distance from `near`, as shares of it.
         """
@@ -160,7 +161,7 @@ class Envelope(NamedTuple):
 
 
 def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper ends of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
+    """Return upper bounds of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     wanted = np.broadcast_to(given, shape).reshape(-1)
     value, left = np.zeros(wanted.size), np.ones(wanted.size, bool)
@@ -171,7 +172,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         value = np.where(left, 0.0, found)
     pairs, asked = np.broadcast_shapes(batch_shape(run), law.shape), left.reshape(shape)
     for side in sides(run, relation) if left.any() else ():
-        # one question finds the last eps of all tables; a table serves all values of its pair of base and law
+        # one call of the engines finds the last eps of all tables; a table serves all values of its base and law
         least = (
             wanted.reshape(shape) if quantity == "epsilon" else upper_delta(run, wanted.reshape(shape), side.forward)
         )
@@ -195,7 +196,7 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
 
 
 def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
-    """Return the envelope of one base and law, from a table up to an eps."""
+    """Return the envelope of one base and law, from a table that ends at eps = `last`."""
     table, (u, t) = table_of(*profile_points(run, last, relation))
     lost = float(table.delta[-1])
     points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))
@@ -203,27 +204,27 @@ def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
 
 
 def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return the eps at which delta exceeds its mass at infinity by a level, or by TAIL_SHARE of that mass."""
+    """Return the eps at which delta exceeds its mass at infinity by `level`, or by TAIL_SHARE of it if larger."""
     infinite = infinite_mass(run, relation)
     least = np.minimum(np.clip(np.maximum(level, TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
     return np.clip(upper_epsilon(run, least, relation), 1e-6, LARGEST_EPS)
 
 
 def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (eps of both signs, upper ends of delta) of one base."""
+    """Return eps of both signs, and upper bounds of one base's delta there."""
     eps = np.linspace(-last, last, 2 * POINTS + 1)
     return eps, upper_delta(run, eps, relation)
 
 
 def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the profile through upper ends at eps, and (u, T) of a polygon above its curve; ratios are rounded up."""
+    """Return the Table of upper bounds at eps, with ratios rounded up, and (u, T) of a polygon above its curve."""
     ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return gain and cost of lines whose largest `r gain - cost` is at least `r phi'(T(v)) - phi'(v)`."""
+    """Return gains and costs of lines `r gain - cost`; the highest line is at least `r phi'(T(v)) - phi'(v)`, all v."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, 12 * (POINTS + 2))
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
@@ -242,13 +243,13 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, weight: float = 1.0) -> Points:
-    """Return the integral of the best of lines, gains ascending: a point for each r at which the best line changes.
+    """Return the integral of the highest of lines of ascending gain: a point for each r where the highest changes.
 
     Any order of lines, and any subset of changes, gives a bound: `(r - r_j)_+` is at least r - r_j, and at least 0.
     """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
-    cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line with more cost and less gain is never the best
+    cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line of more cost and less gain than another is never highest
     with np.errstate(divide="ignore", over="ignore"):
         first = int(np.argmin(cost / gain))  # lines before this one are below it or below 0
         gain, cost = np.append(0.0, gain[first:]), np.append(0.0, cost[first:])
@@ -259,17 +260,17 @@ def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, we
 
 
 class Size(NamedTuple):
-    """Fineness of the bound of Gaussian bases, which holds for any sizes."""
+    """Numbers of nodes and cells for Gaussian bases; the bound holds for any numbers."""
 
     sketch_nodes: tuple[int, int]
     sketch_cells: int
-    nodes: int  # r_j
-    cells: int  # of v
-    rows: int  # computed at once: their arrays stay in the processor's cache
+    nodes: int  # number of nodes r_j
+    cells: int  # number of cells of v
+    rows: int  # rows computed at once: their arrays stay in the processor's cache
 
 
 SIZES = (Size((24, 32), 96, 80, 224, 64), Size((32, 48), 160, 160, 448, 32), Size((48, 64), 256, 256, 1024, 16))
-"""A row that one size leaves too loose takes the next size."""
+"""Sizes in the order of use: a row whose bound is too loose at one size takes the next size."""
 SKETCH = Size((24, 24), 80, 32, 112, 64)
 """Size of the sketch from which delta is guessed."""
 
@@ -293,15 +294,15 @@ def _of_gaussians(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray) ->
 
 
 def _epsilon(mu: np.ndarray, law: Law, target: np.ndarray, size: Size) -> np.ndarray:
-    """Return upper ends of epsilon of Gaussian bases at delta; NaN where they are too loose."""
+    """Return upper bounds of epsilon of Gaussian bases at delta; NaN where they are too loose."""
     made, eps, close = _of_nodes(mu, law, target, None, size)
     found = made.crossing(target, eps, (1e-9, 0.005), mu, close)
     return np.where(close | (found == 0.0), found, np.nan)
 
 
 def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
+    """Return upper bounds of delta of Gaussian bases at eps; NaN where they are too loose."""
     # the base's delta may be far below the answer, so a first bound guesses the level
-    """Return upper ends of delta of Gaussian bases at eps; NaN where they are too loose."""
     base, _ = Gaussians(mu).about(eps)
     # an envelope made for level 0.5 also holds for larger deltas
     level = np.clip(_of_nodes(mu, law, base, eps, SKETCH)[0].leak(eps), base, 0.5)
@@ -312,7 +313,7 @@ def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
 def _of_nodes(
     mu: np.ndarray, law: Law, level: np.ndarray, eps: np.ndarray | None, size: Size
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """Return (envelope, eps, whether the envelope seems close at eps) from a level of delta; eps may be given."""
+    """Return the envelope for a level of delta, the eps (given or solved for), and whether it seems close there."""
     start = IGNORED * level
     x, grown = sketch(mu[:, None], law, start[:, None])
     ends = spread(x, grown, np.diff(x), size.sketch_cells)
@@ -337,7 +338,7 @@ def _of_nodes(
     dense = crowded_ends(x, grown, best, between * slopes[:, :-1], size.cells)
     lines = cells(mu[:, None], law, dense).lines(first)
     nodes = _placed(made, between, size.nodes)
-    # move the nodes to begin where the new lines have the first one
+    # stretch the nodes so that the first node is where the new lines put it
     first, begin, end = np.maximum(first, _first(lines, start)), nodes[:, :1], nodes[:, -1:]
     nodes = end - (end - nodes) * ((end - first[:, None]) / (end - begin))
     nodes[:, 0] = first
@@ -361,14 +362,14 @@ def _missed(made: Envelope, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
 
 
 def _turns(made: Envelope) -> np.ndarray:
-    """Return the rise of the slope around each cell between two nodes, without the kink at the first node."""
+    """Return how much the slope rises around each interval between two nodes, without the kink at the first node."""
     turn = made.sums[0].weight.copy()
     turn[:, 0], turn[:, -1] = turn[:, 1], turn[:, -2]
     return 0.5 * (turn[:, 1:] + turn[:, :-1])
 
 
 def _between(made: Envelope, eps: np.ndarray) -> np.ndarray:
-    """Estimate the Q-mass times the likelihood ratio, of losses between two nodes."""
+    """Estimate the Q-mass of losses minus eps between two nodes, times the likelihood ratio at the first node."""
     nodes, _, profile = made.sums[0]
     _, fall = profile.about(eps[:, None] + nodes)
     return np.maximum(fall[:, :-1] - fall[:, 1:] * np.exp(-np.diff(nodes)), 0.0)
@@ -388,14 +389,14 @@ def _first(lines: Lines, start: np.ndarray) -> np.ndarray:
 
 
 def _loss(mu: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """Return a loss beyond which there is about this P-mass."""
+    """Return a loss that is exceeded with about the P-mass `mass`."""
     return mu * (0.5 * mu - special.ndtri(np.clip(mass, 1e-300, 1.0 - 1e-9)))
 
 
 def _through(
     mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """Return (envelope through bounds of M at the logarithms of r, best line of each, excess of each bound)."""
+    """Return the envelope through bounds of M at r = e^nodes, each node's highest line, and each bound's excess."""
     r = np.exp(nodes)
     best, chosen = np.zeros(r.shape), np.zeros(r.shape, np.int64)
     row = np.arange(r.shape[0])
@@ -414,15 +415,15 @@ def _through(
 
 
 class Lines(NamedTuple):
-    """Lines with `M(r) <= max_k (r gain_k - cost_k)` for all r above one r, (R, K) each."""
+    """Lines with `M(r) <= max_k (r gain_k - cost_k)` for all r above a first r; gain and cost are (R, K)."""
 
     gain: np.ndarray
     cost: np.ndarray
-    exact: tuple[np.ndarray, np.ndarray]  # estimates of gain and cost without the error of cells
+    exact: tuple[np.ndarray, np.ndarray]  # estimates of gain and cost, without the allowance for cells
 
 
 class Cells(NamedTuple):
-    """Cells of v with K ends: between two ends f_r is at most the larger of its ends plus `bent - r straight`."""
+    """Cells of v with K ends: in one, `r phi'(T(v)) - phi'(v)` is at most its end values plus `bent - r straight`."""
 
     gain: np.ndarray
     cost: np.ndarray
@@ -431,10 +432,10 @@ class Cells(NamedTuple):
     exact: tuple[np.ndarray, np.ndarray]
 
     def lines(self, first: np.ndarray) -> Lines:
-        """Return lines for r whose logarithm is at least `first`, (R,)."""
+        """Return lines that hold for all r with a logarithm of at least `first`, (R,)."""
         more = self.bent - np.exp(first - INFLATED * (1.0 + np.abs(first)))[:, None] * self.straight
-        more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN passes through
-        # if the correction takes most of a cost, both ends of the cell use the least cost of the cell
+        more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN stays NaN
+        # if the correction is most of a cost, both ends of the cell use the smaller cost of the two
         step = ~(more <= 0.5 * self.cost[:, 1:])
         left = np.where(step, self.cost[:, 1:], self.cost[:, :-1] - more)
         right = np.where(step, self.cost[:, 1:], self.cost[:, 1:] - more)
@@ -444,9 +445,9 @@ class Cells(NamedTuple):
 
 
 def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
-    """Return cells from scores x at their ends, (R, K) ascending; mu (R, 1)."""
+    """Return the cells whose ends have the ascending scores x, (R, K); mu is (R, 1)."""
     middle = 0.5 * (x[:, 1:] + x[:, :-1])
-    # the floats y are exactly 1 - v at the ends; masses in the middle of a cell err relatively
+    # the floats y define v = 1 - y exactly at the ends; masses at the middle of a cell have relative errors
     y = special.ndtr(x)
     v = 1.0 - y
     my, mv = special.ndtr(middle), special.ndtr(-middle)
@@ -456,7 +457,7 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
     near = middle <= 0.0
     left = np.where(near, y[:, :-1] - my, mv - v[:, :-1])
     right = np.where(near, y[:, 1:] - my, mv - v[:, 1:])
-    # the tangent of 1 - T at the middle, rounded down, or a constant where the tangent would fall below 0
+    # the tangent of 1 - T at the cell's middle, rounded down, or a constant where the tangent would fall below 0
     height = np.where(middle <= mu, mean * (1.0 - LINE_ERROR), 1.0 - missed * (1.0 + LINE_ERROR))
     low = height + ratio * (left - LINE_ERROR * np.where(near, y[:, :-1] + my, mv + v[:, :-1]))
     high = height + ratio * (right - LINE_ERROR * np.where(near, y[:, 1:] + my, mv + v[:, 1:]))
@@ -468,7 +469,7 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
     gain = law.slopes(risen)[0] * (1.0 + INFLATED)
     plain, steep = law.slopes(np.concatenate([y, zero + 1.0], -1))
     cost = plain * (1.0 - INFLATED)
-    # phi'' is convex: its chord before a cell is above its slope in the cell, and its chord behind is below
+    # phi'' is convex: it changes faster in the cell before a cell, and slower in the cell behind, than in the cell
     width = np.diff(y)
     before = np.concatenate([y[:, :1], width[:, :-1]], -1)
     steeper = np.concatenate([law.slopes(zero)[1], steep[:, :-3]], -1)
@@ -487,7 +488,7 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
 
 
 def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (estimate of B = 1 - T, lower ends of B, the last of these) at floats y near the Q-masses below x.
+    """Return estimates of B = 1 - T, lower bounds of B, and one at the last x, at floats y near the Q-masses below x.
 
     y misses the Q-mass by less than `missed`.  B is convex, so over this distance it falls by at most its slope times
     `missed`.  B(1) = 1.
@@ -512,7 +513,7 @@ def sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int) -> np.ndarray:
-    """Return `count` places from the first to the last, of which every cell gets its share."""
+    """Return `count` numbers from the first to the last of `places`; denser cells get more of them."""
     share = (1.0 - EVENLY) * dense / np.sum(dense, axis=-1, keepdims=True)
     share = np.where(np.isfinite(share), share, 0.0) + EVENLY * width / np.sum(width, axis=-1, keepdims=True)
     risen = np.concatenate([np.zeros((places.shape[0], 1)), np.cumsum(share, axis=-1)], axis=-1)
@@ -523,7 +524,7 @@ def spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int)
 
 
 def crowded_ends(x: np.ndarray, grown: np.ndarray, best: np.ndarray, weight: np.ndarray, count: int) -> np.ndarray:
-    """Return ends of cells that are narrow around the best places, each of which has a weight."""
+    """Return `count` ends of cells, which are narrow near the scores `best`, above all where `weight` is large."""
     risen = np.concatenate([np.zeros((x.shape[0], 1)), np.cumsum(weight, axis=-1)], axis=-1)
     hit = np.abs(np.diff(interp(np, -x, np.maximum.accumulate(-best, axis=-1), risen), axis=-1))
     beside = np.concatenate([hit[:, :1] * 0.0, hit, hit[:, :1] * 0.0], axis=-1)

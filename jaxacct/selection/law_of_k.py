@@ -37,7 +37,7 @@ LARGEST_K = 2**53
 WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
 """Allowed values of a number k of candidates."""
 LEAST = 1e-290
-"""Below this a derivative of phi may have left float64."""
+"""Smallest derivative of phi that is trusted: a smaller one may have lost digits in float64."""
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(10)
 
 
@@ -77,7 +77,7 @@ class Law(ABC):
         _ = self.shape
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Replace inherited formulas that do not belong to a new generating function."""
+        """Replace the inherited formulas by the general ones if the subclass has a generating function of its own."""
         super().__init_subclass__(**options)
         if "generating" in cls.__dict__:
             for name in ("slopes", "steepness", "rise"):
@@ -115,7 +115,7 @@ class Law(ABC):
     def rise(self, x: ArrayLike, y: ArrayLike, d: ArrayLike) -> Numbers:
         """Return `phi(x) - phi(x - d)`, relatively accurate, in NumPy, given relatively accurate x, y = 1 - x and d.
 
-        A law without a closed form uses ten points of Gauss and Legendre.
+        A law without a closed form uses Gauss-Legendre quadrature with ten points.
         """
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))
         slopes = evaluated(self, np.minimum(y + at, 1.0))[1]
@@ -170,7 +170,7 @@ class Law(ABC):
             yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
     def taken(self, index: Index) -> Self:
-        """Return laws of a flattened batch by their places, or by an array's index such as [:, None], unchecked."""
+        """Return laws of a flattened batch at given indices, or at an array's index such as [:, None], unchecked."""
         found = object.__new__(type(self))
         for name in self.constraints:
             object.__setattr__(found, name, getattr(self, name)[index])
@@ -290,7 +290,7 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        far = np.maximum(z, 30.0)  # from there by Stirling's series with its leading terms combined, which would cancel
+        far = np.maximum(z, 30.0)  # from 30 on Stirling's series; apart, its leading terms would cancel
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
         return np.where(z < 30.0, gammaln(z + eta) - gammaln(z), grown) - gammaln(eta + 1.0)
@@ -651,7 +651,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
         weight = mass[more:] * np.prod([k - i for i in range(more)], axis=0)
         if not weight[1:].any():
             return none
-        share = weight / np.max(weight)  # scaled before the sum, which may underflow otherwise
+        share = weight / np.max(weight)  # scaled, since the sum might underflow otherwise
         return max(math.fsum(weight), LEAST), Categorical(share / math.fsum(share))
     raise InputError(
         f"k of type {type(law).__name__} has no higher derivatives; use a law of jaxacct.selection, such as Categorical"
@@ -664,7 +664,7 @@ def _falling(count: float, factors: int) -> float:
 
 
 def probability_of(law: Law, count: int) -> float:
-    """Return an upper end of Pr[K = count], count >= 1: `phi^(count)(0)/count!`."""
+    """Return an upper bound of Pr[K = count], count >= 1: `phi^(count)(0)/count!`."""
     scale, other = derivative(law, count)
     slope = float(evaluated(other, np.ones(()))[1])
     found = (scale * slope * (1.0 + 4e-12) + LEAST) / math.factorial(count)

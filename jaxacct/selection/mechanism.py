@@ -32,7 +32,7 @@ CANDIDATES = ("iid", "adaptive")
 WORST_CASE = "worst_case"
 """Default bound: the exact worst case."""
 WIDE = 0.01
-"""Relative width above which the ends of the profile, the envelope and the bounds from the base are evaluated too."""
+"""Relative width of a bracket above which other bounds are evaluated too."""
 ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 """Remedy in errors about arguments that must be single numbers."""
 
@@ -46,7 +46,7 @@ class Selection(AnySelection):
     is a total preorder of a candidate's own output and does not depend on K.  Candidates must be i.i.d. given the data;
     `AdaptiveSelection` is for other candidates.  `ja.epsilon` and `ja.delta` return brackets.  The upper end is the
     theorem's bound, rounded up; the lower end is the leak of an actual score.  In a composition with other mechanisms
-    the selection counts as the pair of its profile's upper ends on a grid, and the answer is a bound.
+    a pair made from upper bounds of its profile on a grid replaces the selection, and the answer is a bound.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Selection(AnySelection):
 
 
 class OfSelections(MechanismEngine):
-    """Engine of all selections, except adaptive ones with K fixed: these are compositions, whose parts are asked."""
+    """Engine of all selections but adaptive ones with fixed K, which the engines answer as compositions."""
 
     name = "selection"
     classes = (Selection, AdaptiveSelection, TopSelection)
@@ -179,16 +179,16 @@ def select(
 def certified(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, width: float = 0.0
 ) -> np.ndarray:
-    """Return ends (2, *shape) of "epsilon" or "delta" by the worst score, narrowed by other bounds where wide."""
+    """Return lower and upper bounds (2, *shape) at the worst score, narrowed by other bounds where far apart."""
     most = SAYS_NOTHING[quantity]
-    # below LEAST_DELTA the lower end at LEAST_DELTA holds, and the only upper end is the largest loss
+    # at a delta below LEAST_DELTA the lower bound at LEAST_DELTA holds; the only upper bound is the largest loss
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
     ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # the envelope reaches deltas far below those of the curve's polygon; the Rényi bound serves many candidates
+    # the envelope reaches deltas far below those of the curve's polygon; the Rényi bound is good for many candidates
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta

@@ -59,7 +59,7 @@ ROUNDED_UP = 1.0 + 1e-12
 
 
 def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper ends by the published bounds: `eps_base(delta/m) + shift` or `m delta_base(eps - shift)`.
+    """Return upper bounds from published theorems: `eps_base(delta/m) + shift` or `m delta_base(eps - shift)`.
 
     The laws are TruncatedNegativeBinomial [Koskela, Redberg, Wang 2024, Theorem 5.2], Binomial [Theorem 5.7] and
     Poisson [Corollary 5.8]; others raise InputError.  The answer is inf or 1 where no theorem applies.
@@ -80,19 +80,19 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 
 
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
-    """Return the least shift of eps by a theorem in one direction, of the batch's shape; inf where none applies.
+    """Return the least shift of eps that a theorem allows in one direction, of the batch's shape; inf where none does.
 
-    Truncated negative binomial, from the reverse direction: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`.
-    Binomial, from the same direction: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`, if
+    Truncated negative binomial, reverse direction's delta: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`.
+    Binomial, same direction's delta: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`, if
     `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)`; without this condition the theorem is false.
-    Poisson, from either direction: `m (e^{eps_1} - 1 + delta(eps_1))`.
+    Poisson, either direction's delta: `m (e^{eps_1} - 1 + delta(eps_1))`.
     """
     if isinstance(law, TruncatedNegativeBinomial):
         return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse)[1] * ROUNDED_UP
     if isinstance(law, Binomial):
         return _binomial(run, law, side.forward)
     if isinstance(law, Poisson):
-        # e^{eps_1} + delta(eps_1) does not decrease: the best eps_1 is 0, where both directions have one delta
+        # e^{eps_1} + delta(eps_1) does not decrease: the best eps_1 is 0, where delta is the same in both directions
         return np.asarray(law.mean) * upper_delta(run, np.zeros(()), side.forward) * ROUNDED_UP
     names = ", ".join(kind.__name__ for kind in PROFILE_LAWS)
     raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
@@ -125,9 +125,9 @@ def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
 
 
 def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (place, value) of the least value of a function with one valley in [0, high], on ever finer grids."""
+    """Return (argument, value) of the minimum of a function with one valley in [0, high], on ever finer grids."""
     low, place, best = np.zeros(high.shape), np.zeros(high.shape), np.full(high.shape, np.inf)
-    for count in (49, 17, 17, 17, 17):  # any place gives a true bound
+    for count in (49, 17, 17, 17, 17):  # any argument gives a true bound
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * high.ndim)
         values = value(grid)
         at = np.argmin(values, axis=0)[None]
@@ -138,7 +138,7 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper ends by the best order of the selection's Rényi curve, the larger of both directions."""
+    """Return upper bounds from the best order of the selection's Rényi curve, the larger of both directions."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
@@ -253,7 +253,7 @@ def bound_delta(
 
 
 def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str) -> Bounds:
-    """Return the upper ends by one bound, or with "auto" by the smallest bound that holds whatever the score."""
+    """Return upper bounds from `bound`, or for "auto" the smallest of those that hold whatever the score."""
     require_mechanism("run", run)
     refuse_tracers(f"selection.bound_{quantity}", "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)
@@ -285,8 +285,8 @@ def monotone_score_epsilon(mu: ArrayLike, k: Law, delta: ArrayLike, *, form: str
     Parameters
     ----------
     mu : array_like > 0
-        For a Gaussian base sqrt(steps)/noise_multiplier.  With a mu from a central limit theorem the answer is also
-        asymptotic.
+        For a Gaussian base sqrt(steps)/noise_multiplier.  With a mu from a central limit theorem the answer is, in
+        addition, only asymptotic.
     k : Law
         The law of K; mu, k and delta broadcast.
     delta : array_like in (0, 1)
@@ -368,12 +368,12 @@ def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, sh
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)
     if quantity == "epsilon":
-        # beyond the nodes, where the winners' log-ratio l is taken to be monotone, may lie 1e-9 of delta
+        # at most 1e-9 of delta lies beyond the nodes, where the winners' log-ratio l is taken to be monotone
         far = np.sqrt(2.0 * np.maximum(np.log(mean / 1e-9) - np.log(given), 0.0))
     else:
         far = np.maximum(
             given / mu + 0.5 * mu + 2.0, REACHES[1]
-        )  # somewhat beyond the place where the base's loss is eps
+        )  # somewhat beyond the outcome at which the base's loss is eps
     reach = np.asarray(np.searchsorted(REACHES[:-1], far))
     solve = order_statistics.crossing if quantity == "epsilon" else order_statistics.divergence
     found = np.empty(mu.size)
@@ -396,14 +396,14 @@ def _by_orders(mu: np.ndarray, law: Law, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _chunks(kind: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yield the places of at most `size` rows at a time, all of one kind."""
+    """Yield the indices of at most `size` rows at a time, all of one kind."""
     for each in np.unique(kind):
         places: np.ndarray = np.flatnonzero(kind == each)
         yield from (places[begin : begin + size] for begin in range(0, places.size, size))
 
 
 class Bound(NamedTuple):
-    """Bound on the leak of a selection: its function of (quantity, base, law of K, values, relation), kind and laws."""
+    """Bound on a selection's leak: function (quantity, base, law of K, values, relation) -> bounds, kind, laws of K."""
 
     upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]
     kind: str = "bound"
@@ -416,4 +416,4 @@ BOUNDS = {
     "renyi": Bound(by_renyi, laws=RENYI_LAWS),
     "monotone_score": Bound(by_monotone_score, kind=MONOTONE_KIND),
 }
-"""Bounds by the names that `bound_epsilon`, `bound_delta` and `select` take."""
+"""The bound for each name that `bound_epsilon`, `bound_delta` and `select` take."""

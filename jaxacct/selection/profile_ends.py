@@ -1,9 +1,9 @@
-"""Leak of a selection at every eps, its largest loss if the base's loss is bounded, and bounds from the base alone.
+"""Mass at infinity of a selection, its largest loss if the base's is bounded, and bounds from the base alone.
 
 At every eps a selection leaks at least `phi(1) - phi(1 - p)`, p the base's mass at infinity.  If the finite losses of
 the base are at most L, those of the selection are at most `L + log R`.  Here `R = sup_v phi'(T(v) - p)/phi'(v)`, with T
-the trade-off curve.  For truncated negative binomial K and a symmetric base that is at most (eta + 2) L.  Bounds from
-the base alone serve where the worst score is out of reach.  With m = E[K] they are
+the trade-off curve.  For truncated negative binomial K and a symmetric base `L + log R` is at most (eta + 2) L.  Bounds
+from the base alone serve where the worst score cannot be computed.  With m = E[K] they are
 
     (1 - phi(0)) delta_base(eps)  <=  delta(eps)  <=  min(m delta_base(eps - log R), 1 - phi(1 - delta_base(0))),
 
@@ -56,27 +56,27 @@ RELATIVE_ERROR = 4e-12
 ROUNDED_UP = 1.0 + 1e-11
 """Factor larger than the rounding of any formula of a bound from the base alone."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""Ends of the log-odds s of v = 1/(1 + e^-s).  One bound serves all v below 4e-18; at the last s 1 - v is 1e-26."""
+"""Range of s, the log-odds of v = 1/(1 + e^-s).  One bound serves all v below 4e-18; at the last s, 1 - v is 1e-26."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
-"""Number of cells of s at first, most cells, and pieces of a cell that is cut; more make a tighter bound."""
+"""Numbers of cells of s: at first, at most, and made by cutting one.  More cells make a tighter bound."""
 RATIO_TOLERANCE = 1e-8
-"""Relative error aimed at for the largest ratio, which moves the largest loss by as much absolutely."""
+"""Relative error aimed at for the ratio R; it is also the absolute error of the largest loss."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
-"""Families of laws whose largest ratio is at a knot (README.md of this folder, "The ends of the profile")."""
+"""Families of laws for which R is reached at a knot of the curve (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
-"""Largest loss of a base that is used: its exp is far from overflow."""
+"""Largest loss of a base for which limits are computed: its exp is far from overflow."""
 LEAST_SLOPE = 1e-290
-"""Least value of phi' rounded up, and least cost of an order that counts: float64 may have lost smaller ones."""
+"""Smallest value of phi' after rounding up, and smallest usable cost of an order: float64 may lose smaller ones."""
 
 
 class Limits(NamedTuple):
     """Certified limits of one direction of one selection."""
 
     leak: tuple[float, float]  # (lower, upper) of delta at infinity
-    largest: float  # no finite loss is larger; inf if unknown
-    gain: np.ndarray  # actual orders of scores leak at least gain - E cost
+    largest: float  # upper bound of all finite losses; inf if unknown
+    gain: np.ndarray  # actual orders of scores leak at least gain - e^eps cost
     cost: np.ndarray
-    reached: float  # actual orders have losses up to this
+    reached: float  # some actual order of scores has a loss this large
 
     def epsilon(self, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (lower, upper) of epsilon at delta >= 0."""
@@ -94,7 +94,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow ends (2, *shape) by the limits in some rows; ends that contradict the limits become open."""
+    """Narrow brackets (2, *shape) by the limits where `rows` is True; one that contradicts them becomes trivial."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, row, base, one in each_pair(run, law, shape, rows):
@@ -107,7 +107,7 @@ def narrowed(
 
 
 def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return upper ends of (largest finite loss, mass at infinity), of the shape of base and law; inf if unbounded."""
+    """Return upper bounds of the largest finite loss, inf if unbounded, and of the mass at infinity."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     found = np.zeros((2, int(np.prod(shape))))
     for here, row, base, one in each_pair(run, law, shape):
@@ -148,7 +148,7 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
         return Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
 
     def most(s: np.ndarray) -> np.ndarray:
-        """Return 1 - (T(v) - p), rounded down, by the least of three bounds of T at log-odds s."""
+        """Return 1 - (T(v) - p), rounded down, from the least of three upper bounds of T at log-odds s."""
         v = expit(s)
         by_curve = 1.0 - (np.interp(v, curve.above.q, curve.above.p) - apart * (1.0 - RELATIVE_ERROR)) - MASS_ERROR
         by_loss = 1.0 - np.exp(base.loss) * v * (1.0 + RELATIVE_ERROR) - MASS_ERROR
@@ -168,7 +168,8 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
 def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
     """Return (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart`.
 
-    phi' is convex: p times phi' in the middle is a lower bound, p times the mean of phi' at both ends an upper bound.
+    phi' is convex on [1 - p, 1]: p times phi' at its middle is a lower bound; p times the mean of phi' at its two ends
+    is an upper bound.
     """
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
     ends = np.clip(apart * factors, 0.0, 1.0)
@@ -182,7 +183,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of orders that serve part of the most revealing outcome above a share v of Q."""
+    """Return (gain, cost) of orders in which part of the most revealing outcome scores above a share v of Q."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -197,7 +198,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss that orders reach: a small share of the most revealing outcome scores above the ranks of a knot."""
+    """Return a loss that orders reach in which a little of the most revealing outcome scores above a knot's ranks."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -273,7 +274,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     """Bound `phi'(T(v) - p)/phi'(v)` over v in (0, 1] from above, at least by 1; inf where float64 has no bound."""
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return upper bounds on the cells with `ends` (2, C), and lower bounds of the largest ratio."""
+        """Return an upper bound of the ratio on each cell with `ends` (2, C), and lower bounds of the largest ratio."""
         gain = np.maximum(slopes(law, most(ends)) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
         cost = slopes(law, expit(-ends) * (1.0 + 4.0 * ROUNDOFF)) * (1.0 - 2.0 * RELATIVE_ERROR)
         with np.errstate(divide="ignore", over="ignore"):
@@ -285,7 +286,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     start = np.maximum(slopes(law, 1.0 - slope * reach - MASS_ERROR) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
-    # begin at the last v before which the ratio is at most its later values, or where the two bounds meet
+    # begin at the last v whose bound for all smaller v is at most a ratio reached later, or where both bounds meet
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
@@ -336,7 +337,7 @@ def growth(law: Law, base: Direction) -> float:
 
 
 def by_base(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return ends (2, *shape) of "epsilon" at delta in [0, 1), or "delta" at eps >= 0, from the base alone."""
+    """Bound "epsilon" at delta in [0, 1), or "delta" at eps >= 0, from the base alone; return brackets (2, *shape)."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, np.shape(values))
     flat = np.broadcast_to(values, shape).reshape(-1)
     found = np.empty((2, flat.size))
@@ -347,7 +348,7 @@ def by_base(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relatio
 
 
 def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, side: Sides) -> np.ndarray:
-    """Return the ends of one configuration in one direction from the base alone."""
+    """Return lower and upper bounds for one configuration and one direction, from the base alone."""
     most = SAYS_NOTHING[quantity]
     if not law.mean > 0.0:  # nothing is ever released
         return np.zeros((2, *values.shape))
@@ -371,7 +372,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
         high = np.where(moved <= values, 0.0, high)
     copies = largest_k(law)
     if 1.0 < copies < np.inf and (
-        # the engines serve so many copies; copies of Gaussians have a closed form
+        # the engines can compose 16 copies; any number of copies of Gaussians has a closed form
         gaussian_mu(run) is not None or (copies <= 16 and not 600.0 < base.loss < np.inf)
     ):
         many = repeat(run, copies)

@@ -27,7 +27,7 @@ from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.named_bounds import bound_delta, bound_epsilon, curve
 
 VARIANTS = ("rest", "all")
-"""Data of the final run: all outside the sample, or all."""
+"""Variants: the final run is on all data outside the sample ("rest"), or on all data ("all")."""
 WHOLE_ORDERS = np.arange(2.0, 129.0)
 """Whole orders of the Rényi form, for which the published sums are finite."""
 ROUNDED_UP = 1.0 + 1e-12
@@ -66,7 +66,7 @@ def subset_epsilon(
     variant : {"rest", "all"}
         The final run is on the data outside the sample, or on all data.
     form : {"profile", "renyi"}
-        Let (P_1, Q_1) dominate the tuning by the envelope, and (P_2, Q_2) the run.  "profile" takes for "rest" the pair
+        Let (P_1, Q_1), from the envelope, dominate the tuning, and (P_2, Q_2) the run.  "profile" takes for "rest"
         `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`, and for "all" the sampled tuning and the run composed.
         "renyi" takes for "rest" the published theorem, and for "all" the subsampled tuning composed with the run, at
         whole orders from 2 to 128.
@@ -172,7 +172,7 @@ def expected_cost(
     k : Law
         The law of K; all arguments broadcast.
     sampling_probability : array_like in [0, 1]
-        q, of the sample.
+        q, with which a record is in the sample.
     dataset_size : array_like of whole numbers
         n records.
     epochs : array_like > 0
@@ -215,7 +215,7 @@ def _sum(q: float, terms: np.ndarray) -> float:
 def _through_points(
     epsilon: Callable[[float], Any], delta: Callable[[np.ndarray, str], np.ndarray], target: float
 ) -> PrivacyProfile:
-    """Make a mechanism through upper ends of delta in both directions, up to an eps of a small share of the target."""
+    """Make a mechanism from upper bounds of delta in both directions, up to the eps where delta is 1e-4 `target`."""
     top = float(epsilon(max(target * 1e-4, 1e-300)))
     # the product of two such pairs has 160,000 atoms
     grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, 400)
@@ -223,14 +223,14 @@ def _through_points(
 
 
 def atoms(pair: FinitePair) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return (P-masses, Q-masses with the mass that only Q has, P-mass that only P has)."""
+    """Return the P-masses and Q-masses of atoms, one of which may have P-mass 0, and the P-mass where Q has none."""
     p, q = np.append(pair.p, 0.0), np.append(pair.q, pair.q_infinity)
     kept = (p > 0.0) | (q > 0.0)
     return p[kept], q[kept], float(pair.p_infinity)
 
 
 class Product(NamedTuple):
-    """Pair of the whole: atoms in descending order of the likelihood ratio, with running sums from both ends."""
+    """Pair of tuning and final run together: atoms by descending likelihood ratio, with running sums from both ends."""
 
     ratio: np.ndarray  # (A,) descending
     p_above: np.ndarray  # (A + 1,) P-mass of the first k atoms
@@ -251,7 +251,7 @@ class Product(NamedTuple):
         return np.clip(value, 0.0, 1.0)
 
     def epsilon(self, delta: float) -> float:
-        """Return the upper end of eps at delta, the larger of both directions; inf below the mass at infinity."""
+        """Return an upper bound of eps at delta, the larger of both directions; inf if there is none."""
         worst = lambda eps: max(float(self.delta(eps, name)) for name in RELATIONS)
         finite = self.ratio[np.isfinite(self.ratio) & (self.ratio > 0.0)]
         low, high = 0.0, float(np.max(np.abs(np.log(finite)), initial=0.0)) + 1.0
@@ -278,7 +278,7 @@ class Product(NamedTuple):
 
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
-    """Return the pair of the whole, from the profiles of the tuning on its sample and of the final run on its data."""
+    """Return the pair of both together, from the profiles of the tuning on its sample and of the run on its data."""
     (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":

@@ -113,11 +113,11 @@ class TopSelection(AnySelection):
         return Bounds(np.zeros(upper.shape), upper, upper, "bound", status, "top_envelope")
 
     def _upper(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-        """Return upper ends of "epsilon" or "delta"; the base, the law and the values broadcast."""
+        """Return upper bounds of "epsilon" or "delta"; the base, the law and the values broadcast."""
         shape = np.broadcast_shapes(batch_shape(run), self.law.shape, np.shape(values))
         wanted, found = np.broadcast_to(values, shape).reshape(-1), np.empty(int(np.prod(shape)))
         for here, _, base, one in each_pair(run, self.law, shape):
-            # one selection, whatever the caller's batch; NaN bounds nothing
+            # a path for one selection, whatever the caller's batch; `_of_one` replaces NaN by a trivial bound
             with backend.job(1, apart=True), np.errstate(all="ignore"):
                 found[here] = _of_one(quantity, base, one, self.top, wanted[here], relation, rtol)
         return found.reshape(shape)
@@ -126,7 +126,7 @@ class TopSelection(AnySelection):
 def _of_one(
     quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str, rtol: float
 ) -> np.ndarray:
-    """Return the least of three bounds: the envelope, the ends of the profile, and the average over K."""
+    """Return the least of three bounds: the envelope, the largest loss or mass at infinity, and the average over K."""
     most = SAYS_NOTHING[quantity]
     largest, mass = ends(run, law, top, relation)
     if quantity == "epsilon":
@@ -162,7 +162,7 @@ def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: n
 
 
 def by_envelope(quantity: str, run: Mechanism, law: Law, top: int, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper ends of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
+    """Return upper bounds of "epsilon" at delta > 0, inf where none is found, or of "delta" at eps >= 0."""
     found = np.zeros(values.shape)
     for side in sides(run, relation):
         level = np.min(values if quantity == "epsilon" else upper_delta(run, values, side.forward), initial=1.0)
@@ -172,7 +172,7 @@ def by_envelope(quantity: str, run: Mechanism, law: Law, top: int, values: np.nd
 
 
 def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, float]:
-    """Return upper ends of (largest finite loss, mass at infinity) of the best `top`; (inf, 1) if unbounded."""
+    """Return upper bounds of the largest finite loss and of the mass at infinity; (inf, 1) if losses are unbounded."""
     largest, mass = 0.0, 0.0
     for side in sides(run, relation):
         part = components(run, "add_or_remove_one", side.direction)
@@ -189,12 +189,12 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return the envelope of one direction, with profiles down to a share of `level`, and the last of their eps."""
+    """Return one direction's envelope, from profiles down to a share of `level`, and the last eps of the profiles."""
     parts = components(run, "add_or_remove_one", side.direction)
     # certain mass at infinity counts by itself; the mass of a pair that only dominates the base is not certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
-    apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may come from the cut of a table
+    apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may only be where a table was cut off
     scale, other = derivative(law, top)
     most = scale * float(evaluated(other, np.zeros(()))[1]) if scale > 0.0 else 1.0
     share = envelope.TAIL_SHARE / max(most, 1.0) if np.isfinite(most) else 0.0
@@ -217,7 +217,7 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
 
 
 def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (eps, upper ends of delta) of several runs."""
+    """Return eps, and upper bounds of the delta of `count` runs there."""
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
         runs = repeat(run, count)

@@ -24,7 +24,7 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, si
 from jaxacct.selection.law_of_k import Law, evaluated, require_law
 
 LARGEST_EPS = 600.0
-"""Largest searched eps, far from the overflow of exp.  For a larger eps the delta at this eps is an upper end."""
+"""Largest searched eps, far from the overflow of exp.  For a larger eps the delta at this eps is an upper bound."""
 PER_CALL = 16
 """Configurations in one call of a compiled program.  The calls are shared among all cores."""
 WIDTH = 1e-4
@@ -39,16 +39,16 @@ def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]
 
 @functools.lru_cache(maxsize=8)
 def _kept_curves(run: Mechanism, coarse: bool, numpy: bool) -> list[dict[str, Curve]]:
-    """Return `curves(run, coarse)` from a cache: curves of DP-SGD take seconds.  The backend belongs to the key."""
+    """Return `curves(run, coarse)` from a cache: curves of DP-SGD take seconds.  The backend is part of the key."""
     return curves(run, coarse)
 
 
 def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0) -> np.ndarray:
     """Bracket "epsilon" at deltas in (0, 1), or "delta" at eps >= 0; return (2, *shape).  All arguments broadcast.
 
-    A bracket of eps is computed again, with more rows and columns, if it is wider than WIDTH and than the share `width`
-    of eps.  A bracket of delta is computed again if it is wider than either share of delta.  With `width` inf nothing
-    is computed again, and deltas are within some 1e-3 of the truth.
+    A bracket of eps is computed again, at a finer resolution, if it is wider than WIDTH and than the share `width` of
+    eps.  A bracket of delta is computed again if it is wider than both shares, WIDTH and `width`, of delta.  With
+    `width` inf nothing is computed again, and deltas are within some 1e-3 of the truth.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     # curves through half as many points are narrow enough for such a width
@@ -66,7 +66,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
         due = np.flatnonzero(np.asarray(open_, bool)[base])
         before.append(direction)
         if quantity == "epsilon" and ends.any():
-            # if a coarse look shows that this direction leaks at most delta at the upper end of the other direction,
+            # if a coarse bracket shows that this direction leaks at most delta at the upper end of the other direction,
             # the bracket of the other direction is the answer for both
             at_end = np.minimum(ends[1, due], LARGEST_EPS)
             leak = _run("delta", GLANCE, stacked, base[due], laws.taken(due), at_end, plain)[1]
@@ -82,7 +82,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Return ends (2, B): the larger of this and the `other` direction's; wide brackets are computed more finely."""
+    """Return brackets (2, B), the larger of this and the `other` direction's; compute wide ones more finely."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
@@ -99,7 +99,7 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # a finer resolution gains little if most of a width up to 1e-3 is that of the base's own bracket
+            # a bracket within 1e-3 that was hardly narrowed stays: its width is that of the base's own bracket
             due[wide] = ~((after > 0.8 * before) & (after <= 1e-3 * scale))
     return np.maximum(np.stack([low, high]), other)
 
@@ -107,7 +107,7 @@ def _solved(
 def _run(
     quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, plain: bool
 ) -> np.ndarray:
-    """Return ends (2, B) of each configuration, computed by NumPy if `plain`, otherwise by a compiled program."""
+    """Return brackets (2, B), one for each configuration, by NumPy if `plain`, otherwise by a compiled program."""
     size, chunk = values.size, 1 if plain or values.size == 1 else PER_CALL
     if not plain:
         run = _compiled(quantity, effort)
@@ -141,14 +141,14 @@ def _compiled(quantity: str, effort: Resolution) -> backend.Compiled:
 
 
 def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
-    """Return (lower, upper) of each configuration, one after the other: each stays in the processor's cache."""
+    """Return the bracket of each configuration, one after the other: each stays in the processor's cache."""
     return jax.lax.map(
         lambda item: _of_one(quantity, effort, _taken(stacked, item[0]), *item[1:]), (base, laws, values)
     )
 
 
 def _of_one(quantity: str, effort: Resolution, curve: Curve, law: Law, value: Any) -> tuple[Any, Any]:
-    """Return (lower, upper) of one configuration."""
+    """Return lower and upper bounds of one configuration."""
     xp = namespace(value)
     if quantity == "epsilon":
         return worst_score.epsilon(law, curve.above, curve.below, xp.log(value), xp.asarray(LARGEST_EPS), effort)

@@ -70,11 +70,11 @@ class Option:
     ----------
     split : "everything": candidates on all data, the winner released.  "rest" or "all": candidates on a sample, then a
         final run on the rest of the data, or on all.
-    share : of the sample; 1 for "everything".
+    share : share of the data that the sample has; 1 for "everything".
     family, parameter : the law of K, and its gamma or, for a Poisson law, its mean.
     candidates : E[K], of all rounds together.
     noise_multiplier : of candidates and final run.
-    released_noise, candidate_noise : noise multiplier over expected batch size, of the released model and of the
+    released_noise, candidate_noise : noise multiplier divided by expected batch size, of the released model and of the
         candidates: the standard deviation of the noise on a mean gradient, per clip norm.
     epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it.
     gradients, gradients_95 : gradient evaluations: their expectation and their 95 % quantile by the law of K.
@@ -126,7 +126,7 @@ class Advice:
     untuned_noise: float
 
     def best(self, noise: float | None = None) -> Option:
-        """Return the option with the most candidates, and among equals the least noise.
+        """Return the option with the most candidates; among equals, the one with the least noise.
 
         `noise` limits the released noise; leave it out for advice at a given noise multiplier.  If no option is left,
         this raises InputError.
@@ -318,7 +318,7 @@ def advise(
 
 
 def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
-    """Return the law of a family with a given E[K], which is above 1, for Poisson laws above 0.
+    """Return the law of a family with a given mean E[K] > 1, or for Poisson laws E[K] > 0.
 
     >>> round(float(law_of_mean("logarithmic", 21.49758).gamma), 6), law_of_mean("poisson", 3.0)
     (0.01, Poisson(mean=3.0))
@@ -429,7 +429,7 @@ def _sum(law: Law, count: int) -> Law:
         return law
     if isinstance(law, Poisson):
         return Poisson(count * law.mean)
-    most = int(min(float(law.quantile(1.0 - 1e-9)), 2**20))  # a round of more candidates hardly occurs
+    most = int(min(float(law.quantile(1.0 - 1e-9)), 2**20))  # a round hardly ever has more candidates
     mass = np.asarray(law.probability(np.arange(most + 1.0)))
     size = count * most + 1
     total = np.maximum(np.fft.irfft(np.fft.rfft(mass / mass.sum(), 2 * size) ** count, 2 * size)[:size], 0.0)

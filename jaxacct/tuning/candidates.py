@@ -39,11 +39,11 @@ STEP_STREAM = 5
 PASS_STREAM = 6
 """Purpose of the stream with a key for every pass over fixed batches, and for every round of allocation."""
 STEPS_PER_CALL = 128
-"""Steps in one call of the compiled program; training can be interrupted between two calls."""
+"""Number of training steps in one call of the compiled program; training can be interrupted between two calls."""
 MOST_EXAMPLES_AT_ONCE = 96
-"""Default of the most examples in a micro-batch of each candidate, which bounds the memory."""
+"""Default limit on the number of examples in a micro-batch of each candidate; it bounds the memory."""
 CANDIDATES_PER_CALL = 16
-"""Candidates in one call of the compiled program, a fixed number, so that shapes do not depend on K."""
+"""Number of candidates in one call of the compiled program; it is fixed, so that shapes do not depend on K."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def require_pad(law: Law, space: Any, pad: int | None) -> None:
 
 
 class Raised(NamedTuple):
-    """Stand-in for the result of a candidate whose training raised an exception; it holds nothing else."""
+    """Stand-in for the result of a candidate whose training raised an exception; it holds nothing of the exception."""
 
 
 class Found(NamedTuple):
@@ -201,7 +201,7 @@ Group = Callable[[Sequence[int]], Sequence[Any]]
 
 
 def rank(score: float, number: int) -> tuple[bool, float, int]:
-    """Return the key of one total order for every K: larger scores first, NaN below -inf, ties to the first drawn.
+    """Return a sort key that is the same for every K: larger scores first, NaN below -inf, ties to the first drawn.
 
     >>> max(rank(-math.inf, 3), rank(math.nan, 0), rank(-math.inf, 4))
     (True, -inf, -3)
@@ -367,9 +367,9 @@ def side_by_side(
 ) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
     """Make a function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
-    Each candidate is the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key.  By
-    itself it costs ``plan.mechanism``.  Candidates may differ in numbers that change neither shapes nor privacy: the
-    numbers that ``make_optimizer`` reads, and the clip norm.
+    Each candidate is the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key.  A
+    candidate alone costs ``plan.mechanism``.  Candidates may differ in numbers that change neither shapes nor privacy:
+    the numbers that ``make_optimizer`` reads, and the clip norm.
 
     The function makes no selection private: the parameters of all candidates are n releases.  `tune` keeps one.
 
@@ -456,7 +456,7 @@ def side_by_side(
         for root in roots:
             keys = host_fold_in(host_fold_in(root, STEP_STREAM), np.arange(start, stop)).T
             rows = [draws(plan.at(start + i), adaptive, private_loss, words) for i, words in enumerate(keys)]
-            found.append(rows + rows[-1:] * (STEPS_PER_CALL - len(rows)))  # one shape for every call
+            found.append(rows + rows[-1:] * (STEPS_PER_CALL - len(rows)))  # all calls get arrays of one shape
         count, loss = (
             None if one is None else np.array([[both[i] for both in rows] for rows in found], np.int32)
             for i, one in enumerate((adaptive, private_loss))
@@ -501,7 +501,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the examples of a micro-batch: equal parts of nearly the largest batch that any candidate draws."""
+    """Return the number of examples in a micro-batch: an equal part of nearly the largest batch that is drawn."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))
@@ -512,7 +512,7 @@ def _room(plan: Plan) -> int:
 def _schedule(
     plan: Plan, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> tuple[Numbers, np.ndarray]:
-    """Return the numbers of every step along the first axis, and the first step of its pass or round, else 0."""
+    """Return each step's numbers for the compiled step, and the first step of its pass or round, 0 without passes."""
     begins, rows = np.zeros(plan.steps, np.int32), []
     if plan.sampling in BY_PASS:
         for first, last in plan.passes:

@@ -43,14 +43,14 @@ from jaxacct.training.plan import Plan, Segment
 from jaxacct.tuning.private_score import Whole, whole
 
 TUNING_POINTS = 112
-"""Number of eps of a selection's profile: twice as many lower epsilon by less than 1e-3 of it."""
+"""Number of eps in a selection's profile: twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
 """Profiles end where delta is this share of the target delta; that delta counts as mass at infinity."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
 _SHARE_DRAWN = Constraint("use a share of the records such as 0.1", 2.0**-11, 1, upper_open=True)
-"""Shares that the sampler realises exactly."""
+"""Range of the shares that the sampler realises exactly."""
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ class SubsetPlan:
 
     @property
     def growth(self) -> float:
-        """Expected records of the final run over expected records of a candidate: (1-q)/q or 1/q."""
+        """Ratio of the expected numbers of records, of the final run to a candidate: (1-q)/q or 1/q."""
         return ((1.0 - self.share) if self.variant == "rest" else 1.0) / self.share
 
     @property
@@ -410,7 +410,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = 1e-3) -> float:
     """Return the smallest tried noise multiplier whose epsilon meets the target, by at most `rtol` of it.
 
-    epsilon : upper end for a noise multiplier; it falls, or nearly so.
+    epsilon : noise multiplier -> upper bound of epsilon, which falls, or nearly falls, as the noise grows.
     near : where the search begins.
     """
     if near <= 0.0 or not math.isfinite(near):
@@ -470,7 +470,7 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """Return the profile of "run K times, release the best" in both directions, by upper ends of its worst case.
+    """Return the profile of "run K times, release the best" in both directions, from upper bounds of its worst case.
 
     delta : the target for the whole; the points go far below it.
     """
@@ -484,7 +484,7 @@ def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
 
 
 def profile_of_run(run: Mechanism, delta: float) -> PrivacyProfile:
-    """Return the profile of one run in both directions, by points that are upper ends."""
+    """Return the profile of one run in both directions, through points that are upper bounds."""
     if isinstance(run, PrivacyProfile):
         return run
     last = float(account.epsilon(run, max(LAST_DELTA_SHARE * delta, 1e-15), rtol=0.01).upper)

@@ -25,9 +25,9 @@ from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_cl
 UNIT_BITS, LOWER_BITS = 20, 10
 """A value has at most 2^20 units.  Its upper and its lower 10 bits are summed separately, in 32 bits."""
 MOST_EXAMPLES = 2**20
-"""Most examples: each part of a value is at most 2^10, so that its sum is at most 2^30."""
+"""Largest number of examples: each 10-bit part of a value is at most 2^10, so its sum is at most 2^30."""
 BLOCK_SIZE = 256
-"""Examples whose values are computed together: one program serves any number of examples."""
+"""Number of examples whose values are computed together; one compiled program serves any number of examples."""
 _NOISE = Constraint("use an ordinary {name}, such as 30.0", 0, 1e100, lower_open=True)
 """Allowed noise, far below the largest float, so that a noisy count is finite."""
 

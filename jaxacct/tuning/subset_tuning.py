@@ -28,7 +28,7 @@ from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.tuning_run import note_whole
 
 EXTRAPOLATIONS = ("sgd", "adam")
-"""Rules by which a learning rate is carried from the sample to more data."""
+"""Names of the rules that adapt a learning rate from the sample to more data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ def tune_on_subset(
     require_rows(data, plan.dataset_size)
     secret = Secret(key)
     setting = plan.settings[0]
-    run = Plan(  # a new ledger begins with the final run
+    run = Plan(  # a new ledger is opened with the plan of the final run
         target_delta=plan.target_delta,
         dataset_size=plan.dataset_size,
         sampling_probability=setting.sampling_probability,
@@ -256,6 +256,6 @@ def _room(size: int, share: float) -> int:
 
 
 def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:
-    """Return the rows, filled up to the room with rows that are not present."""
+    """Return the data's rows, filled up to `room` rows, and which of them are present; the filling is not."""
     filled = np.concatenate([rows, np.zeros(max(room - len(rows), 0), rows.dtype)])
     return jax.tree.map(lambda a: np.asarray(a)[filled], data), np.arange(len(filled)) < len(rows)

@@ -213,9 +213,8 @@ def tune_in_rounds(
 
     Raises
     ------
-    InputError : before anything is spent, if the rounds exceed the plan's target; later, if a round's space is not
-    i.i.d.
-        and i.i.d. candidates are accounted for.
+    InputError : before anything is spent, if the rounds exceed the plan's target; later, if the accounting takes the
+        candidates for i.i.d. and a round's space is not i.i.d.
 
     References
     ----------
@@ -423,7 +422,7 @@ def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
 
 
 def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> str:
-    """Return the error line: the cost of the whole tuning, and the remedies."""
+    """Return the error message in one line: the cost of the whole tuning, and the remedies."""
     if unplanned:
         return (
             f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "
