@@ -120,7 +120,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
-    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # the saddle point if K were normal
+    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # for a normal law
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle_near(k, epsilon, first, REFINEMENT_STEPS)
@@ -574,7 +574,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     ratio = xp.exp(odds)[..., None] * jumps / ceilings
     most = composed(n, log1p(ratio))
     fallen = xp.exp(-most)
-    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # at most (e^R - 1 + keep_bulk)/e^R
+    gain = -xp.expm1(-most) + keep_bulk[..., None] * fallen  # largest (e^R - 1 + keep_bulk)/e^R
     units = ROUNDOFF * (16.0 + n.shape[-1])
     moved = composed(n, (part_errors[0] + units * xp.hypot(*bulk)) / ceilings)
     jumped = composed(n, ratio / (1.0 + ratio) * (part_errors[1] / jumps + 2.0 * units))
