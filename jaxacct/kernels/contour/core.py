@@ -1,5 +1,4 @@
-"""The core that all contour integrals share: sums over nodes, periodic images, brackets, and the
-way from delta to epsilon.
+"""The core that all contour integrals share: sums over nodes, periodic images, brackets, and epsilon.
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 

@@ -44,7 +44,7 @@ NODE_COUNTS = 18
 SPARE_NATS = 7.0
 """Nats by which the terms cut off must have decayed beyond the tolerance."""
 DECAY_ROUNDING = 1e-9
-"""Relative rounding error of a decay's logarithm."""
+"""Relative rounding error of a decay in nats."""
 HORNER_UNITS = 16.0
 """Units by which each step of Horner's rule on the unit circle moves a coefficient (README.md, section 4)."""
 

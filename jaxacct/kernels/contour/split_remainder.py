@@ -1,5 +1,4 @@
-"""The remainder, which the split contour does not integrate: compositions with a far step, and compositions
-of bulk steps alone.
+"""The remainder, which the split contour does not integrate: compositions with a far step or of bulk steps alone.
 
 The share of the first in delta has a closed form and a bounded excess over it; that of the second is bounded by
 Chernoff (kernels/README.md, section 6).
