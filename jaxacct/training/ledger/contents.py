@@ -173,12 +173,12 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Return an upper bound of the releases, with few different ones (README.md, "Many releases that differ")."""
+    """Return a few different releases that cost at least as much (README.md, "Many releases that differ")."""
     return _together(counts, min, max)
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Return a lower bound of the releases: each group has its most noise and its lowest rate."""
+    """Return a few different releases that cost at most as much: each group has its most noise and lowest rate."""
     return _together(counts, max, min)
 
 
@@ -268,7 +268,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition; if many releases differ, similar ones are grouped, once for each end."""
+    """Return epsilon of the composition; if many releases differ, similar ones are grouped, once for each bound."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -300,12 +300,12 @@ class Contents:
         return self.headers[self.run][-1].plan
 
     def releases(self, run: str | None = None) -> Counter[Release]:
-        """Count the training steps taken, of one run or of all."""
+        """Count the training steps taken, of one run or of all runs."""
         known = self.runs.values() if run is None else [self._known(run)]
         return sum((spent.releases for spent in known), Counter())
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """Return all that counts, of one run or of all, as one mechanism, with the steps in `promised`."""
+        """Return all releases that count, of one run or of all runs, as one mechanism; those of `promised` count."""
         return total([self.counting(name) for name in self._names(run)])
 
     def epsilon(
@@ -512,7 +512,7 @@ def furthest(holds: Callable[[int], bool], most: int) -> int:
         return 0
     if holds(most):
         return most
-    least = 1  # `least` holds, and `most` does not
+    least = 1  # `holds` is true for `least`, and false for `most`
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if holds(middle) else (least, middle)

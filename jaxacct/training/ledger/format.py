@@ -21,7 +21,7 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATE
 _FORMAT, _VERSION = "jaxacct.ledger", 2
 """Format that a run's line names.  Version 1, which did not note looks at outputs, is read too."""
 _MAX_LINE_BYTES = 2**24
-"""Largest line; longer ones are refused unread, since strangers may write ledgers."""
+"""Largest length of a line, in bytes; longer lines are refused unread, since strangers may write ledgers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
 """Range of step numbers and counts: all whole numbers up to 2**53 are exact in float64."""
 _SUFFIX = ', "check": "00000000"}'
@@ -79,7 +79,7 @@ class Spend(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """Step as which a line that was cut off counts."""
+    """Step that stands for a line that was cut off, in the count of releases."""
 
     run: str
     noise_multiplier: float

@@ -62,13 +62,13 @@ from jaxacct.training.step.step_mechanisms import (
 )
 
 MANY_KINDS = 16
-"""Kinds of step beyond which the curve is computed for 12 levels of noise times 4 of the rate, in one call."""
+"""Number of kinds of step beyond which the curve is computed for 12 levels of noise times 4 of the rate."""
 _CURVE_RTOL = 0.02
-"""Relative width of the curve for the live epsilon, large for speed: its upper ends hold in any case."""
+"""Relative width of the curve for the live epsilon, large for speed: its upper bounds hold in any case."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
 """Format and version that a document states; this release reads no other version."""
 _MAX_SEGMENTS = 10**6
-"""Most segments of a document, enough for one per step of a million; a longer list is refused unread."""
+"""Largest number of segments in a document: one for each of a million steps; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
 """Settings that a document holds unchanged, with the noise multiplier."""
 _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record"}

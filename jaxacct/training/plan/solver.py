@@ -195,7 +195,7 @@ class Solution(NamedTuple):
 
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
     """Return epsilon at the target delta of one run, or of each of a batch of runs, composed exactly."""
-    rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # the width of a bracket must not decide what is close
+    rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # a bracket so narrow cannot decide what is close
     if terms.sampling == ALLOCATION:
         rtol = max(rtol, 1e-4)  # the two pairs of a round leave 4e-4, on finer and slower lattices too
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
@@ -326,7 +326,7 @@ def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segme
 
 
 def _solved(request: PlanRequest) -> Solution:
-    """Return the solution but for the filter."""
+    """Return the solution, without its filter."""
     # `ja.calibrate_noise_multiplier` serves Poisson sampling at one rate and one noise multiplier only; the noise of
     # all other runs is searched along the segments.
     scheduled = request.noise_schedule is not None or request.batch_schedule is not None
@@ -504,7 +504,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
 
 
 def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
-    """Return upper ends of epsilon of runs without a schedule."""
+    """Return upper bounds of epsilon for runs without a schedule."""
     sampling = request.sampling
     sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
     if sampling == TRUNCATED:
@@ -534,7 +534,7 @@ def _target(terms: PlanRequest) -> float:
 
 
 def _tolerance(target: float) -> float:
-    """Return the relative closeness of a solution's epsilon to the target: 1e-4, relatively and absolutely."""
+    """Return how close, relatively, a solution's epsilon must be to the target: 1e-4 of it, and 1e-4 at most."""
     return max(1e-4 * min(1.0, 1.0 / target), 1e-6)
 
 
@@ -547,7 +547,7 @@ def _searched(
     falls: bool,
     whole: bool = False,
 ) -> float:
-    """Return the tried value whose upper end is closest to a target from below; NaN if none meets the target."""
+    """Return the tried value whose upper bound is closest below a target; NaN if no value meets the target."""
     rtol = _tolerance(target)
     margin = 1e-7 if whole else 0.05 * rtol  # a second evaluation of epsilon may differ by rounding
     return least_private(upper, target, start, limits, falls=falls, rtol=rtol, whole=whole, margin=margin)

@@ -54,20 +54,20 @@ _FIRST = b'{"event": "begin"'
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
 """Destination of a log: a function of one record, the path of a file of JSON lines, or None."""
 MOST_PENDING = 8
-"""Most logged steps that may still be running; if there are more, the host waits for the oldest of them."""
+"""Largest number of logged steps that may still be running; with more, the host waits for the oldest of them."""
 MOST_HELD = 32
-"""Most finished steps whose numbers are still on the device; if there are more, they are fetched and put out."""
+"""Largest number of finished steps with numbers still on the device; with more, these are fetched and put out."""
 PAUSE_SECONDS = 1.0
 """Seconds for which records are held back, so that several are put out together."""
 WAIT_SECONDS = 5.0
-"""Most seconds that a record waits for the table of epsilon; later records find it ready."""
+"""Longest time, in seconds, that a record waits for the table of epsilon; later records find it ready."""
 
 
 @dataclass(slots=True)
 class _Look:
     """Numbers of a step, on the device or on their way, filled in one by one, so that an interrupt repeats nothing.
 
-    point : the place in a table of epsilon that covers the releases so far.
+    point : the point of a table of epsilon that covers the releases so far.
     when : the time at which the step was found done.  rate : the steps a second until then.
     record : the record that is put out.
     """
@@ -157,11 +157,11 @@ class RunLog:
             progress.say(f"jaxacct: log raised {words}; training goes on without it")
 
     def _unread(self) -> list[_Look]:
-        """Return the looks whose numbers are not fetched yet, which are the last looks."""
+        """Return the logged steps whose numbers are not fetched yet; they are the last ones."""
         return [*itertools.takewhile(lambda look: look.record is None, reversed(self._looks))][::-1]
 
     def _see_done(self, most: int) -> None:
-        """Mark the looks whose steps are done, in their order; wait for the oldest of more than `most` others."""
+        """Mark the logged steps that are done, in order; if more than `most` are not, wait for the oldest of them."""
         waiting = [look for look in self._unread() if look.when is None]
         for place, look in enumerate(waiting):
             if not look.observed.members.is_ready():  # all results of one program are ready at once
@@ -389,7 +389,7 @@ class ProgressLine:
 
 
 class _Table:
-    """Upper ends of epsilon along a plan; a thread computes them when the first of them is asked for.
+    """Upper bounds of epsilon along a plan; a thread computes them when the first of them is asked for.
 
     held : the spending before step `first`, which counts as well; None for the plan alone.
     """
@@ -423,7 +423,7 @@ class _Table:
         return self._before + self._plan.releases_between(self._first, step)
 
     def upper(self, step: int) -> float | None:
-        """Return the upper end after `step` steps; None if it is not computed."""
+        """Return the upper bound of epsilon after `step` steps; None if it is not computed."""
         steps, uppers = self._uppers
         return uppers[bisect.bisect_left(steps, step)] if steps else None
 
@@ -435,7 +435,7 @@ class _Table:
                 self._compute_claims(*self._held)
 
     def _compute_curve(self) -> None:
-        """Compute 64 even steps in one call; if these are too few at the beginning, add steps a tenth apart."""
+        """Compute epsilon after 64 even steps in one call; add early steps, a tenth apart, where these are too few."""
         plan, even = self._plan, 64
         curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, even)]
         self._put(curve)
@@ -450,7 +450,7 @@ class _Table:
             self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _compute_claims(self, current: tuple[Spent, list[Run]], *others: tuple[Spent, list[Run]]) -> None:
-        """Compute 16 steps, since each is a claim of its own."""
+        """Compute epsilon after 16 steps only, since each of them takes a claim of its own."""
         (own, headers), uppers = current, []
         for step in _even_steps(self._first, self._plan.steps, 16):
             spent = replace(own, releases=own.releases + self._plan.releases_between(self._first, step))
@@ -459,7 +459,7 @@ class _Table:
         self._put(uppers)
 
     def _put(self, found: list[tuple[int, float]]) -> None:
-        """Set the table from upper ends after some steps.  A later upper end also holds for an earlier step."""
+        """Fill the table with upper bounds after steps.  A bound for a later step also holds for an earlier one."""
         found = sorted(found)
         least = np.minimum.accumulate([upper for _, upper in found[::-1]])[::-1]
         self._uppers = [step for step, _ in found], least.tolist()
@@ -479,7 +479,7 @@ class TablePoint(NamedTuple):
 
 
 class EpsilonSoFar:
-    """Upper ends of epsilon after the steps of one `fit` by a plan, which goes on after a step.
+    """Upper bounds of epsilon after the steps of one `fit` that continues a plan after step `step`.
 
     A claim must cover all that the history or the ledger holds.  Before a number of a table is put out, all releases so
     far must be among those that the table covers: leaving releases out never costs more.
@@ -497,9 +497,9 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return the place in a table that covers all releases after `step` steps, or None.
+        """Return the point of a table that covers all releases made up to step `step`, or None.
 
-        If steps are repeated, the place is after a later step.
+        A run that repeats steps has released more.  The point is then one after a later step.
         """
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case needs no counting
             plan, first, end, _ = stretches[0]

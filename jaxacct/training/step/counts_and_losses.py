@@ -189,7 +189,7 @@ class AdaptiveClip:
     def update(
         self, clip_norm: jax.Array, unclipped: jax.Array, examples: jax.Array, drawn: jax.Array, expected: jax.Array
     ) -> jax.Array:
-        """Return the next clip norm, from int32 counts of unclipped and of all examples, and the noise from `draw`."""
+        """Return the next clip norm, given two int32 counts (unclipped examples, all examples) and `draw`'s noise."""
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))

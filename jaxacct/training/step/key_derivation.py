@@ -166,7 +166,7 @@ def digest(*parts: bytes | memoryview) -> bytes:
 
 
 def digest_tree(tree: Any) -> bytes:
-    """Return the SHA-256 digest of a pytree: structure with names of its functions, shapes, dtypes, every bit."""
+    """Return the SHA-256 digest of a pytree: of its structure, and of the shape, dtype and bits of each leaf."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     parts: list[bytes | memoryview] = [form_of(structure)]
     for leaf in leaves:
