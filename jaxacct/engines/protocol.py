@@ -18,7 +18,7 @@ from jaxacct.mechanisms.loss_components import Components
 
 
 class Answer(NamedTuple):
-    """Ends and estimate of each row, without NaN. An unknown lower end is -inf, and an unknown upper end is inf."""
+    """Bounds and estimate of each row, without NaN. An unknown lower bound is -inf, an unknown upper bound inf."""
 
     lower: np.ndarray
     estimate: np.ndarray
@@ -52,7 +52,7 @@ class MechanismQuestion(NamedTuple):
     hint: Any = None
     """What a search knows and the engine can use. A hint changes only the time that the answer takes."""
     attacks: bool = False
-    """Whether attacks may raise the lower end, which takes longer."""
+    """Whether the engine also looks for attacks that raise the lower bound, which takes longer."""
 
     def flat(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
         """Return (shape of the answer, configuration of each flat row, given value of each flat row)."""
@@ -90,7 +90,7 @@ class Question(NamedTuple):
     slack: np.ndarray
     """(B,) relative error of a delta; 0 for an epsilon."""
     floor: np.ndarray
-    """(B,) the other direction's lower end. A row whose upper end is at most the floor is not refined."""
+    """(B,) the lower bound in the other direction. A row whose upper bound is at most this is not refined."""
     effort: Effort
     hint: Any = None
     """`MechanismQuestion.hint`, row by row."""
@@ -165,6 +165,6 @@ ENGINES: list[Engine | MechanismEngine] = []
 
 
 def register(engine: Engine | MechanismEngine) -> None:
-    """Put an engine in the list behind all that cost less. It replaces an engine of the same name."""
+    """Put an engine in the list, behind all engines that cost less. It replaces an engine of the same name."""
     known = [one for one in ENGINES if one.name != engine.name] + [engine]
     ENGINES[:] = sorted(known, key=lambda one: one.cost)

@@ -18,11 +18,11 @@ LOG_ERROR = 1e-12
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
 """Thresholds of the tests on sums, as deviations below the mean under P."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
-"""Pr[N(0, 1) > x] for each threshold x."""
+"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the mass under P above the threshold."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 """Pr[N(0, 1) > -1], rounded down."""
 TAIL_TERMS = 16
-"""Terms of a binomial tail that a lower bound adds up: nearly the whole tail where few hits are expected."""
+"""Number of terms that a lower bound of a binomial tail adds up: nearly the whole tail where few hits are expected."""
 
 
 class LargestLoss(NamedTuple):
@@ -83,7 +83,7 @@ def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarr
 
 
 def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log P(S) from below, log Q(S) from above) of tests S, each (B, M), for the finite part of P."""
+    """Return lower bounds of log P(S; loss finite) and upper bounds of log Q(S) for tests S, (B, M) each."""
     with np.errstate(all="ignore"):
         mu = parts.mu[:, None]
         log_p = np.where(mu > 0.0, np.log(_BELOW)[None, :] - LOG_ERROR, -np.inf)
@@ -146,7 +146,7 @@ def _sampled(
 
 
 def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the test on the atom of the largest Laplace loss in one step; README.md has both masses."""
+    """Return the test that rejects on the atom of the largest Laplace loss in one step (README.md has its masses)."""
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)
@@ -167,7 +167,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarr
 
 
 class Chance(NamedTuple):
-    """Log p and log(1 - p) of the chance p of a hit, with the error of each."""
+    """The chance p of a hit as log p and log(1 - p), with the error of each logarithm."""
 
     log_p: np.ndarray
     log_rest: np.ndarray

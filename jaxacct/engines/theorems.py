@@ -19,13 +19,13 @@ from jaxacct.engines.quick_bounds import Chance, chance, largest_loss, log_tail_
 from jaxacct.mechanisms.loss_components import Components
 
 RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
-"""Shares of delta tried for rare numbers of hits. The best bound counts."""
+"""Shares of delta, tried in turn, for the probability of more than k hits. The best bound of epsilon counts."""
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
-"""Log probabilities tried for rare numbers of hits in bounds of delta. The best bound counts."""
+"""Log probabilities, tried in turn, of more than k hits. The best bound of delta counts."""
 BISECTIONS = 60
-"""Bisection steps for the number of hits, which is whole and at most 2^53."""
+"""Largest number of bisection steps for the number of hits, which is whole and at most 2^53."""
 LEAST_DELTA = 1e-307
-"""Least delta for which a closed form is used."""
+"""Smallest delta for which the closed form of the Gaussian is used."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
 """Thresholds of single outputs: standard quantiles about either mode."""
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
@@ -39,7 +39,8 @@ LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 3
 LOG_ERROR = 1e-12
 """Error of a logarithm of size 1, by its rounding."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
-"""One of many steps gets its share of delta times 1 plus one of these, to make up for p d. The best bound counts."""
+"""A step's delta is taken to be delta/n times 1 plus one of these, since `_any_step` subtracts (n - 1) p d. The best
+bound counts."""
 EXP_ERROR = 1024.0 * ROUNDOFF
 """Relative error of e^x above SUBNORMAL: its argument is below 745 and known to a unit."""
 SUBNORMAL = 1e-307
@@ -83,7 +84,7 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
 
 
 def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of epsilon by one sampled Gaussian step, or by any one of many."""
+    """Return (B,) the largest lower bound of epsilon by tests on one sampled Gaussian step, or on any of n steps."""
     best, removing = np.zeros(delta.size), parts.sign > 0
     delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP_ERROR)
     known = delta < 1.0
@@ -107,7 +108,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of delta by one sampled Gaussian step, or by any one of many."""
+    """Return (B,) the largest lower bound of delta by tests on one sampled Gaussian step, or on any of n steps."""
     best, removing = np.zeros(epsilon.size), parts.sign > 0
     for sigma, q, n in _gaussians(parts):
         found = closed_form.delta_of_one_step(sigma, q, removing, epsilon).lower
@@ -149,14 +150,14 @@ def _gaussians(parts: Components) -> Iterable[tuple[np.ndarray, np.ndarray, np.n
 
 
 class Tests(NamedTuple):
-    """Log P(S) from below and log Q(S) from above, each (B, M); -inf and 0 where there is no test."""
+    """Lower bounds of log P(S) and upper bounds of log Q(S) for tests S, (B, M) each; -inf and 0 where S is no test."""
 
     log_p: np.ndarray
     log_q: np.ndarray
 
 
 def log_tail(u: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log Pr[N(mean, 1) > u], its error)."""
+    """Return log Pr[N(mean, 1) > u], and its error."""
     x = mean - u
     value = log_ndtr(x)
     size = np.square(np.minimum(x, 0.0)) + (1.0 + np.minimum(np.abs(x), -np.minimum(x, -40.0))) * np.abs(mean)
@@ -312,7 +313,10 @@ def _grown(x: np.ndarray) -> np.ndarray:
 
 
 def _bounded(parts: Components) -> np.ndarray:
-    """Return the largest loss of the bounded parts, in the add direction of sampled Gaussians, too; inf if none."""
+    """Return an upper bound of the composition's loss; inf if the loss is unbounded.
+
+    A sampled Gaussian has a bounded loss in the direction add.
+    """
     gauss = parts.gauss_n > 0
     with np.errstate(divide="ignore"):
         sampled = -np.sum(np.where(gauss, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
@@ -321,7 +325,7 @@ def _bounded(parts: Components) -> np.ndarray:
 
 
 def total_variation(parts: Components) -> np.ndarray:
-    """Return `sum n TV` of the parts, rounded up: at least delta(0) of the finite losses."""
+    """Return the sum of n TV over the parts, rounded up. It is at least the finite part of delta(0)."""
     mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
     total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
     laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
@@ -363,7 +367,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
             before = low, high
             high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1.0, high))
             if np.array_equal(before, (low, high)):
-                break  # every number is found
+                break  # the bisections of all rows have ended
         with np.errstate(over="ignore"):
             mu = np.hypot(mu, np.where(present_here, np.sqrt(high) / sigma, 0.0))
     return mu * (1.0 + (8.0 + 4.0 * columns) * ROUNDOFF)

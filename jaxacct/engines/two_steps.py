@@ -36,7 +36,7 @@ LARGEST_EXPONENT = 700.0
 TAIL_SHARE = 1e-10
 """Tails are cut where their mass times the uncertainty of h is at most this share of delta."""
 SHORTER = 1.02
-"""Cells are shorter than they must be by this factor, since a cell in two intervals has their mean width."""
+"""Cells are planned shorter by this factor than they must be: a cell across two intervals gets their mean width."""
 GROWTH = 0.2
 """Neighbouring cells may differ in length by at most this share of their distance."""
 POINTS_BEYOND = 12
@@ -48,13 +48,13 @@ _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9
 _WIDE = np.linspace(-REACH, REACH, 105)
 """Survey points about either mode: three to four in a deviation."""
 CELL_COUNTS = (800, 5000)
-"""Cells of a configuration at first, and once more where its bracket is wide."""
+"""Numbers of cells of a configuration: at first, and in a second try where its bracket is wide."""
 WIDE = 1e-6
 """Relative width beyond which a bracket is wide."""
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
-"""Cells of all configurations at a time. Some 60 float64 arrays of them are alive at once, 32 MiB in all."""
+"""Largest number of cells at a time, over all configurations. Some 60 float64 arrays of them take 32 MiB in all."""
 LEAST_BOUND = 1e-305
-"""Floor under a bound of delta before its logarithm is taken."""
+"""Smallest value of a bound of delta whose logarithm is taken; smaller bounds are raised to it."""
 CLOSE = 1e-4
 """Size of log(delta/target) that is close enough."""
 FARTHEST = 30.0
@@ -77,7 +77,7 @@ def _steps(parts: Components) -> Steps:
 
 
 def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarray, *values: np.ndarray) -> Answer:
-    """Solve blocks of rows, then rows with a wide bracket again with more cells."""
+    """Solve the rows in blocks. Solve the rows whose bracket is wide once more, with more cells."""
     size = parts.mu2.size
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
@@ -123,7 +123,7 @@ def _delta(steps: Steps, count: int, eps: np.ndarray) -> Answer:
 
 
 class _Found:
-    """Ends of epsilon, each shown by an evaluated bound of delta to be on its side of the target."""
+    """The bracket of epsilon so far. Each bound is proved by a bound of delta that was evaluated at it."""
 
     def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
         self.steps = steps
@@ -132,9 +132,11 @@ class _Found:
         self.lower, self.upper = np.zeros_like(delta), _largest(steps)
 
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluate both bounds of delta at eps, move the ends that they decide, and return log(bound/target).
+        """Evaluate the lower and upper bound of delta at eps. Return log(bound/target) of both.
 
-        made, eps : cells and eps of the rows `rows`.
+        Where a bound shows on which side of eps the answer lies, that side of the answer's bracket moves to eps.
+
+        made, eps : cells, and values of eps, for the rows `rows`.
         """
         low, high = bounds(self.steps.take(rows), made, eps)
         large, small = self.large[rows], self.small[rows]
@@ -172,7 +174,9 @@ def _search(
     least: np.ndarray,
     excess: np.ndarray,
 ) -> np.ndarray:
-    """Search by Newton's method in `v = log(eps/(top - eps))`, `top` an upper bound: the middle, then either end.
+    """Search for the estimate of epsilon, then for both bounds, by Newton's method in `v = log(eps/(top - eps))`.
+
+    `top` is an upper bound of epsilon. Return the estimate; the bounds are stored in `found`.
 
     Each row takes its own steps, so that its answer does not depend on the others.
     """
@@ -201,7 +205,7 @@ def _search(
             break
     left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * ROUNDOFF
     rows = np.arange(asked.size)
-    for _ in range(6):  # at most 6 steps towards either end
+    for _ in range(6):  # at most 6 steps towards either bound
         part, most, rise, near = made.take(rows), top[rows], slope[rows], margin[rows]
         low, _ = found.look(part, most * special.expit(left[rows]) * (1.0 - units), asked[rows])
         _, high = found.look(part, most * special.expit(right[rows]) * (1.0 + units), asked[rows])
@@ -259,7 +263,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
 
 
 class Survey(NamedTuple):
-    """The integrand on a rough grid."""
+    """The first step's outputs on a rough grid, with the integrand's properties there."""
 
     u: np.ndarray  # (B, S) ascending
     loss: np.ndarray  # (B, S) log mix
@@ -342,7 +346,7 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
 
 
 def _share(left: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return (B, 1) the factor on `wanted` at which it uses up `left`."""
+    """Return (B, 1) the factor by which to multiply `wanted` so that it adds up to `left`."""
     return np.maximum(left, 0.0) / np.maximum(np.sum(wanted, axis=1, keepdims=True), 1e-300)
 
 
@@ -358,7 +362,7 @@ def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
-    """Return (B, S) (N T)^{1/4} over its largest value, at least e^-20."""
+    """Return (B, S) the wanted density of cells over its largest value, at least e^-20."""
     s, mu2 = 1.0 / steps.sigma, np.square(1.0 / steps.second_sigma)
     t = np.where(steps.removing, eps, -eps) - survey.loss
     value = shifted(steps, t)
@@ -377,7 +381,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
-    """Return (B, S) whether one tail would leave too much of delta unknown: on the left, and on the right."""
+    """Return two arrays (B, S): whether a left tail from each point, and a right tail, leaves delta too uncertain."""
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
