@@ -52,9 +52,9 @@ def largest_loss(parts: Components) -> LargestLoss:
 
 
 def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) of the "epsilon" at a delta known up to a relative slack, or of the "delta" at an epsilon.
+    """Return lower and upper bounds of "epsilon" at the delta `target`, or of "delta" at the epsilon `target`.
 
-    Both are those of the finite part of the loss.
+    Delta is that of the finite part of the loss. `slack` is the relative error of a given delta.
     """
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
@@ -198,7 +198,7 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
 
 
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (n kl(k/n, p), `log sqrt(n/(2 pi k (n-k)))` less the first, bound of the error of either)."""
+    """Return n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - n kl(k/n, p)`, and a bound on the error of each of the two."""
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):
         at_hits = np.where(k > 0, k * np.log(np.where(k > 0, x, 1.0)), 0.0)
@@ -228,7 +228,7 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
 
 
 def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return a lower bound of log Pr[N >= k], k >= 1 whole: 1 less Chernoff's bound, or the tail's first terms."""
+    """Return a lower bound of log Pr[N >= k], k >= 1 whole: the tail's first terms, or 1 less Chernoff's bound."""
     _, log_term, error = _divergence(n, k, hit)
     fewer, _, off = _divergence(n, k - 1.0, hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -33,7 +33,7 @@ DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
 """Minus logarithms of the tails in which thresholds of counts are tried."""
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
-"""Exponents tried in Chernoff's bound of a mixture's tail, over the best exponent of a normal law as far out."""
+"""Exponents tried in Chernoff's bound of a mixture's tail, relative to the best exponent for a normal law."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
 """Thresholds of Laplace losses, as distances below the largest loss."""
 LOG_ERROR = 1e-12
@@ -174,12 +174,12 @@ def plain(parts: Components) -> Tests:
 
 
 def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
-    """Return tests on the number of hits, for chances of a hit (B, C): k from the deviations, 1, and n."""
+    """Return tests whether at least k of n steps are hits, for (B, C) chances of a hit and several k."""
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # Deviations do not reach the tail of a law of few hits. There k is roughly that of Poisson's tail.
+    # Where few hits are expected, these k do not reach into the tail. More k come from Poisson's tail, roughly.
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
@@ -229,7 +229,7 @@ def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.nd
     drift = root * q * s
     spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
     x = np.where(removing, drift - DEVIATIONS * spread, DEVIATIONS)
-    low = _log_mixture_below(n, q, s, x)  # log of the mixture's mass below x, from above
+    low = _log_mixture_below(n, q, s, x)  # upper bound of the log of the mixture's mass below x
     (below, wrong_below), (above, wrong_above) = log_tail(-x, 0.0 * x), log_tail(x, 0.0 * x)
     p = np.where(removing, np.log1p(-np.exp(np.minimum(low, -1e-300))), below - wrong_below) - LOG_ERROR
     other = np.where(removing, above + wrong_above, low)
@@ -293,7 +293,7 @@ def finite_counts(parts: Components, column: int) -> Tests:
     p = np.log(p / p[:, -1:])
     q_terms = np.where(mass > 0.0, np.log(mass) - loss, -np.inf)
     other = np.logaddexp.accumulate(q_terms, axis=1)
-    # At most 24 atoms are thresholds.
+    # At most 24 atoms serve as thresholds.
     take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
     p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
     error = LOG_ERROR + 8.0 * ROUNDOFF * (mass.shape[1] + np.abs(p))
@@ -337,7 +337,7 @@ def total_variation(parts: Components) -> np.ndarray:
 
 
 def _all_gaussians(parts: Components) -> np.ndarray:
-    """Return mu of all Gaussians as if none were sampled, rounded up."""
+    """Return mu of the composition of all Gaussians, as if none were sampled, rounded up."""
     with np.errstate(over="ignore"):
         each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
     mu = parts.mu

@@ -328,7 +328,7 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
     least = SHORTER * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
-    # 70 % of the cells are dealt out first. The others let widths grow gradually.
+    # 70 % of the cells are distributed by the density. The other cells make the widths change gradually.
     every = least + density * _share(0.7 * count - used, density * width)
     extra = np.maximum(every, 1.0 / _graded(u, 1.0 / every)) - least
     total = np.cumsum((least + extra * _share(count - used, extra * width)) * width, axis=1)
@@ -386,7 +386,7 @@ def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
     left, right = below * survey.left > enough, above * survey.right > enough
-    # Neither need be monotone where rounding leaves h unknown.
+    # Where the rounding error of h is large, these arrays need not be monotone, so they are made monotone.
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
     # In the add direction h may be 0 beyond a point that moves with eps.
     right[:, POINTS_BEYOND:] |= right[:, :-POINTS_BEYOND]
