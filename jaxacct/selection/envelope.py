@@ -423,7 +423,7 @@ class Lines(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of v with K ends: in one, `r phi'(T(v)) - phi'(v)` is at most its end values plus `bent - r straight`."""
+    """Cells of v with K ends: `r phi'(T(v)) - phi'(v)` is at most a cell's larger end plus `bent - r straight`."""
 
     gain: np.ndarray
     cost: np.ndarray
