@@ -295,7 +295,7 @@ def noise_for(
 def noise_in_filter(
     chosen: Filter, terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float
 ) -> float:
-    """Return the least scale of the remaining noise with which all remaining steps fit the filter."""
+    """Return the smallest scale of the remaining noise with which all remaining steps fit the filter."""
     step = sum(s.steps for s in spent)
     if spent:
         before = composed(releases(spent, step, terms.sampling, terms.dataset_size, cap=terms.cap or 0))
@@ -520,7 +520,7 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
 
 
 def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
-    """Return the cap that was asked for, or the least one that costs nothing."""
+    """Return the cap that was asked for, or the smallest cap that costs nothing."""
     if request.cap is not None:
         return request.cap
     if rate == 1.0:

@@ -232,7 +232,7 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
 
 
 def _units(length: int, aligned: bool) -> int:
-    """Return the largest number of units that `length` entries can lie in."""
+    """Return the largest number of units that a run of `length` entries can touch."""
     return -(-length // UNIT) if aligned else (length + UNIT - 2) // UNIT + 1
 
 

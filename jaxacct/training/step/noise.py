@@ -38,7 +38,7 @@ user's examples, random numbers of the model for each example (dropout), and noi
 The values are part of the keys: a saved run depends on them.  5 and 6 are those of jaxacct.tuning's candidates.
 """
 UNIT = 32
-"""Draws of one unit: three blocks of 16 words make 16 pairs."""
+"""Number of draws of one unit: three blocks of 16 words make 16 pairs of draws."""
 _PIECE = 16_368
 """Units at a time, some 12 MB of scratch memory.  On a CPU fewer or more take longer.  The number is no power of two:
 rows of a piece could then share lines of the cache.
