@@ -112,7 +112,7 @@ def test_signatures_and_help_stay_what_they_are():
     assert inspect.signature(ja.Gaussian).parameters.keys() == {"noise_multiplier"}
     assert inspect.signature(Plan).parameters["sampling"].default == "poisson"
     assert (
-        ja.epsilon.__doc__.startswith("The smallest epsilon") and ja.epsilon.__module__ == "jaxacct.accounting.account"
+        ja.epsilon.__doc__.startswith("Return the smallest epsilon") and ja.epsilon.__module__ == "jaxacct.accounting.account"
     )
 
 
