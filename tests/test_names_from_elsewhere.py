@@ -111,9 +111,8 @@ def test_signatures_and_help_stay_what_they_are():
     ]  # fmt: skip
     assert inspect.signature(ja.Gaussian).parameters.keys() == {"noise_multiplier"}
     assert inspect.signature(Plan).parameters["sampling"].default == "poisson"
-    assert (
-        ja.epsilon.__doc__.startswith("Return the smallest epsilon") and ja.epsilon.__module__ == "jaxacct.accounting.account"
-    )
+    assert ja.epsilon.__doc__.startswith("Return the smallest epsilon")
+    assert ja.epsilon.__module__ == "jaxacct.accounting.account"
 
 
 def test_no_meaning_is_the_word_itself_alone():
