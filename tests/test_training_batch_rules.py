@@ -4,6 +4,7 @@ Statistical tests use fixed keys; each would fail for fresh ones with probabilit
 """
 
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -166,3 +167,19 @@ def test_bad_rules_are_refused(given, text):
 def test_a_filter_is_refused_where_no_renyi_divergence_is_known(sampling):
     given = {"target_delta": 1e-5, "dataset_size": 60, "expected_batch_size": 15, "steps": 8, "target_epsilon": 5.0}
     assert "no finite Renyi divergence" in refusal(Plan, **given, sampling=sampling, data_dependent=True)
+
+
+@pytest.mark.parametrize("rule", ["shuffled", "poisson_sampled", ""])
+def test_an_unknown_rule_is_neither_drawn_nor_accounted_for(rule):
+    """A rule that one place forgets is refused there; it is not taken for Poisson sampling."""
+    from jaxacct.training.step import step_function
+    from jaxacct.training.step.step_mechanisms import SAMPLING, single
+
+    numbers = types.SimpleNamespace(threshold=sampler.threshold(0.5), size=2, position=0)
+    unknown = types.SimpleNamespace(sampling=rule, cap=2)
+    assert "has no accounting" in refusal(single, rule, 1.0, 0.1)
+    assert "has no sampler" in refusal(step_function.draw, unknown, key(1), key(2), 8, numbers)
+    words = np.zeros(8, np.uint32)
+    assert "has no sampler" in refusal(step_function.draw_on_host, unknown, words, words, 8, numbers)
+    for known in SAMPLING:
+        assert single(known, 1.0, 0.25, cap=2, dataset_size=8)

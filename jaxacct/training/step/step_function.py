@@ -29,7 +29,14 @@ from jaxacct.training.sampling.sampler import of_users
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
 from jaxacct.training.step.models import Untrained, join_model, paths
-from jaxacct.training.step.step_mechanisms import ALLOCATION, FIXED, POISSON, TRUNCATED
+from jaxacct.training.step.step_mechanisms import (
+    ALLOCATION,
+    FIXED,
+    POISSON,
+    SAMPLING,
+    TRUNCATED,
+    WITHOUT_REPLACEMENT,
+)
 
 
 class Carried(NamedTuple):
@@ -191,7 +198,9 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
         return sampler.random_allocation(pass_key, size, now.size, now.position)
     if rule.sampling == FIXED:
         return sampler.fixed_batches(pass_key, size, now.size, now.position)
-    return sampler.without_replacement(key, size, now.size)
+    if rule.sampling == WITHOUT_REPLACEMENT:
+        return sampler.without_replacement(key, size, now.size)
+    raise InputError(f"sampling = {rule.sampling!r:.40} has no sampler; use one of {', '.join(SAMPLING)}")
 
 
 def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Numbers) -> np.ndarray:
@@ -209,7 +218,9 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
     if rule.sampling == FIXED:
         begin = int(now.size) * int(now.position)
         return sampler.host_permutation(pass_key, size)[begin : begin + int(now.size)]
-    return sampler.host_permutation(key, size)[: int(now.size)]
+    if rule.sampling == WITHOUT_REPLACEMENT:
+        return sampler.host_permutation(key, size)[: int(now.size)]
+    raise InputError(f"sampling = {rule.sampling!r:.40} has no sampler; use one of {', '.join(SAMPLING)}")
 
 
 def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | None = None) -> Sums:

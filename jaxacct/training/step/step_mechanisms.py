@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import (
     Gaussian,
     Mechanism,
@@ -62,7 +63,9 @@ def single(
         return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling == FIXED and np.ndim(sampling_probability) == 0:
         return ShuffledBatches(base, 1)  # the bound is the same for every number of batches
-    return PoissonSampled(base, sampling_probability)
+    if sampling in (POISSON, FIXED):  # rates of fixed batches are an array where a rate of 0 stands for no release
+        return PoissonSampled(base, sampling_probability)
+    raise InputError(f"sampling = {sampling!r:.40} has no accounting; use one of {', '.join(SAMPLING)}")
 
 
 def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability: float) -> Release:
