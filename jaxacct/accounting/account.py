@@ -46,20 +46,20 @@ from jaxacct.mechanisms.random_allocation import rounds_inside
 LARGEST_SLACK = 1e-3
 """Engines are asked where delta less the mass at infinity has at most this relative uncertainty."""
 BLOCK = 100_000
-"""Rows that are answered together. This many rows take about 1 GiB of memory."""
+"""Largest number of rows answered together. This many rows take about 1 GiB of memory."""
 ROUNDS_TOGETHER = 20
-"""Rounds whose profiles are computed together, so that their contours are fewer and larger arrays."""
+"""Number of rounds of random allocation whose profiles are computed together, as fewer and larger arrays."""
 ROWS_TOGETHER = 256
-"""Configurations whose theorems are evaluated together, which bounds the memory."""
+"""Largest number of configurations whose theorems are evaluated together; it bounds the memory."""
 BETWEEN_PAIRS = 7.0 / 9.0
-"""Where the truth lies between the lower pair (0) and the upper pair (1) of a smooth loss f with points a distance h
-apart. Chords lie f'' h^2/12 above f on average. The polygon below, whose corners are where continued chords meet, lies
-7 f'' h^2/24 below f."""
+"""Estimate of where the truth lies between the lower pair's answer (0) and the upper pair's (1). It is the average for
+a smooth loss f whose known points are a distance h apart. Chords lie f'' h^2/12 above f. The polygon below f has its
+corners where continued chords meet, and lies 7 f'' h^2/24 below f."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
-"""Relative width up to which a bracket between two pairs is "ok" however small rtol is. The pairs are hardly ever
-narrower."""
+"""Relative width up to which a bracket between two pairs is "ok" however small rtol is. Brackets between two
+pairs are hardly ever narrower than this."""
 WIDE = 8e-4
-"""Relative width of epsilon above which rounds of random allocation are asked again with more losses."""
+"""Relative width above which an epsilon is computed again, with more losses for its rounds of random allocation."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -180,7 +180,7 @@ def delta(
 
 
 def delta_without_attacks(mechanism: Mechanism, epsilon: Any, **keywords: Any) -> Bounds:
-    """Return `delta`, with lower end 0 where only an attack gives a larger one: for many eps, or in a search."""
+    """Return `delta` without attacks, for speed: the lower end is 0 where only an attack gives a larger one."""
     return _delta(mechanism, epsilon, False, keywords)
 
 
@@ -232,7 +232,7 @@ def answer(question: MechanismQuestion) -> Bounds:
 
 @np.errstate(under="ignore")  # bounds allow for underflow, at which a user may have asked NumPy to raise
 def by_parts(question: MechanismQuestion) -> Bounds:
-    """Return the larger of the directions' answers. If the kind is not "certified", the lower end is set to 0."""
+    """Return the larger of the two directions' answers. If its kind is not "certified", its lower end is set to 0."""
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
     shape, rows, target = question.flat()
     kind = mechanism.kind_of_bracket(relation)
@@ -389,7 +389,7 @@ def _other_delta(
 ) -> Side:
     """Return delta in the second direction.
 
-    Rows for which both directions ask one question get the first direction's answer.
+    Rows whose question is the same in both directions get the first direction's answer.
     """
     eps = question.given
     one, parts = (_removing(side, eps) for side in both)
@@ -508,7 +508,7 @@ def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below
 def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
     """Return (B,) whether the finite parts of two pairs differ in some direction.
 
-    Noise differs only by its rounding.
+    The noise of two pairs differs only by rounding, so it is not compared.
     """
     found = np.zeros(above[0].sign.size, bool)
     for one, other in zip(above, below, strict=True):
@@ -524,9 +524,9 @@ def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
 def _epsilon_of_pairs(
     above: Components, below: Components, target: np.ndarray, ceiling: np.ndarray, effort: Effort
 ) -> Answer:
-    """Return epsilon at deltas between two pairs; a row without an answer has NaN at all three ends.
+    """Return epsilon at each delta for a mechanism between two pairs; NaN in rows without an answer.
 
-    ceiling : (B,) upper end of the other direction. An epsilon below it is not refined.
+    ceiling : (B,) upper bound of epsilon in the other direction. An epsilon below it is not refined.
     """
     from jaxacct.engines import lattice
 
@@ -559,7 +559,7 @@ def _epsilon_of_pairs(
 
 
 def _delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort: Effort) -> Answer:
-    """Return delta at epsilons between two pairs, with the mass at infinity; NaN in rows without an answer."""
+    """Return delta at each epsilon for a mechanism between two pairs; NaN in rows without an answer."""
     from jaxacct.engines import lattice
 
     ends = np.full((3, eps.size), np.nan)

@@ -36,12 +36,12 @@ from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 COSTLY = 0.05
 """Seconds of CPU for one configuration. An engine that costs more is asked only after all theorems."""
 WIDE = {"epsilon": 0.01, "delta": 0.5}
-"""Rényi accounting is tried where a bracket's relative width is larger. It does not improve narrower brackets."""
+"""Rényi accounting is tried for brackets of a larger relative width. It does not improve narrower ones."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""The contour engine refines to half of rtol, or to half of `REFINED_SHARE rtol` where that share is at least
-NARROWEST."""
+"""Outside of searches the contour engine refines to a relative width of half of max(NARROWEST, REFINED_SHARE rtol), and
+at most half of rtol."""
 NO_RELATIVE_ACCURACY = 1e-300
-"""A bracket below this delta is narrow, since a delta near the end of float64's range has no relative accuracy."""
+"""A bracket whose upper end is at most this counts as narrow: so small a delta has no relative accuracy in float64."""
 
 
 class Side(NamedTuple):
@@ -53,7 +53,7 @@ class Side(NamedTuple):
 
 
 def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
-    """Return the first engine in the list that answers for the whole mechanism; None where its parts are asked.
+    """Return the first engine in the list that answers for the whole mechanism; None if its parts are asked instead.
 
     Raise InputError where the user named an engine that cannot answer.
     """
@@ -149,7 +149,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
         rows = rows[one.supports(question)[rows]]
         if rows.size:
             _ask(one, quantity, question, rows, side)
-            if limits is not None:  # engines that contradict each other are dropped, theorems are not
+            if limits is not None:  # contradicting answers were dropped; theorems still hold
                 _narrow_by_theorems(side, doubtful, *limits)
     guaranteed = parts.guaranteed()
     rows = np.flatnonzero(asked & ~guaranteed & is_open(answer, WIDE[quantity], floor))
@@ -159,7 +159,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     used[used == ""] = "closed_form"  # known without asking an engine
     low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
-    # The moments of a zCDP guarantee cover more than its pair, so the smaller of both bounds holds.
+    # The moments of a zCDP guarantee and its dominating pair both give an upper bound; the smaller bound holds.
     rows = np.flatnonzero(asked & guaranteed)
     if rows.size:
         most = upper_by_moments(quantity, some_rows(question, rows))
@@ -170,7 +170,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
 
 
 def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
-    """Return whether each bracket is wider than asked for, and its upper end above `floor`, the other direction's end.
+    """Return whether each bracket is too wide, and its upper end above `floor`, the other direction's lower end.
 
     A bracket without an upper end is always too wide.
     """
@@ -181,7 +181,7 @@ def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) ->
 
 
 def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) by all theorems; `quick_bounds.limits` evaluates the quick ones alone."""
+    """Return lower and upper bounds by all theorems; `quick_bounds.limits` evaluates only the quick theorems."""
     from jaxacct.engines import theorems
 
     parts, target, slack = question.parts, question.target, question.slack
@@ -196,7 +196,7 @@ def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, n
 
 
 def upper_by_moments(quantity: str, question: Question) -> np.ndarray:
-    """Return upper ends of epsilon or delta by Rényi accounting."""
+    """Return upper bounds of epsilon or delta by Rényi accounting."""
     from jaxacct.engines import loss_moments  # imported only where a row needs it
 
     with np.errstate(all="ignore"):
@@ -265,8 +265,7 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
     side.answer.estimate[rows] = np.where(agree, estimate, np.nan)
 
 
-# The engines for compositions. Most use SciPy, which takes a while to import, so their modules are imported when first
-# asked.
+# The engines for compositions. Most need SciPy, which imports slowly, so each module is imported at its first use.
 
 
 class ClosedForm(Engine):
@@ -367,7 +366,7 @@ class Lattice(Engine):
 def _by_formula(
     question: Question, plain: Callable[..., Answer], one_step: Callable[..., Answer], *more: np.ndarray
 ) -> Answer:
-    """Answer composed Gaussians by one formula and single sampled steps by the other; `more` follows the target."""
+    """Answer composed Gaussians by `plain` and single sampled steps by `one_step`. Both take the target and `more`."""
     ends = np.zeros((3, question.target.size))
     values = question.target, *more
     rows = np.flatnonzero(question.kinds.gaussian)

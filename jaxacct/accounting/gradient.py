@@ -26,9 +26,9 @@ FIELD_STEP = 1e-5
 """Relative step of the central difference for the map from fields to the loss law. At the cube root of the unit
 roundoff, rounding and curvature cost alike."""
 COUNT_FIELDS = ("steps", "candidates", "answers", "slots", "participations", "epochs", "group")
-"""Names of the fields of whole numbers."""
+"""Names of the fields that hold whole numbers."""
 MOST_FIELDS = 400
-"""Most fields of a mechanism. The time is proportional to their number."""
+"""Largest number of fields that a mechanism may have. The time is proportional to their number."""
 
 
 @with_hints
@@ -146,14 +146,14 @@ def _differentiate(
                 contour.law(below, rows),
             )
             along, slope = _along(contour.law(parts, rows), tangent, epsilon[rows])
-            # The mass at infinity takes its share of delta.
+            # Part of delta is the mass at infinity, whose change counts too.
             finite = (delta - parts.delta_infinity)[rows]
             lost = (above.delta_infinity - below.delta_infinity)[rows] / width
             answer[rows] = (along + lost / finite) / slope
         rough = np.flatnonzero(~np.isfinite(answer))
         if rough.size:
-            # Beyond the contour epsilon itself is differenced. The lattice's estimates are good to about 1e-5, which a
-            # smaller relative step than 1e-3 would magnify.
+            # Where the contour has no answer, epsilon itself is differenced. The lattice's estimates are off by about
+            # 1e-5. A relative step below 1e-3 would magnify these errors too much.
             low, high = _around(names[index], field, 1e-3)
             ends = [_one_sided(at(index, v), delta, relation, direction).estimate[rough] for v in (low, high)]
             answer[rough] = (ends[1] - ends[0]) / (high - low)[rough]
@@ -162,7 +162,7 @@ def _differentiate(
 
 
 def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two ends of a difference quotient, inside the field's range."""
+    """Return the two values of a field for a difference quotient, inside the field's range."""
     if name in COUNT_FIELDS:  # the law is linear in steps, so one whole step gives its exact tangent
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
@@ -173,7 +173,7 @@ def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.
 
 
 def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (derivative of log delta along the tangent, minus its derivative in eps); NaN where no rung suffices."""
+    """Return (derivative of log delta along the tangent, minus its derivative in eps); NaN where all contours fail."""
     along, slope = np.full(epsilon.size, np.nan), np.ones(epsilon.size)
     log_tol = np.full(epsilon.size, np.log(contour.TOLERANCE))
     due = np.zeros(epsilon.size, int)

@@ -59,7 +59,7 @@ class Attacked(MechanismEngine):
         for attacked in attacks_on(question.mechanism, question.relation, found.upper.size):
             seen = answer(question._replace(mechanism=attacked, engine="auto", attacks=False)).lower
             low = np.fmax(found.lower if low is None else low, seen)
-        agree = low <= found.upper  # where the two contradict each other, the theorem's end stands
+        agree = low <= found.upper  # an attack that contradicts a theorem is not used
         low = np.where(agree, low, found.lower)
         status = np.where(agree, found.status, "contradiction")
         return Bounds(low, np.clip(found.estimate, low, found.upper), found.upper, found.kind, status, found.engine)
@@ -75,7 +75,7 @@ UNITS = 32.0
 """Bound on the rounding of a transformed eps or delta, in units of ROUNDOFF: up to four operations of a few units each.
 """
 SECTIONS = 16
-"""Points of a configuration at which one turn of the search for epsilon evaluates delta."""
+"""Number of points inside a bracket of epsilon at which each turn of the search evaluates delta."""
 LARGEST_EPSILON = 1e300
 """Largest epsilon at which delta of the releases is evaluated."""
 _SIDES = {"remove_one": ("remove",), "replace_one": ("remove",), "add_one": ("add",)}
@@ -153,7 +153,7 @@ class _Releases:
         return found
 
     def delta(self, eps: np.ndarray, side: str) -> _Ends:
-        """Return ends of delta in one direction. `eps` may have extra leading axes."""
+        """Return lower and upper bounds of delta in one direction. `eps` may have extra leading axes."""
         wrong, q = UNITS * ROUNDOFF, self.rate
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             risen = np.expm1(eps)
@@ -170,9 +170,9 @@ class _Releases:
         return np.where(least > 0.0, low, 0.0), np.where(most > 0.0, most * found.upper[1] * (1.0 + wrong), 0.0)
 
     def epsilon(self, delta: np.ndarray, side: str, known: np.ndarray) -> _Ends:
-        """Return ends of epsilon in one direction.
+        """Return lower and upper bounds of epsilon in one direction.
 
-        The search ends early below `known`, the other direction's upper end.
+        An epsilon below `known`, the other direction's upper bound, is not refined.
         """
         wrong, q = UNITS * ROUNDOFF, self.rate
         if side == "add":
@@ -184,7 +184,7 @@ class _Releases:
         return np.where((delta < q) & (more < 1.0), low, 0.0), np.where(delta < q, high, 0.0)
 
     def _searched(self, delta: np.ndarray, known: np.ndarray) -> _Ends:
-        """Return ends of epsilon in the add direction, where 0 <= epsilon <= -log(1 - q)."""
+        """Return lower and upper bounds of epsilon in the add direction, where 0 <= epsilon <= -log(1 - q)."""
         q = self.rate
         with np.errstate(divide="ignore"):
             top = np.where(q < 1.0, -np.log1p(-q) * (1.0 + UNITS * ROUNDOFF), np.inf)
@@ -232,7 +232,7 @@ def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
 # A replaced record as a removed and an added one
 
 SHARES = 9
-"""Number of shares tried for the first of the two steps: shares of eps, or of delta in log odds."""
+"""Number of shares tried for the removal, the first of two steps: shares of eps, or of delta, even in log odds."""
 WIDEST_LOG_ODDS = 12.0
 """Shares of delta range from e^-12 to 1 - e^-12."""
 
@@ -268,13 +268,13 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _upper(question: MechanismQuestion, quantity: str, values: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper ends of the mechanism under another relation, for each element of `values` along its first axis."""
+    """Return upper bounds of `quantity` under another relation, for each element of `values` along its first axis."""
     asked = question._replace(quantity=quantity, relation=relation, hint=None)
     return np.stack([np.asarray(answer(asked._replace(given=each)).upper) for each in values])
 
 
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound delta at eps of a replaced record from above, by the best of some x in [0, eps]."""
+    """Bound delta at eps from above for a replaced record, by the least of the bounds for several x in [0, eps]."""
     shape, _, given = question.flat()
     eps = given.reshape(shape)
 
@@ -293,7 +293,7 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound epsilon at delta of a replaced record from above, by the best of some shares of delta for step one."""
+    """Bound epsilon at delta from above for a replaced record, by the least of bounds for several shares of delta."""
     shape, _, given = question.flat()
     target = given.reshape(shape)
     if not target.all():
@@ -314,10 +314,10 @@ def epsilon_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def _refined(values: Callable[[np.ndarray], np.ndarray], at: np.ndarray, apart: float) -> np.ndarray:
-    """Return the least value over the places `at`, and over places between the neighbours of the best one."""
+    """Return the least value over the points `at`, and over five points between the neighbours of the best point."""
     coarse = values(at)
     best = np.take_along_axis(np.broadcast_to(at, coarse.shape), np.argmin(coarse, axis=0)[None], 0)
-    # Five places between the neighbours of the best place.
+    # Five points between the neighbours of the best point.
     nearer = np.linspace(-1.0, 1.0, 7)[1:-1].reshape(-1, *(1,) * (coarse.ndim - 1))
     fine = values(np.clip(best + apart * nearer, at.min(), at.max()))
     return np.minimum(coarse.min(axis=0), fine.min(axis=0))
@@ -342,7 +342,7 @@ class OneRound(MechanismEngine):
         return (
             type(mechanism.mechanism) is Gaussian
             and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
-            and not mechanism.symmetric()  # symmetric: plain releases, under any relation
+            and not mechanism.symmetric()  # a symmetric round is a plain release under any relation
         )
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
@@ -396,7 +396,7 @@ class OneRound(MechanismEngine):
 
 
 class SameBins(MechanismEngine):
-    """Balls in bins by themselves, which are one round with less noise, rounded both ways.
+    """Balls in bins by themselves, which are one round with less noise. That noise is rounded both ways.
 
     Composed with other mechanisms, balls in bins have two pairs as any random allocation.
     """
@@ -495,7 +495,7 @@ class MixtureContour(MechanismEngine):
         bar = Progress(target.size, None if target.size > 8 else False)
         place, known = -1, dict[float, mixture.Known]()
         with contextlib.closing(bar):
-            for done, at in enumerate(np.lexsort((target, places)).tolist()):  # neighbours share contours
+            for done, at in enumerate(np.lexsort((target, places)).tolist()):  # neighbouring targets share contours
                 if places[at] != place:
                     place, known = int(places[at]), {}
                 ends = _larger(quantity, branches[place], float(target[at]), relation, known)
@@ -546,14 +546,14 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     word = str(np.reshape(found.engine, -1)[0])
     if not certified:
         return -np.inf, upper, word
-    if np.reshape(found.status, -1)[0] == "width":  # a lattice for one pair alone suits the pair better
+    if np.reshape(found.status, -1)[0] == "width":  # a lattice chosen for one pair alone suits it better
         alone = by_parts(question._replace(mechanism=_Above(question.mechanism)))
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
     return lower, upper, word
 
 
 def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[float, Known]) -> Ends:
-    """Return the larger direction's ends. The upper end is inf where one direction has none."""
+    """Return the bracket of the direction with the larger answer. Its upper end is inf if a direction has none."""
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:

@@ -21,25 +21,25 @@ from jaxacct.mechanisms.base import take_rows
 
 # The largest true-positive rate at a false-positive rate, `T(a) = min over E of {delta(log E) + E a}`
 #
-# The sum is convex in E. A secant finds about where the sum is least. Three values of delta around that place bracket
-# the minimum. The place decides only how narrow the bracket is.
+# The sum is convex in E. A secant search estimates the eps at which the sum is least. Three values of delta around this
+# eps give a bracket of the minimum. A poor estimate of eps only makes the bracket wide.
 
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of that shape, at any real epsilon."""
 
 NEAR = 2e-4
-"""A place is near enough when the normal quantiles of its false-positive rate and of the wanted one differ by at most
-this."""
+"""An eps is near enough to the best one if the normal quantiles of Q(L > eps) and of the wanted false-positive rate
+differ by at most this."""
 WIDTH = 0.0015
-"""Distance of the three values around the place, in deviations of the loss: far above NEAR, with a small square."""
+"""Distance between the three epsilons, in standard deviations of the loss: far above NEAR, with a small square."""
 LONGEST = 2.0
-"""Longest step of the secant, in deviations of the loss."""
+"""Longest step of the secant search, in standard deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
-"""Range of the loss's deviation that the search assumes."""
+"""Smallest and largest standard deviation of the loss that the search assumes."""
 
 
 class Place(NamedTuple):
-    """An estimate, for each row, of the eps at which the sum is least, and of the loss's deviation there."""
+    """An estimate, for each row, of the eps at which the sum is least, and of the loss's standard deviation there."""
 
     epsilon: np.ndarray
     deviation: np.ndarray
@@ -66,11 +66,11 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     low, high = np.full(fpr.size, -np.inf), np.full(fpr.size, np.inf)
     last, last_gap = np.full(fpr.size, np.nan), np.full(fpr.size, np.nan)
     rows = everywhere
-    # Each row leaves the secant when it is near enough.
+    # Each row leaves the secant search when its eps is near enough to the best one.
     for _ in range(8):
         at, spread = epsilon[rows], deviation[rows]
         gap = _quantile(deltas, at, spread, rows) - wanted[rows]
-        with np.errstate(all="ignore"):  # NaN moves nothing
+        with np.errstate(all="ignore"):  # where the slope is NaN, `spread` is kept
             slope = (gap - last_gap[rows]) / (at - last[rows])
             fresh = np.isfinite(slope) & (slope > 0.0)
             spread = np.clip(np.where(fresh, 1.0 / slope, spread), LEAST_DEVIATION, LARGEST_DEVIATION)
@@ -87,14 +87,14 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
 
 
 def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
-    """Return the place for the Gaussian whose delta(0) is `advantage`."""
+    """Return the best eps and the loss's standard deviation for the Gaussian whose delta(0) is `advantage`."""
     deviation = np.clip(2.0 * ndtri(0.5 * (1.0 + advantage)), LEAST_DEVIATION, LARGEST_DEVIATION)
     return Place(deviation * (-ndtri(fpr) - 0.5 * deviation), deviation)
 
 
 def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Estimate the normal quantile of `Q(L > eps) = -d delta/dE`, by a difference quotient."""
-    # Half the distance in eps of the difference quotient.
+    # half the distance between the two epsilons of the difference quotient
     half = 0.005 * deviation
     values = np.asarray(deltas(np.stack([epsilon - half, epsilon + half]), rows).estimate)
     with np.errstate(all="ignore"):
@@ -103,10 +103,10 @@ def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: 
 
 
 def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH) -> Rates:
-    """Return a certified bracket of `T(fpr)` from three values of delta around any place.
+    """Return a certified bracket of `T(fpr)` from three values of delta around any eps.
 
-    width : distance of the three values in deviations of the loss. The lower end is useful if the place is that near to
-        the best eps.
+    width : distance between the three epsilons, in standard deviations of the loss. The lower end is useful if `place`
+        is that near to the best eps.
     """
     at = three_places(place, width)
     found = deltas(at, np.arange(fpr.size))
@@ -115,7 +115,7 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
 
 
 def three_places(place: Place, width: float) -> np.ndarray:
-    """Return the eps of the three values around a place, (3, n)."""
+    """Return the three epsilons around each place, (3, n)."""
     return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
 
 
@@ -161,15 +161,15 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 # only at the two ends of a cell.
 
 ROUNDS = 14
-"""How often tangents are added where the bound is largest."""
+"""Largest number of rounds that add tangents where the bound is largest."""
 DOUBLINGS = 3
-"""How often every cell is halved afterwards, while the bracket is not "ok"."""
+"""Largest number of rounds after these that halve every cell, while the bracket is not "ok"."""
 OK_WIDTH = 1e-4
 """Relative width of a bracket that is "ok"."""
 ADDED = 3
-"""Tangents added to a row in a round."""
+"""Number of tangents added to a row in a round."""
 KNOWN_WIDTH = 0.004
-"""Distance of the three values around a known place, in deviations of the loss: twice the error of the place."""
+"""Distance between three epsilons around a known best eps, in standard deviations: twice the error of that eps."""
 NARROW = 2e-7
 """Relative width of a bracket of mu at which a row is finished."""
 ROUNDING = 1e-13
@@ -228,14 +228,14 @@ def gaussian_fit(
 
 
 def least_mu(rate: Rates, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return the mu that the rate at the floor and a lower end of delta(0) refute; NaN where neither refutes any."""
+    """Return a lower bound of mu from the rate at the floor and a lower bound of delta(0); NaN where one of them is."""
     low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
-    # Otherwise the floor is outside the range of the claim.
+    # Elsewhere the floor is outside the range of the claim, and no mu is refuted.
     return np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
 
 
 def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
-    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu on whose curve a true-positive rate lies, rounded by `turn`."""
+    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu whose curve passes through the two rates, rounded by `turn`."""
     with np.errstate(invalid="ignore"):
         first, second = ndtri(np.clip(rate * (1.0 + turn * 8.0 * ROUNDOFF), 0.0, 1.0)), ndtri(fpr)
         return first - second + turn * ROUNDING * (np.abs(second) + np.where(np.isfinite(first), np.abs(first), 0.0))
@@ -249,15 +249,15 @@ def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
 
 
 def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the mu that all cells show, the largest mu at each end between two cells).
+    """Return (an upper bound of mu from all cells, the largest mu at each edge between two cells).
 
     Cell k is where tangent k is used. Any division of [floor, c] into cells is sound if some tangent meets the diagonal
-    at c or above. At c the diagonal itself asks for a mu.
+    at c or above. The mu whose curve meets the diagonal at c is needed as well.
     """
     epsilon, _, delta = lines
     with np.errstate(over="ignore"):  # a tangent this steep bounds nothing
         ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
-    fixed = 0.5 * (1.0 - delta[0])  # place on the diagonal; symmetry gives the cells beyond it
+    fixed = 0.5 * (1.0 - delta[0])  # a point of the diagonal; symmetry gives the cells beyond it
     floor = np.minimum(floor, np.maximum(fixed, 0.0))
     with np.errstate(all="ignore"):
         ends = (delta[:-1] - delta[1:]) / np.diff(ratio, axis=0)
@@ -277,7 +277,7 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the tangents of some rows, and new ones between tangents c and c + 1 for each c in `cells`, (R, n)."""
+    """Return the tangents of some rows, with a new one midway between c and c + 1 for each c in `cells`, (R, n)."""
     left, right = (np.take_along_axis(lines[0], cells + more, axis=0) for more in (0, 1))
     together = np.concatenate([lines, _lines(deltas, 0.5 * (left + right), rows)], axis=1)
     order = np.argsort(together[0], axis=0, kind="stable")
@@ -295,11 +295,11 @@ def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
 # It is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`, and at least that quotient at eps = 0.
 
 REGRET_ROUNDS = 8
-"""How often values of delta are added where the bound is largest."""
+"""Largest number of rounds that add values of delta where the bound is largest."""
 VALUES_ADDED = 4
-"""Values of delta added to a row in a round."""
+"""Number of values of delta added to a row in a round."""
 REGRET_WIDTH = 1e-3
-"""A row is finished when its bracket is relatively this narrow, or NARROW_ABSOLUTE wide."""
+"""A row is finished when its bracket's relative width is at most this, or its width at most NARROW_ABSOLUTE."""
 NARROW_ABSOLUTE = 1e-7
 
 
@@ -347,11 +347,11 @@ def _cells(
     """
     with np.errstate(all="ignore"):
         ratio = np.exp(epsilon)
-        # A difference of two neighbouring e^eps would cancel.
+        # expm1 avoids the difference of two neighbouring e^eps, which would cancel.
         width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
-        # At most the slope of delta. By symmetry -(1 - delta(0))/2 is one of its slopes at E = 1.
+        # `before` is at most the slope of delta. By symmetry -(1 - delta(0))/2 is one of its slopes at E = 1.
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
-        # At least the slope of delta.
+        # `after` is at least the slope of delta.
         after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
     after = np.concatenate([after, np.zeros_like(low[:1])])
     bounds = []
@@ -364,7 +364,7 @@ def _cells(
 # Deltas of many runs at several epsilons of each, from one contour for each run
 
 DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
-"""Shares of rtol: the width of a bracket in one direction, and the contour's tolerance."""
+"""The width of a bracket in one direction, and the contour's tolerance, each as a share of rtol."""
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
@@ -415,7 +415,8 @@ def deltas_along(
     epsilon : (K, n).
     both : (K, n), whether rtol is wanted; elsewhere a rough upper end is enough.
     tolerance : share of rtol that a contour may cut off, relative to a first approximation of delta at `place`.
-    rungs : (2, n), first rung of each direction's contours. The last rung of each direction overwrites it.
+    rungs : (2, n), index of the contour size ("rung") from which each direction starts. It is overwritten by the index
+        at which the direction ended.
     """
     rungs = np.zeros((2, place.size), int) if rungs is None else rungs
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
@@ -429,8 +430,8 @@ def deltas_along(
             if rows.size:
                 some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
                 if direction == "add":  # the loss is bounded, and its deltas matter near eps = 0
-                    # The contour for "add" lies lower. What it cuts off is larger in relation to deltas several
-                    # deviations above its place.
+                    # The contour for "add" is placed for a lower eps. The part that it cuts off is relatively larger
+                    # for deltas several standard deviations above that eps.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
                 # Where rtol is not wanted, an upper end this near to the estimate is enough.
