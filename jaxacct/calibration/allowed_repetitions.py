@@ -29,7 +29,7 @@ from jaxacct.selection.mechanism import select
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
 """Families of laws of K, each with one free number, that can be searched."""
 LARGEST_GAMMA = 1.0 - 1e-6
-"""Largest gamma that is searched: E[K] is 1 up to 1e-6 there."""
+"""Largest gamma that is searched; E[K] differs from 1 by at most 1e-6 there."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, of every family: more candidates than anybody trains."""
 
@@ -159,7 +159,7 @@ def repetitions_allowed(
 
     target, level = np.broadcast_to(target, shape), np.broadcast_to(level, shape)
     least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
-    with backend.job(int(np.prod(shape))):  # later, smaller batches take the same path as the whole batch
+    with backend.job(int(np.prod(shape))):  # so that smaller batches use the backend of the whole batch
         found = search_mechanisms(
             chosen,
             target,
@@ -195,7 +195,7 @@ def _parameter(family: str, values: np.ndarray) -> np.ndarray:
 
 
 def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
-    """Return the ends of the search range."""
+    """Return the smallest and the largest value of the search range."""
     if family == "point_mass":
         return np.ones(()), np.full((), LARGEST_MEAN)
     if family == "poisson":
@@ -204,7 +204,7 @@ def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
     # 1e-9 is the smallest gamma of a truncated negative binomial law that is searched, with its largest E[K]
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))
     most = high.copy()
-    for _ in range(60):  # bisect for the parameter at which the mean is the largest that is searched
+    for _ in range(60):  # bisect for the parameter whose mean is LARGEST_MEAN
         middle = 0.5 * (low + most)
         beyond = np.asarray(_law(family, eta, _parameter(family, np.exp(middle))).mean) > LARGEST_MEAN
         low, most = np.where(beyond, low, middle), np.where(beyond, middle, most)

@@ -32,7 +32,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, take_rows
 
 ROUGH = 0.9, 0.05
-"""rtol of epsilon at the ends of the bracket; the second serves rows that the first cannot decide."""
+"""Two values of rtol for epsilon at the ends of the bracket. The second is for rows that the first leaves undecided."""
 
 
 @with_hints
@@ -150,9 +150,9 @@ def search_mechanisms(
 ) -> BestValues:
     """Search the least private value of each element, for arrays of one shape; the result is flat.
 
-    `make` is asked for all elements, since it may hold arrays of the shape of the batch; elements that are settled keep
-    the value tried last.  Where an evaluation is costly, only the elements that are left are evaluated.  Both ends of
-    the bracket are evaluated roughly: they decide only the direction of epsilon, and the value that is tried first.
+    `make` is called for all elements, since it may hold arrays of the shape of the batch; finished elements keep the
+    value tried last.  Where an evaluation is costly, only unfinished elements are evaluated.  Epsilon at both ends of
+    the bracket is evaluated roughly: it decides only whether epsilon falls, and which value is tried first.
     """
     low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)
@@ -241,7 +241,7 @@ def _started(
     falls: np.ndarray,
     rtol: float,
 ) -> Start:
-    """Return a start: bisect until a guess of log(epsilon) meets the goal, then take secant steps on estimates.
+    """Return a start: bisect for a value whose guess of log(epsilon) is the goal, then take secant steps on estimates.
 
     All arguments but `rows` and `rtol` are for the whole batch.  Estimates decide only where the certified search
     begins.
@@ -270,7 +270,7 @@ def _started(
         new = x[at] - found / fresh[at]
         good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
         x[at] = np.where(good, new, x[at])
-        # within 10 rtol in log(epsilon) (0.05 rtol for a first step), one more step of the secant is the last
+        # the secant step after an estimate within 10 rtol (0.05 rtol at first) of the goal is the last step
         near = np.abs(found) < np.where(second, 10.0 * rtol, 0.05 * rtol)
         solved[at] = good & near
         at = at[good & ~near]
@@ -292,16 +292,16 @@ def _at_ends(
     high: np.ndarray,
     effort: Effort,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return upper ends of epsilon at both ends of the bracket, and whether epsilon falls, only as narrow as needed.
+    """Return upper bounds of epsilon at `low` and at `high`, and whether epsilon falls, no narrower than needed.
 
-    Where guesses lie clearly on both sides of the target, the guesses are returned: nothing is claimed from them.
+    Where the two guesses lie clearly on opposite sides of the target, they are returned: nothing is claimed from them.
     """
     rows = np.arange(low.size)
     at_low, at_high, falls = np.full(low.size, np.nan), np.full(low.size, np.nan), np.zeros(low.size, bool)
     first, last = guess(rows, low), guess(rows, high)
     if first is not None and last is not None:
         at_low, at_high, falls = np.exp(first), np.exp(last), last < first
-        # beyond a factor of 2 from the target, a guess shows on which side an end of the bracket lies
+        # a guess that differs from the target by more than a factor of 2 shows on which side of it epsilon lies
         clear = np.minimum(np.abs(first - np.log(target)), np.abs(last - np.log(target))) > np.log(2.0)
         rows = rows[~(clear & ((first > np.log(target)) != (last > np.log(target))))]
     for rtol in ROUGH:

@@ -43,17 +43,17 @@ ORDER = ("noise_multiplier", "sampling_probability", "steps")
 TOLERANCE = 3e-7
 """Relative accuracy of delta in the fast solves."""
 PLAIN = contour.LADDER[:2]
-"""Rungs of the plain solve."""
+"""Contour sizes ("rungs": numbers of points and nodes) on which the plain solve is tried in turn."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
-"""Rungs where delta is the target: near eps = 0 the integrand decays slowly, and the plain contour still serves."""
+"""The rungs where delta is the target: near eps = 0 the integrand decays slowly, so more nodes are needed."""
 NEARLY = 1.5
-"""Largest factor on a rung's nodes at which its solution is accepted: the solution is an estimate."""
+"""A solution is accepted if it needs at most this times its rung's nodes, since it is only an estimate."""
 RATE_RANGE = (1e-12, 1.0)
-"""Sampling probabilities that are searched."""
+"""Smallest and largest sampling probability that are searched."""
 MAX_STEPS = 10**9
 """Largest number of steps that is searched, unless the call says otherwise."""
 LEAST_RTOL = 1e-7
-"""Least rtol: narrower brackets cannot be relied on to be found."""
+"""Smallest rtol allowed: brackets narrower than this are not always found."""
 INFEASIBLE = dict(zip(ORDER, ("infeasible_noise", "infeasible_rate", "infeasible_steps"), strict=True))
 """Status of a row in which no value holds."""
 TARGETS = (
@@ -180,7 +180,7 @@ class Calibration:
 
 
 class Goal(NamedTuple):
-    """A parameter of DP-SGD that is solved for, on a flat batch."""
+    """The question of a calibration: a parameter of DP-SGD to solve for and its target, for a flat batch of rows."""
 
     unknown: str
     epsilon: np.ndarray
@@ -189,7 +189,7 @@ class Goal(NamedTuple):
     limits: tuple[float, float]
     relation: str
     rtol: float
-    hint: contour.Hint  # where the certificate should begin; filled in by the fast solves
+    hint: contour.Hint  # where certified evaluations begin; filled in by the fast solves
     near: np.ndarray | None = None  # guess of the unknown
     on_delta: bool = False  # whether delta at this epsilon is the target, instead of epsilon at this delta
 
@@ -307,7 +307,7 @@ class _Equation(NamedTuple):
         return _Equation(*(column[rows] for column in self))
 
 
-@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # targets at the ends of float64 give any x
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # near the ends of float64's range x may be wrong
 def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
     """Return a start for some rows of a goal, and a hint for certificates.
 
@@ -321,7 +321,7 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
     else:
         epsilon, log_delta = goal.epsilon[rows] * (1.0 - AIM * goal.rtol), np.log(goal.delta[rows])
         z = np.sqrt(-2.0 * log_delta)
-        mu = 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))  # by the tail of the normal law
+        mu = 2.0 * epsilon / (z + np.sqrt(z**2 + 2.0 * epsilon))  # by the Gaussian tail bound
     nothing = np.zeros(rows.size)
     x = by_central_limit(goal, known, mu) if goal.near is None else np.log(goal.near[rows])
     found, hint = Start(x, nothing, nothing.astype(bool)), contour.no_hint(rows.size)
@@ -355,7 +355,7 @@ def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint
 
 
 def room(delta: np.ndarray) -> np.ndarray:
-    """Return the unit of distances from a target delta: the smaller of delta and 1 - delta."""
+    """Return the unit in which distances from a target delta are measured: the smaller of delta and 1 - delta."""
     return np.minimum(delta, 1.0 - delta)
 
 
@@ -388,7 +388,7 @@ def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -
 def _plainly(
     goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
 ) -> None:
-    """Solve on the rungs of the plain contour in turn; each row climbs to the rung that its kernel asks for."""
+    """Solve on the plain contour, from its smallest rung on; unsolved rows go to the rung that has the nodes needed."""
     rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)
     variance = mu**2
@@ -418,7 +418,7 @@ def _plainly(
 
 
 def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint) -> None:
-    """Solve the rows that are left by secant steps on the split contour, until the steps are small."""
+    """Solve the unsolved rows on the split contour by secant steps, until the steps are small."""
     left = ~found.solved
     if not left.any():
         return
@@ -426,13 +426,13 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
     rows = np.flatnonzero(left)
-    if not goal.on_delta:  # at eps = 0 the sum of single steps is above the true delta
+    if not goal.on_delta:  # at eps = 0 the deltas of single steps add up to more than the true delta
         found.x[rows], slope[rows] = _one_hit(equation.take(rows), found.x[rows], slope[rows], sign)
     for place, rung in enumerate(contour.LADDER):
         if not rung.split or rung.chunk == 1:
             continue
         active = left.copy()
-        # at most six calls for a row on one rung; each call places the windows anew
+        # a row has at most six calls on one rung; each call places the contour's windows anew
         for _ in range(6):
             todo = np.flatnonzero(active)
             if todo.size == 0:
@@ -460,19 +460,19 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
 def _note(
     hint: contour.Hint, rows: np.ndarray, close: np.ndarray, rung: int, near: np.ndarray, found: calibration.Solved
 ) -> None:
-    """Write placements and rungs into the hint, so that the certificate need not search for them."""
+    """Write the contours' placements and rungs into the hint, so that certified evaluations start from them."""
     rows = rows[close]
     hint.near[rows], hint.rung[rows] = near[close], rung
-    # the certificate uses windows and contour of the last call if x moved by less than 0.05 in it
+    # the last call's windows and contour are used again if x moved by less than 0.05 in that call
     hint.usable[rows] = found.moved[close] < 0.05
     for kept, new in zip(jax.tree.leaves(hint.placed), jax.tree.leaves(found.placed), strict=True):
         kept[rows] = new[close]
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return x and d log delta/dx; x is moved to where n times the delta of one step is the target, if more private.
+    """Return x and d log delta/dx. A less private x moves to where n times the delta of one step is the target.
 
-    This product is nearly a lower bound of the true delta, and nearly equal to it if few hits are expected.
+    This product is nearly a lower bound of the true delta. It is nearly equal to delta if the record is rarely sampled.
     """
     from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
 

@@ -291,7 +291,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     if risk is not None:
         if beyond:
             raise InputError(f"a risk cannot be met here with {beyond}; give target_epsilon and target_delta instead")
-        from jaxacct.calibration.risks import calibrated_to_risk  # imports SciPy: only where a risk is the target
+        from jaxacct.calibration.risks import calibrated_to_risk  # imports SciPy, so only where a risk is the target
 
         return calibrated_to_risk(risk.name, *checked(unknown, risk.values, numbers, *settings), backend)
     if law is not None:
@@ -311,7 +311,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
             f"sampling_probability cannot be solved for with sampling = {sampling!r}, whose slots are whole; use "
             "ja.calibrate(lambda t: ja.dp_sgd(sigma, slots=t, ...), whole=True, ...), all else the same"
         )
-    rate = {name: value for name, value in run.items() if name == "sampling_probability"}  # where it is known
+    rate = {name: value for name, value in run.items() if name == "sampling_probability"}  # empty if not given
     goal, _, shape = checked(unknown, target, numbers | rate, *settings)
     # epsilon need not grow with the rate where a cap binds more often, or where the steps become fewer
     monotone = unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known)
@@ -319,7 +319,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
 
 
 def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: int, relation: str) -> str:
-    """Return a setting that the quick calibration (Poisson samples of single records) does not cover, or ""."""
+    """Return the setting that the quick calibration, for Poisson samples of single records, does not cover, or ""."""
     if sampling != "poisson":
         return f"sampling = {sampling!r}"
     if group != 1:
@@ -358,7 +358,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
 
 def law_shape(law: Any, candidates: str = "iid") -> tuple[int, ...]:
     """Return the batch shape of a law of K; raise InputError for anything else."""
-    from jaxacct.selection.law_of_k import Law  # slow to import, and single runs do not need it
+    from jaxacct.selection.law_of_k import Law  # imports slowly, and single runs do not need it
     from jaxacct.selection.mechanism import CANDIDATES
 
     choice("candidates", candidates, CANDIDATES)
@@ -377,7 +377,7 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
 
     def certify(relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
         pieces = []
-        for row, value in zip(rows, values, strict=True):  # each row has a curve, and one program serves all rows
+        for row, value in zip(rows, values, strict=True):  # rows have their own trade-off curves
             run = goal.run(np.array([row]), np.array([value]))
             chosen = select(run, jax.tree.map(lambda x, row=row: x[[row]], laws), candidates=candidates)
             pieces.append(account.epsilon(chosen, goal.delta[[row]], relation=relation, rtol=rtol))

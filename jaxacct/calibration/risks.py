@@ -4,7 +4,7 @@ Every target but mu follows from one certified value of the privacy profile, `de
 searched for at that eps*.  For a true-positive rate eps* is free: any eps* is valid, and the best is searched for.
 mu has a certified bracket, which follows from tangents of one contour that are chosen beforehand.  They lie close
 together near the best eps at the floor, where mu is usually attained, and far apart elsewhere.  `gaussian_fit` decides
-the rows that these tangents leave open.  Derivations: jaxacct/representations/README.md.
+the rows whose bracket these tangents leave too wide.  Derivations: jaxacct/representations/README.md.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ from jaxacct.mechanisms.base import take_rows
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
-"""Assumed distance of eps from the best eps, in deviations of the loss, and rtol of the deltas, for two attempts.
-
-The attempts bound the lower end of a true-positive rate, which is then some 0.05 % or 1 % low."""
+"""Two attempts at a lower bound of a true-positive rate: the assumed distance of eps from the best eps, in standard
+deviations of the loss, and rtol of the deltas. The lower bounds are some 0.05 % and 1 % below the rate."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
-"""The best values, the ends of the risk (3, n), and the eps from which the risk follows."""
+"""The best values; lower bound, estimate and upper bound of the risk, (3, n); the eps from which the risk follows."""
 
 
 def calibrated_to_risk(
@@ -225,13 +224,14 @@ def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray
 def _rates_at_least(
     goal: Goal, values: np.ndarray, epsilon: np.ndarray, wanted: np.ndarray, fpr: np.ndarray, enough: np.ndarray
 ) -> np.ndarray:
-    """Return a lower end of the true-positive rate at some values, from three values of delta around each eps.
+    """Return a lower bound of the true-positive rate at some values, from three values of delta around each eps.
 
-    The lower end is tight if eps is near the best one.  Rows below `enough` are repeated with points further apart.
+    The bound is tight if eps is near the best eps.  Rows whose bound is below `enough` are repeated, with the three
+    epsilons further apart.
     """
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
-        for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):  # one direction suffices for a lower end
+        for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):  # one direction gives a lower bound
             rows = np.flatnonzero(left & (np.where(epsilon < 0.0, -1.0, 1.0) == sign))
             if rows.size == 0:
                 continue
@@ -240,7 +240,7 @@ def _rates_at_least(
             place = Place(sign * np.maximum(np.abs(epsilon[rows]), about * mu), mu)
             relation = goal.relation if goal.relation in account.REVERSED else leading
             run = goal.run(rows, values[rows])
-            deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)  # of all rows at once
+            deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)  # called for all rows
             low[rows] = np.maximum(rate_at(deltas, place, fpr[rows], about).low, low[rows])
         left &= low < enough
     return low
@@ -253,9 +253,9 @@ class RateSolve(NamedTuple):
     slope: np.ndarray
     """d log delta/d log noise."""
     rung: np.ndarray
-    """Number of the contour's rung on which each row was solved."""
+    """Index of the contour size (in PLAIN_FOR_DELTA) on which each row was solved."""
     fits: np.ndarray
-    """Whether the contour had the nodes that its eps needs; otherwise eps is a guess."""
+    """Whether the contour had as many nodes as the eps found needs; otherwise that eps is a guess."""
     close: np.ndarray
     """Whether the noise is accurate enough to be certified unchanged."""
 
@@ -286,10 +286,10 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
     if left.size:
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
-    with np.errstate(all="ignore"):  # a solve with NaN is repeated
+    with np.errstate(all="ignore"):  # where the noise is NaN, the row is solved again
         # a solve that was cut short counts only if its noise is within 3e-4 of the certified noise, in the logarithm
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
-    if again.size:  # of two guesses at the best eps, the one with less noise is better
+    if again.size:  # the guess of eps that needs less noise is better
         first = epsilon[again].copy()
         by_rounds(again)
         some = _at_rate(goal.take(again), epsilon[again], rate[again], fpr[again])
@@ -309,9 +309,8 @@ def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray)
 
 
 ATTEMPTS = ((0, 4, TOLERANCE), (0, 14, TOLERANCE), (1, 7, TOLERANCE), (2, 14, 1e-11))
-"""Rung, steps of the kernel on the contour integral, and share of a first approximation of delta that may be cut off.
-
-Later attempts, where the approximation was poor, take more steps and cut off less."""
+"""For each attempt: index of the contour size (in PLAIN_FOR_DELTA), number of the kernel's steps on the contour
+integral, and the share of an approximate delta that may be cut off. Later attempts are for poor approximations."""
 
 
 @np.errstate(all="ignore")  # a guess that is not a number is not used
@@ -321,9 +320,8 @@ def _by_contour(
     """Solve for the noise and the best eps together, for rows with 0 < q < 1; return them, and whether they were found.
 
     mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
-    guess : whether the first attempt replaces the last one where it lacked few nodes.  It is usually closer there,
-    since the
-        last attempt is cut short.
+    guess : whether the first attempt's result is kept in place of the last attempt's, where the first lacked few nodes.
+        It is usually closer there, since the last attempt is cut short.
     """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled = np.zeros(q.size, bool)
@@ -352,7 +350,7 @@ def _by_contour(
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
-        # an eps is accepted after a small last step (times c), since the noise changes by the square of that step.  It
+        # an eps is accepted if c times its last step is small, since the noise changes by the square of that step.  It
         # may need up to 25 times the nodes of the last rung, since the terms that are cut off hardly move it
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
         # at an end of its range eps cannot move on, so that a small step proves nothing
@@ -380,18 +378,18 @@ def _by_contour(
 
 
 ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
-"""Distance of the compared places of the profile, in deviations of the loss, and their number, for each round.
+"""For each round: distance between the epsilons that it compares, in standard deviations of the loss; their number.
 
-The rounds search for the eps of a true-positive rate where `_by_contour` finds none.
+The rounds search for the best eps of a true-positive rate where `_by_contour` finds none.
 """
 LARGEST_MOVE = 2.0
-"""Longest move of eps from the best of these places, over the distance of the places."""
+"""Longest move of eps from the best of these epsilons, in units of the distance between them."""
 
 
 def _by_rounds(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best eps and the value there, by the fast solves for the value at one eps after another."""
+    """Return the best eps and the value there; each round solves for the value at an eps, then improves that eps."""
     rows, near = np.arange(rate.size), None
     for distance, places in ROUNDS:
         rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=near)
@@ -404,18 +402,18 @@ def _by_rounds(
 def _better(
     goal: Goal, epsilon: np.ndarray, value: np.ndarray, rate: np.ndarray, fpr: np.ndarray, step: np.ndarray, places: int
 ) -> np.ndarray:
-    """Return the eps at which `delta + e^eps a` is least, by a parabola through the best place and its neighbours."""
+    """Return the eps at which `delta + e^eps a` is least, by a parabola through the best point and its neighbours."""
     half = places // 2
     at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
     # an rtol of 1e-3 suffices for the deltas: their estimates are more accurate
     run, effort = goal.run(np.arange(value.size), value), account.effort_of_search(1e-3)
-    side = "add_one" if goal.relation == "add_one" else "remove_one"  # usually the larger one
-    with np.errstate(over="ignore"):  # a place whose sum is infinite is not the best
+    side = "add_one" if goal.relation == "add_one" else "remove_one"  # usually the larger direction
+    with np.errstate(over="ignore"):  # an infinite sum is not the least one
         asked = MechanismQuestion("delta", run, at, side, effort, "contour")
         sums = by_parts(asked).estimate + np.exp(at) * fpr
     best = np.clip(np.argmin(np.where(np.isnan(sums), np.inf, sums), axis=0), 1, places - 2)
     left, middle, right = (np.take_along_axis(sums, best[None] + by, axis=0)[0] for by in (-1, 0, 1))
-    with np.errstate(all="ignore"):  # NaN moves nothing
+    with np.errstate(all="ignore"):  # where the move is NaN, eps stays
         slope, bend = 0.5 * (right - left), right - 2.0 * middle + left
         move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE)
     moved = np.take_along_axis(at, best[None], axis=0)[0]
@@ -425,15 +423,16 @@ def _better(
 
 
 BLOCK = 64
-"""Tangents of a block, which share a contour."""
+"""Number of tangents in a block. The tangents of a block share a contour."""
 TRIES = ((1, 1e-2), (1, 1e-2), (1, 1e-5), (4, 1e-8))
-"""Number of blocks of tangents, and the contour's tolerance as a share of the width, for each try.
+"""For each try: number of blocks of tangents, and the contour's tolerance as a share of the bracket's width.
 
 A nearly Gaussian run needs many tangents, since its mu hardly falls.  Where losses are rare and large, the contour cuts
 off many times as much as the saddle point approximation shows.
 """
 ABOVE, FARTHEST = 8, 0.12
-"""Tangents of a block above its place, and the distance of the last one over the place: the best eps may be there."""
+"""Number of a block's tangents above the estimate of the best eps, which may be too low; the farthest one's distance,
+relative to that estimate."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
@@ -445,8 +444,8 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
     wanted, floor = flat[name], flat["above_fpr"]
     first, place = _start_for_mu(goal, wanted, floor)
     epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
-    made = first.x.copy()  # logarithms of the values at which the places were found
-    rungs = np.zeros((2, wanted.size), int)  # kept, since a value near the last one needs the same rungs
+    made = first.x.copy()  # logarithm of the value for which `place` was found
+    rungs = np.zeros((2, wanted.size), int)  # kept for nearby values
 
     def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
         def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
@@ -525,7 +524,7 @@ class Shown(NamedTuple):
     epsilon: np.ndarray
 
 
-@np.errstate(invalid="ignore")  # a comparison with NaN does not hold
+@np.errstate(invalid="ignore")  # comparisons with NaN are False
 def shown_on_one_contour(
     run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, rungs: np.ndarray | None = None
 ) -> Shown:
@@ -557,7 +556,7 @@ def shown_on_one_contour(
         shown.lower[rows], shown.upper[rows], shown.narrow[rows] = lower, upper, narrow
         shown.epsilon[rows] = np.where(narrow | ~np.isfinite(better), at.epsilon, better)
         rows = rows[more & ~narrow]
-    # places of wide brackets stay as given
+    # rows whose brackets are wide keep the eps that was given
     return shown._replace(epsilon=np.where(shown.narrow, shown.epsilon, place.epsilon))
 
 
@@ -571,18 +570,18 @@ def _bracket(
     tolerance: float,
     rungs: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return both ends of mu by `blocks` blocks of tangents, and an estimate of the best eps at the floor."""
+    """Return lower and upper bounds of mu by `blocks` blocks of tangents, and an estimated best eps at the floor."""
     size, near = floor.size, three_places(place, KNOWN_WIDTH)
     above = ABOVE * blocks
     below = BLOCK * blocks - 3 - above
-    # mu falls as the rate rises: tangents lie closer near the floor, with squares of equal steps as distances in eps
+    # mu falls as the rate rises, so tangents lie closer near the floor: their distances in eps grow as squares
     shares = 1.0 - np.linspace(1.0, 0.0, below + 1)[:-1] ** 2
     shares = np.append(shares, 1.0 + FARTHEST * np.linspace(0.0, 1.0, above + 1)[1:] ** 2)
     epsilon = np.concatenate([place.epsilon * shares[:, None], near])
     order = np.argsort(epsilon, axis=0, kind="stable")
     back = np.argsort(order, axis=0)[-3:]
     epsilon, at_floor = np.take_along_axis(epsilon, order, axis=0), order >= BLOCK * blocks - 3
-    # a block is a row of its own
+    # each block becomes a row of its own
     apart = lambda values: values.reshape(blocks, BLOCK, size).swapaxes(0, 1).reshape(BLOCK, blocks * size)
     whole = lambda values: values.reshape(BLOCK, blocks, size).swapaxes(0, 1).reshape(blocks * BLOCK, size)
     many = take_rows(run, np.tile(np.arange(size), blocks))
@@ -597,12 +596,12 @@ def _bracket(
     return np.nan_to_num(least_mu(rate, ends[0][0], floor)), upper, _lowest(epsilon, ends[1], floor)
 
 
-@np.errstate(all="ignore")  # a place that is not a number is not used
+@np.errstate(all="ignore")  # an eps that is NaN is not used
 def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Estimate the eps at which `delta + e^eps a` is least, by a parabola through the least value and others."""
+    """Estimate the eps at which `delta + e^eps a` is least, by a parabola through three values."""
     rates = delta + np.exp(epsilon) * floor
     best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
-    # the next but one on either side: nearer ones may differ by rounding alone
+    # the least value and the next but one on each side, since direct neighbours may differ by rounding alone
     x, y = (np.take_along_axis(v, best + np.array([-2, 0, 2])[:, None], axis=0) for v in (epsilon, rates))
     left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
     bend = (right - left) / (x[2] - x[0])

@@ -21,11 +21,11 @@ from jaxacct.core.progress import Waiting, waiting
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value that holds."""
 AIM = 0.15
-"""Distance below the target at which a fast start aims, in units of rtol, so that its certificate usually holds."""
+"""A fast start aims this far below the target, in units of rtol, so that its certified epsilon usually holds."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
-"""First guesses of d log(epsilon)/dx, from Gaussians: for noise, with which epsilon falls, and for other parameters."""
+"""First guesses of d log(epsilon)/dx, from Gaussians: for parameters with which epsilon falls, and for others."""
 LARGEST_EXCESS = 8.0
-"""Cap of log(epsilon/target); an unknown epsilon counts as this much too large."""
+"""Largest magnitude of log(epsilon/target) that is used. Where epsilon is unknown, the logarithm counts as this."""
 AT_LIMIT = 1e-12
 """Distance in x up to which a value counts as the limit itself."""
 
@@ -47,7 +47,7 @@ class Search(NamedTuple):
     rtol: float
     """A row is finished once its upper end is at most 0.5 rtol `scale` below the target."""
     closest: float = 1e-12
-    """A row is also finished where the best value and a value that does not hold are closer than this in x."""
+    """A row is also finished if the best value is closer than this, in x, to a value that does not hold."""
     whole: bool = False
     """Whether values are whole numbers."""
     infeasible: str = "infeasible"
@@ -55,7 +55,7 @@ class Search(NamedTuple):
     leader: Evaluate | None = None
     """A cheaper lower bound of `evaluate`, such as one direction alone.
 
-    The search uses the leader first, and evaluates only the value that it finds in full."""
+    The search calls the leader first, and calls `evaluate` only at the value found."""
     privates_first: np.ndarray | None = None
     """Rows whose least private value is tried first; none by default."""
     scale: np.ndarray | None = None
@@ -63,7 +63,7 @@ class Search(NamedTuple):
     says_best: bool = True
     """Whether one more value may be evaluated to show that the found value is the best."""
     all_there_is: bool = False
-    """Whether the least private limit is the least private value possible, as is a sampling probability of 1."""
+    """Whether the least private value searched is the least private one possible, as a sampling probability of 1 is."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return rtol, in units of the target."""
@@ -72,7 +72,7 @@ class Search(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The place where the search of some rows starts."""
+    """The x = log(value) at which the search of some rows starts, with what is known there."""
 
     x: np.ndarray
     slope: np.ndarray
@@ -80,7 +80,7 @@ class Start(NamedTuple):
     solved: np.ndarray
     """Whether x is thought to be the solution."""
     log_slope: np.ndarray | None = None
-    """d log(epsilon)/dx, where a search from x begins with more than the usual slope."""
+    """d log(epsilon)/dx at x, with which a search begins; NaN where it begins with the usual slope."""
 
 
 class BestValues(NamedTuple):
@@ -98,7 +98,7 @@ class BestValues(NamedTuple):
     """`Bounds.status` of the certified epsilon, such as "ok" or "width"; where no value holds, the same as `status`."""
     engine: np.ndarray
     shown: np.ndarray
-    """Whether a slightly less private value is shown to miss the target."""
+    """Whether the value is shown to be the best one (`_judged`)."""
 
     def bounds(self, shape: tuple[int, ...]) -> Bounds:
         """Return the certified epsilon at the values, as Bounds of a shape."""
@@ -211,7 +211,7 @@ def least_apart(rtol: float) -> float:
 
 
 def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
-    """Return a start at one value for each row, without slopes."""
+    """Return a function that gives the start at `values`, one for each row; the slopes are unknown."""
     x = np.log(values)
     return lambda rows: Start(x[rows], np.zeros(rows.size), np.zeros(rows.size, bool))
 
@@ -241,9 +241,9 @@ def least_private(
     whole: bool = False,
     margin: float = 0.0,
 ) -> float:
-    """Search the least private value that holds from upper ends of epsilon alone; return NaN where none does.
+    """Search the least private value that holds, given only upper bounds of epsilon; return NaN where none holds.
 
-    upper : function of an array of values that returns their upper ends.
+    upper : function from an array of values to the upper bounds of epsilon at these values.
     margin : share of the target that is kept, for the rounding by which another evaluation may differ.
 
     The other arguments are those of `Search`.
@@ -308,7 +308,7 @@ def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
 def _polish(
     search: Search, found: BestValues, rows: np.ndarray, start: Start, steep: np.ndarray
 ) -> tuple[np.ndarray, Start]:
-    """Certify solutions, and correct those that miss by the secant; return the rows that need a search, and its start.
+    """Certify solutions, and correct those that miss by secant steps; return the unfinished rows and their start.
 
     steep : written for all rows: whether epsilon changes fast enough with the value to show that the value is the best.
     """
@@ -316,7 +316,7 @@ def _polish(
     due, x = np.flatnonzero(start.solved), start.x.copy()
     slope, last_x, last = start.slope.copy(), np.full(rows.size, np.nan), np.full(rows.size, np.nan)
     settled = np.zeros(rows.size, bool)
-    # a start that misses the target takes two steps along its slope before the search
+    # a solution that misses the target takes up to two steps along its slope before the search
     for _ in range(3):
         if due.size == 0:
             break
@@ -347,7 +347,7 @@ def _polish(
 
 
 def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
-    """Search by a secant with the leader, if any; evaluate its result in full, and search again if that fails."""
+    """Search by a secant with the leader, if any. Call `evaluate` at its result; if that misses, search with it."""
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
         return
@@ -374,7 +374,7 @@ def _secant(
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
     size = rows.size
     x, kept = np.clip(start, low, high), private_limit.copy()
-    # x of the last value that held (safe) and of the last that did not (bold, less private); NaN before there is one
+    # safe: x of the last value that held; bold: x of the last value that did not; NaN if there is none yet
     safe, bold = np.full(size, np.nan), np.full(size, np.nan)
     last_x, last_excess = np.full(size, np.nan), np.full(size, np.nan)
     slope = _usual_slope(search, rows)
@@ -432,7 +432,8 @@ def _secant(
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
     """Search the least private whole number that holds.
 
-    The search goes outwards from the start in growing strides, and then between two ends.
+    The search goes outwards from the start in growing strides. Once a number holds and a less private one does not, it
+    goes on between these two.
     """
     low, high = search.lowest[rows], search.highest[rows]
     # the direction in which values grow less private ("bolder")
@@ -441,9 +442,9 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
     with np.errstate(over="ignore"):
         n = np.clip(np.floor(np.exp(start) * (1.0 + bolder * AIM * search.rtol)), low, high)
     holds_at, fails_at = np.full(rows.size, np.nan), np.full(rows.size, np.nan)
-    # log of epsilon over target at these two numbers
+    # log(epsilon/target) at these two numbers
     holds_excess, fails_excess = np.zeros(rows.size), np.zeros(rows.size)
-    stride = np.ones(rows.size)  # of the next step outwards
+    stride = np.ones(rows.size)  # length of the next step outwards
     active = np.ones(rows.size, bool)
     turn = 0
     while active.any():
@@ -467,10 +468,10 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
         bracketed = np.isfinite(fails_at) & np.isfinite(holds_at)
         outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
         n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
-        # the search is in logarithms where two whole numbers differ by more than a factor of 2
+        # interpolation is used only where the two numbers differ by more than a factor of 2
         far = np.maximum(holds_at, fails_at) > 2.0 * np.minimum(holds_at, fails_at)
-        # two turns of three interpolate log(epsilon) linearly in log(n); the third bisects, since interpolation may
-        # make little progress
+        # two turns of three interpolate log(epsilon) linearly in log(n). The third turn bisects, since interpolation
+        # may make little progress.
         if turn % 3:
             with np.errstate(divide="ignore", invalid="ignore"):
                 share = holds_excess / (holds_excess - fails_excess)
