@@ -39,11 +39,11 @@ SIMPLE_UNITS = 4.0
 COMPOUND_UNITS = 6.0
 """Error of log1p, expm1, hypot and logistic, in units of the value; 1.5 times the measured error."""
 LARGEST_ANGLE = 1e8
-"""Largest angle at which a sine or cosine has this relative error. glibc reduces larger angles in another way."""
+"""Largest angle whose sine and cosine are off by at most SIMPLE_UNITS of their value, in glibc too."""
 SMALLEST_NORMAL = 2.0**-1022
-"""The least positive normal number."""
+"""The smallest positive normal float64."""
 BLOCK_SIZE = 64
-"""Terms that are summed at a stretch: about the square root of the longest sums, which makes the bound least."""
+"""Number of terms in a block of a sum: about the square root of the longest sums, which makes the error bound least."""
 _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 """The bits of sqrt(1/2)."""
 _LN2_HIGH = 6.93147180369123816490e-01
@@ -155,7 +155,7 @@ def constant(xp: Namespace, values: Carry) -> Carry:
 
 
 def cummin(xp: Namespace, x: Array, reverse: bool = False) -> Array:
-    """Return the least entry up to each one along the last axis, or from each one on if `reverse`."""
+    """Return the running minimum along the last axis; it runs backwards from the last entry if `reverse`."""
     if xp is jnp:
         return lax.cummin(x, axis=x.ndim - 1, reverse=reverse)
     if reverse:
@@ -201,7 +201,7 @@ def erfc(xp: Namespace, x: Array) -> Array:
     """
     if xp is jnp:
         return lax.erfc(x)
-    from scipy import special  # takes a while to import, and few questions need it
+    from scipy import special  # SciPy imports slowly, and few questions need it
 
     x = np.asarray(x, np.float64)
     # From .7 to 1 SciPy's erfc is off by more units than an exponential times erfcx.

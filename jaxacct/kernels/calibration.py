@@ -45,9 +45,9 @@ from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_
 SPLIT_SECANT_STEPS = 3
 """Secant steps in a call. Further steps leave the region that the contour was placed for, or change nothing."""
 LARGEST_SPLIT_STEP = 0.4
-"""Largest step in x, the logarithm of a parameter."""
+"""Largest secant step in x, the logarithm of a parameter."""
 SETTLED = 0.15
-"""Distance in x within which windows need not be placed anew."""
+"""Distance of x from where the contour's windows were placed, up to which they need not be placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
 """Factor by which the slope may change in a step. A larger change is taken for rounding."""
 CURVATURE = 3.0
@@ -58,7 +58,7 @@ CURVATURE = 3.0
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Return (derivative of log delta along a tangent of the law, minus its derivative in eps, needs)."""
+    """Return (derivative of log delta along a tangent of the law, minus that in eps, points and nodes needed)."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, *images = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
@@ -137,18 +137,18 @@ def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
 
 
 LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
-"""Largest steps in x and in log c in `solve_rate`: small, since with the noise the loss soon changes beyond
-recognition."""
+"""Largest Newton steps in x and in log c in `solve_rate`. They are small, since the loss changes fast with the
+noise."""
 LARGEST_EPSILON_STEP = 1.0
 """Largest step in eps, times c."""
 LARGEST_SHARE = 0.999
 """Largest share of the rate that e^eps a may take, since delta must be positive."""
 LARGEST_NEWTON_STEP = 0.7
-"""Largest step in log c and in x: a factor of two."""
+"""Largest Newton step in log c and in x in `solve`: a factor of two."""
 LARGEST_SECANT_STEP = 0.3
 """Largest secant step in x. The contour was placed near where the secants begin."""
 LEAST_SECANT = 1e-7
-"""Distance in x below which a secant is rounding."""
+"""Distance in x below which the slope of a secant is mostly rounding error."""
 SLOPE_CHANGE = 10.0
 """Factor by which the slope may change in a step. A larger change is taken for rounding."""
 LARGEST_Q = 1.0 - 1e-12
@@ -192,7 +192,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = SLOPE_CHANGE) -> Array:
-    """Return the slope risen/moved of a secant, or `slope` where the secant is rounding."""
+    """Return the slope risen/moved of a secant, or `slope` where the former is mostly rounding error."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
     trusted = (xp.abs(moved) > LEAST_SECANT) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
@@ -212,7 +212,7 @@ def solve(
     count: int,
     rounds: int,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return (x, d log delta/dx, that over -d log delta/d eps, residual of log delta, nodes needed) at the solution.
+    """Return (x, d log delta/dx, d eps/dx at fixed delta, residual of log delta, nodes needed) at the solution.
 
     Every round after the first places the contour anew, for laws on which the saddle point approximation is poor.
 
@@ -284,8 +284,8 @@ def solve_rate(
     The last step in x is made at the final eps, so that x belongs to that eps.
 
     sign : +1 for remove, -1 for add.
-    steps : steps on the contour integral. They start from a saddle point approximation, off by some hundredths,
-        or by tenths where hits are few.
+    steps : number of steps on the contour integral. They start from a saddle point approximation, which is off by some
+        hundredths, or by tenths where the record is rarely sampled.
     """
     xp = namespace(sign, log_q, x0)
     one, axis = xp.ones_like(x0), plain.axis_nodes(points)
@@ -317,9 +317,9 @@ def solve_rate(
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
-        """Return log delta over its target, and the first two derivatives of log F in eps times F over delta."""
+        """Return log(delta/target), and the first two derivatives of F in eps over delta, the second kept positive."""
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
-        # Relative to delta, F_eps = e^eps a - delta fall, and F_eps,eps = e^eps a + delta bend.
+        # F_eps = e^eps a - delta fall, and F_eps,eps = e^eps a + delta bend. Both are returned over delta.
         share = xp.exp(epsilon + log_fpr - value)
         target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), LARGEST_SHARE))
         return value - target, share - fall, xp.maximum(bend + share, 1e-3 * fall**2)
@@ -347,15 +347,15 @@ class Solved(NamedTuple):
     x: Array
     slope: Array  # d log delta / dx
     epsilon_slope: Array
-    residual: Array  # of log delta before the last step
-    off: Array  # error after the last step, by the convergence of secants
+    residual: Array  # log(delta/target) before the last step
+    off: Array  # estimated error of x after the last step
     moved: Array  # distance between x0 and x
-    needs: Array  # (points, nodes)
-    placed: Placement  # placement for x0
+    needs: Array  # (points, nodes) that the contour needs
+    placed: Placement  # the windows and contour placed for x0
 
 
 SHAPE = jax.tree.structure(Solved(0, 1, 2, 3, 4, 5, 6, split.no_placements(1, 1)))
-"""The tree structure of a call's result, since compiled programs return the leaves alone."""
+"""The tree structure of a call's result, which is needed since compiled programs return only the leaves."""
 
 
 def solve_split(

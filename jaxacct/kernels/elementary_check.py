@@ -20,7 +20,7 @@ from jaxacct.kernels.arrays import COMPOUND_UNITS, SIMPLE_UNITS, erfc
 from jaxacct.kernels.lattice_laws import FFT_CONSTANT
 
 TABLE = pathlib.Path(__file__).with_name("elementary_table.txt")
-"""Lines of a name, one argument or two, and the value, as hexadecimal float64."""
+"""A file whose lines have a function's name, one or two arguments, and the value, as hexadecimal float64."""
 VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "sqrt": (np.sqrt, 1.0),
     "exp": (np.exp, SIMPLE_UNITS),
@@ -37,7 +37,7 @@ VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
 }
 """Each function as kernels call it, and the units that the model allows it (`units_of`)."""
 ROTATION = 4096
-"""Length of the transform that is tried."""
+"""Length of the FFT that is tried."""
 
 
 def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.ndarray:
@@ -45,14 +45,14 @@ def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.nd
     units = np.full(value.shape, VALUES[name][1])
     if name == "erfc":
         units *= 4.0 + np.square(arguments[0])
-    if name == "logaddexp":  # max and log1p may cancel, so the error is relative to their magnitudes
+    if name == "logaddexp":  # its two terms may cancel, so the error is relative to their magnitudes
         units *= 1.0 + 2.0 * np.maximum(*np.abs(arguments)) / np.maximum(np.abs(value), 1e-300)
     return units
 
 
 @functools.cache
 def failure(special: bool = False) -> str | None:
-    """Return an error of NumPy's functions on this machine, in words, or None; tried once a process.
+    """Return a sentence on an inaccuracy of NumPy's functions on this machine, or None; they are tried once a process.
 
     special : whether to try erfc as well, which imports SciPy (a fifth of a second).
     """
@@ -78,7 +78,7 @@ def failure(special: bool = False) -> str | None:
 
 @functools.cache
 def _table() -> dict[str, np.ndarray]:
-    """Return rows of arguments and value, by name."""
+    """Return a map from a function's name to rows of its arguments and value."""
     rows: dict[str, list[list[float]]] = {}
     for line in TABLE.read_text(encoding="ascii").splitlines():
         name, *numbers = line.split()

@@ -18,25 +18,25 @@ from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, 
 REACH = 38.0
 """Deviations from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""
 PANELS = 4096
-"""Panels of the grid about the modes. With the nodes they keep Gauss-Legendre's error below rounding."""
+"""Number of quadrature panels about the modes. The nodes divide them further: the error is below rounding."""
 QUADRATURE_ORDER = 5
-"""Points of Gauss-Legendre on each panel."""
+"""Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
-"""Points of Gauss-Legendre on panels so narrow that the error is below rounding."""
+"""Number of Gauss-Legendre points on panels so narrow that even then the error is below rounding."""
 LONG = 2**18
 """From this many nodes on NumPy uses NARROW_ORDER on narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
 """If the log of the share of a panel's mass on its right node is below this, only the left node gets a quadrature."""
 LARGEST_ETA = 0.1
-"""A panel with at least this relative error counts as a whole."""
+"""If a panel's quadrature has at least this relative error, the panel's mass is bounded and moves as a whole."""
 FFT_CONSTANT = 8.0
-"""Units of rounding of a transform over log2 of its length. Higham's constant is 7."""
+"""Error of an FFT in units of rounding, divided by log2 of its length. Higham's constant is 7."""
 ROUNDED_UP = 1.001
 """Factor for the rounding of an error bound's own arithmetic."""
 
 
 class Composition(NamedTuple):
-    """Tilted cyclic composition (N,), a bound of the 2-norm of its error, and log M_i at the three tilts."""
+    """The tilted cyclic composition, (N,); a bound of the 2-norm of its error; and log M_i at the three tilts."""
 
     mass: Array
     error: Array
@@ -72,7 +72,7 @@ def compose(
     xp = namespace(mass, tilt, direction, count, step, roll, upper)
     laws, length = mass.shape
     place, full = step * xp.arange(length), mass
-    if xp is np:  # laws of few atoms leave most nodes empty; a NaN is kept, and shows in the end
+    if xp is np:  # laws of few atoms leave most nodes empty; NaN counts as mass
         there = np.flatnonzero((mass != 0).any(axis=0) | (np.arange(length) == 0))
         place, mass = place[there], mass[:, there]
     log_mass = xp.log(mass)
@@ -109,7 +109,7 @@ def compose(
 
     twice = xp.where(
         xp.arange(largest.size) % (largest.size - 1) == 0, 1.0, 2.0
-    )  # all count twice but the first and the last
+    )  # in a real FFT all frequencies but the first and the last count twice
     norm = xp.sqrt(xp.sum(twice * largest * largest) / length)
     total = xp.sqrt(xp.sum(twice * error * error) / length) + relative * norm
     return Composition(composed, ROUNDED_UP * total, log_moments)

@@ -28,7 +28,7 @@ LARGEST_STEP = 3.0
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 """Maps an abscissa c to K(c), K'(c) and K''(c)."""
 TAIL_NATS = 42.0
-"""Nats of Gaussian tail kept inside the quadrature range: e^-42 is 6e-19, far below rounding."""
+"""The quadrature range keeps all but e^-42 = 6e-19 of a Gaussian, far below rounding."""
 
 
 class LossLaw(NamedTuple):
@@ -37,7 +37,7 @@ class LossLaw(NamedTuple):
     The fields are those of `mechanisms.loss_components.Components`.
     """
 
-    sign: Array  # +1 remove, -1 add
+    sign: Array  # +1 for remove, -1 for add
     mu2: Array  # sum of n / sigma^2 over the Gaussians that are not sampled
     gauss_sigma: Array  # (J,)
     gauss_q: Array  # (J,)
@@ -86,7 +86,7 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
 
 
 def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Array, Array]:
-    """Return ends in u that keep all but e^-42 of M(c), by Gaussian bounds on the tilted integrand."""
+    """Return a range of u that holds all but e^-42 of M(c), by Gaussian bounds on the tilted integrand."""
     xp = namespace(sigma, q, c)
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
@@ -227,11 +227,11 @@ def _safeguarded(
 ) -> Saddle:
     """Solve for w = log c by Newton's method, and return the last saddle point that was evaluated.
 
-    A step that leaves the bracket, or fails to halve the step before, is replaced by bisection. `first` is a starting
-    value of w, or maps the saddle point quantities at a small abscissa to one.
+    A Newton step that leaves the bracket, or is not below half of the last step, is replaced by bisection. `first` is
+    the starting value of w, or a function that computes it from the saddle point quantities at a small abscissa.
     """
     xp = namespace(like)
-    # At this abscissa mean and variance of the loss are taken for those without a tilt.
+    # At this abscissa the tilt hardly changes the loss's mean and variance. They stand for the untilted ones.
     start = xp.log(1e-3) * xp.ones_like(like) if callable(first) else first
     guessing = callable(first)
 

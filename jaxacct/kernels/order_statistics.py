@@ -1,4 +1,4 @@
-"""The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): hockey-stick and Rényi divergences by rows.
+"""The best of K draws of N(0, 1) against the best of K draws of N(mu, 1): hockey-stick and Rényi divergences.
 
 Let F, G be the two distribution functions and phi the generating function of K. The best has the densities `phi'(F) f`
 and `phi'(G) g`. An interval (a, b] has the mass `phi(F(b)) - phi(F(a))`. The mass phi(0) of K = 0 is common to both.
@@ -22,23 +22,23 @@ import numpy as np
 from jaxacct.kernels.arrays import Array
 
 FLAT = 1e-12
-"""Relative change of phi'^a that is neglected outside of the nodes."""
+"""Largest relative change of phi'^a that is neglected beyond the nodes."""
 FARTHEST = 37.5
-"""Standard deviations beyond which float64 has no masses."""
+"""Number of standard deviations beyond which the masses of N(0, 1) underflow in float64."""
 LEFT_OUT = 1e-10
 """Largest share of the integral at the last node if the integrand beyond it is unknown."""
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 REACHES = (9.0, 13.0, 37.5)
-"""Standard deviations that the nodes go beyond the means. A row takes the least that holds all but 1e-9 of delta.
-Beyond the last, float64 has no masses."""
+"""How many standard deviations the nodes go beyond the means. A row takes the first number whose nodes hold all but
+1e-9 of delta. Beyond the last number masses underflow in float64."""
 STEP = 0.32
-"""Distance of the nodes around either mean. If the means are near, the nodes of one lie between those of the other."""
+"""Distance between the nodes around each mean. If the means are near, the nodes of one lie between the other's."""
 CROSSING_STEPS = 40
-"""Most Newton steps for an end of an interval; 3 are usual, more next to an extremum of l."""
+"""Largest number of Newton steps for an end of an interval; 3 are usual, more next to an extremum of l."""
 CLOSE = 1e-6
-"""Bound of the last Newton step. An error e of an end changes the divergence by the order of e^2."""
+"""Newton's method stops after a step of at most this. An error e of an end changes the divergence by some e^2."""
 MOST_ROUNDS = 60
-"""Most rounds of the solution for eps; 5 are usual, since it converges faster than any geometric series."""
+"""Largest number of rounds that solve for eps; 5 are usual, since they converge faster than any geometric series."""
 LARGEST_EPS = 700.0
 """Largest eps that is searched, whose exp is finite."""
 
@@ -59,7 +59,7 @@ class Line(NamedTuple):
     laws: Any
     mu: Array  # (R,)
     x: Array  # (R, X)
-    log_ratio: Array  # (R, X): log(density of the best of N(mu, 1)/that of N(0, 1)); nan where both are lost
+    log_ratio: Array  # (R, X): log(density of the best of N(mu, 1)/that of N(0, 1)); nan where phi' is lost for both
     present: Array  # (R, X - 1): masses of the best of N(mu, 1)
     without: Array  # (R, X - 1): masses of the best of N(0, 1)
 
@@ -113,7 +113,7 @@ def _masses(laws: Any, low: Array, high: Array) -> Array:
 
 
 def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Return (place, l) where l' changes its sign between two places, by the Illinois rule inside a bracket."""
+    """Return (x, l) where l' changes its sign between `low` and `high`, by the Illinois rule."""
     at_low, at_high = _log_ratio(laws, mu, low)[1], _log_ratio(laws, mu, high)[1]
     at, value = low, _log_ratio(laws, mu, low)[0]
     for _ in range(12):  # twelve steps of the Illinois rule
@@ -121,7 +121,7 @@ def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Arr
             share = at_low / (at_low - at_high)
         at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
         value, slope = _log_ratio(laws, mu, at)
-        left = (slope > 0.0) == (at_low > 0.0)  # the end that stays counts half the next time
+        left = (slope > 0.0) == (at_low > 0.0)  # l' is halved at the end that stays
         low, at_low, high, at_high = (
             np.where(left, at, low),
             np.where(left, slope, 0.5 * at_low),
@@ -152,9 +152,9 @@ def _best_set(rows: Line, side: float, eps: Array) -> tuple[Array, Array]:
 def _crossing(
     laws: Any, mu: Array, side: float, eps: Array, ends: tuple[Array, Array], heights: tuple[Array, Array]
 ) -> Array:
-    """Return the place between two others at which `side l` crosses eps, by Newton's rule inside a bracket.
+    """Return the x between the two `ends` at which `side l` crosses eps, by a bracketed Newton's method.
 
-    If l is lost at one of the two, the result is the other.
+    If l is not finite at one finite end, the result is the other end.
     """
     low: Array
     high: Array
@@ -217,7 +217,7 @@ def crossing(rows: Line, delta: Array) -> Array:
 
 
 def _of_cells(first: Array, second: Array, delta: Array) -> Array:
-    """Return a lower end of E: the ratio at which the divergence of the cells' masses falls to delta."""
+    """Return a lower bound of E: the ratio at which the divergence of the cells' masses falls to delta."""
     ratio = np.ones(delta.size)
     for _ in range(MOST_ROUNDS):
         active = first > ratio[:, None] * second
@@ -245,7 +245,7 @@ class Nodes(NamedTuple):
     log_without: Array  # (R, X)
     log_weight: Array  # (R, X)
     ends: Array  # (R, 2): where the nodes begin and end
-    beyond: Array  # (R, 2): log phi' beyond them, -inf where phi' is not constant there
+    beyond: Array  # (R, 2): log phi' beyond the nodes, -inf where phi' is not constant there
     log_nothing: Array  # (R,): log phi(0)
 
     def rows(self, index: Array) -> Nodes:

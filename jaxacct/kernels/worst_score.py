@@ -24,9 +24,9 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, namespace, repeat
 
 CELLS = 16384
-"""Cells of a trade-off curve."""
+"""Number of cells of a trade-off curve."""
 SKETCH_SAMPLES = 384
-"""Cells at which phi' is sampled to place the sketch's rows and columns."""
+"""Number of cells at which phi' is sampled to place the sketch's rows and columns."""
 
 
 class Resolution(NamedTuple):
@@ -35,31 +35,31 @@ class Resolution(NamedTuple):
     groups: int  # groups of active rows
     lines: int  # lines of the curve in each group
     columns: int  # columns beyond the active rows, for all groups
-    window: int  # columns of each group about its best place
+    window: int  # columns of each group around the w at which it is best served
     sketch: tuple[int, int]  # rows and columns of the sketch that places the mesh
 
 
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
 """The resolution that decides whether a direction matters at all."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
-"""The first look at every configuration. The resolutions below have more rows and columns, take longer and are
-narrower."""
+"""The usual resolution of the first evaluation. Those below have more rows and columns, take longer, and give narrower
+brackets."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
-"""The second look at many configurations."""
+"""The resolution for brackets that QUICK leaves too wide."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
-"""The first pass if there is no second one, and the pass before FINE."""
+"""The resolution of a delta that is evaluated only once; otherwise for brackets that STEADY leaves too wide."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
-"""The last look at many configurations, and the second at a few."""
+"""For brackets that MIDDLE leaves too wide; directly after QUICK if brackets shall be as narrow as possible."""
 FINEST = FINE._replace(sketch=(144, 192))
-"""Sees turns of the order that FINE misses here and there, but is not always better."""
+"""After FINE if brackets shall be as narrow as possible: its finer sketch shows turns of the order that FINE misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
 """Relative error of phi'."""
 LEAST_SLOPE = 1e-300
-"""Lower limit of phi' rounded up, below which float64 may have lost it."""
+"""Smallest value of phi' rounded up; smaller values may have underflowed in float64."""
 SHARE_OF_ALL = 1e-4
-"""Share of the whole leak by which a column may overstate a row, beside its share of the row's best."""
+"""A column may overstate a row by this share of the whole leak, in addition to a share of the row's best value."""
 LARGEST_FALL = 4.0
 """Largest change, in nats, that counts for a slope or phi' from one sketched row or column to the next."""
 BISECTIONS = 20
@@ -82,7 +82,7 @@ class Outer(NamedTuple):
     ratio: Array  # (N,) slopes
     q: Array  # (N + 1,) ends of the cells, from 0 to 1
     p: Array  # (N + 1,) height of the polygon at these ends
-    twin: Array  # (N + 1,) for each end, the first knot of the polygon below that is not before it
+    twin: Array  # (N + 1,) index of the first knot of the inner polygon at or after each end
 
 
 class Inner(NamedTuple):
@@ -93,7 +93,7 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Gain and cost of each coarse row if the whole row is served at the end of a coarse column."""
+    """Gain and cost of each of A coarse rows if the whole row is served at the end of each of B coarse columns."""
 
     gain: Array  # (A, B)
     cost: Array  # (A, B)
@@ -105,7 +105,7 @@ class Sketch(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """Cells of a curve at which rows begin or end (the end of the last row included), and columns after them."""
+    """Cells of a curve at which the active rows begin or end, and cells of the columns after these rows."""
 
     rows: Array  # (groups * lines + 1,) ascending from 0
     columns: Array  # (columns,) ascending
@@ -144,7 +144,7 @@ def middles(ends: Array) -> Array:
 
 
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
-    """Return a coarse look at a polygon given by N + 1 knots; `above` of its cells have slopes above one.
+    """Return the sketch of a polygon given by N + 1 knots; the first `above` of its cells have slopes above one.
 
     Rows and columns end at equal shares of cells and of the growth of log phi'. Rows also count the growth of log p.
     """
@@ -158,7 +158,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
             reach = reach + size / xp.maximum(size[-1], 8.0)
         levels = xp.linspace(0.0, 1.0, count + 1) * reach[-1]
         placed = xp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
-        return xp.clip(placed, sample[0], sample[-1])  # NaN becomes any whole number
+        return xp.clip(placed, sample[0], sample[-1])  # NaN becomes an arbitrary whole number
 
     rows, columns = (
         (xp.arange(SKETCH_SAMPLES + 1) * above) // SKETCH_SAMPLES,
@@ -251,19 +251,19 @@ def _between(x: Array, at: Array, values: Array) -> Array:
 SUM_ROUNDING = 1e-9
 """Relative allowance for the arithmetic of a sum of positive terms, far above the error of thousands of terms."""
 WINDOW_MARGIN = 2
-"""Shared columns by which a window reaches beyond its group's places."""
+"""Number of shared columns by which a window reaches beyond the w at which its group is served."""
 LEAST_LINE = -1e300
 """Finite stand-in for the value of a line of infinite cost, so that a weight of 0 makes it 0."""
 PLACES_BETWEEN_COLUMNS = 32
-"""Places between two columns that are tried for the end of a group."""
+"""Number of steps, from the column before the best one to the one after, in the search for a better w."""
 MOST_ORDERS = 5
-"""Most orders that are tried for eps."""
+"""Largest number of orders that are tried for eps."""
 MOST_PASSES = 3
-"""Most times that the lines are chosen."""
+"""Largest number of times that the lines are chosen."""
 MOST_REGULA_FALSI = 30
-"""Most steps of regula falsi. Its end is certified wherever it stops."""
+"""Largest number of steps of regula falsi. Its upper end is certified wherever it stops."""
 OUTWARD = 1e-12
-"""Relative allowance for a target, and absolute allowance for an eps, that a few operations have made."""
+"""Allowance for the rounding of a few operations: relative for a target, absolute for an eps."""
 
 
 class Order(NamedTuple):
@@ -290,12 +290,12 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return the best of the cells `at` for each group's end; where none gains, the least loss over the cost."""
+        """Return the best of the cells `at` for each group's end; if none gains, the one of least loss over cost."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
 
-    # The ends of groups: the best column, then the best place near it.
+    # For the end of each group find the best column, then the best cell near it.
     node = xp.arange(groups + 1)
     left, right = xp.maximum(node - 1, 0) * each, xp.minimum(node + 1, groups) * each
     around_q, around_p = row_q[right] - row_q[left], row_p[right] - row_p[left]
@@ -318,7 +318,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
 
 
 def _latest(served: Array) -> Array:
-    """Return the largest entry from each one on, in row-major order: a reversed `lax.cummax` in two steps."""
+    """Return the running maximum from the last entry backwards, in row-major order, in two steps."""
     xp = namespace(served)
     later = lambda n: xp.arange(n)[:, None] <= xp.arange(n)
     within = xp.max(xp.where(later(served.shape[1]), served[:, None, :], 0), axis=2)
@@ -344,7 +344,7 @@ def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array
 
 
 def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution: Resolution) -> tuple[Array, Array]:
-    """Return (lower, upper) of the worst leak at E = ratio >= 1; (0, 1) where the two contradict each other."""
+    """Return lower and upper bounds of the worst leak at E = ratio >= 1; (0, 1) where they contradict each other."""
     xp = namespace(above.q)
     where = mesh(sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution), ratio, resolution)
     found = order(law, below, _moved(where, above), ratio, resolution)
@@ -366,16 +366,16 @@ def best_order(law: Repetitions, below: Inner, ratio: Array, resolution: Resolut
 
 
 def _moved(where: Mesh, above: Outer) -> Mesh:
-    """Return a mesh for the polygon above as one for the polygon below."""
+    """Return the mesh on the inner polygon that corresponds to a mesh on the outer one."""
     return Mesh(*(above.twin[index] for index in where))
 
 
 def epsilon(
     law: Repetitions, above: Outer, below: Inner, log_delta: Array, highest: Array, resolution: Resolution
 ) -> tuple[Array, Array]:
-    """Return (lower, upper) of eps in [0, highest]; upper is inf where even `highest` leaks more than delta.
+    """Return lower and upper bounds of eps in [0, highest]; inf for the upper where `highest` leaks more than delta.
 
-    The answer is (0, inf) where the two contradict each other.
+    The answer is (0, inf) where the two bounds contradict each other.
     """
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
@@ -383,7 +383,7 @@ def epsilon(
     infinite = at_infinity(law, below.p[0], -1.0) * (1.0 - SUM_ROUNDING)
 
     def reached(start: Array) -> tuple[Array, Array]:
-        """Return (eps at which the best order at `start` leaks delta, places at which this order serves its groups)."""
+        """Return (eps at which the order that is best at `start` leaks delta, the w at which it serves its groups)."""
         found = order(law, below, _moved(mesh(seen, xp.exp(start), resolution), above), xp.exp(start), resolution)
         gain, cost = attained(law, below, found)
         room = gain - target
@@ -397,7 +397,7 @@ def epsilon(
 
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
-        # The best order at one eps is as good as the best order at another that is within 1e-3.
+        # The best orders at two epsilons that differ by at most 1e-3 are equally good.
         return (i < 1) | ((i < MOST_ORDERS) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
@@ -408,13 +408,13 @@ def epsilon(
         i, _, here, best = carry
         known = lines(law, above, mesh(seen, xp.exp(here), resolution), places, resolution)
         upper = _crossing(lambda e: bound(known, xp.exp(e)), lower, xp.exp(log_delta), highest)
-        # Where any lines find no more than delta at `lower`, one of the two ends is false.
+        # If an upper bound shows a leak of at most delta at `lower`, one of the two bounds is false.
         upper = xp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -xp.inf)
         return i + 1, here, xp.minimum(upper, highest), xp.minimum(best, upper)
 
     def again(carry: tuple[Array, ...]) -> Array:
         i, before, here, _ = carry
-        # Lines are chosen anew for an eps more than .02 from the one for which they were chosen.
+        # Lines are chosen anew if eps has moved by more than .02 since they were chosen.
         return (i < MOST_PASSES) & (xp.abs(here - before) > 0.02)
 
     first = xp.where(lower > 0.0, lower, start)
@@ -443,7 +443,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
         return (at_right > delta) & (right < highest)
 
     at_start = leak(start)
-    carry = (start, at_start, start, at_start, 4e-4 * xp.ones_like(highest))  # first step to the right of an eps
+    carry = (start, at_start, start, at_start, 4e-4 * xp.ones_like(highest))  # the first step to the right
     left, at_left, right, at_right, _ = iterate(xp, short, outwards, carry)
     # 1e-320 keeps the logarithm finite; no bound depends on it.
     excess = lambda value: xp.log(xp.maximum(value, 1e-320)) - xp.log(delta)
@@ -471,7 +471,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
 
 class Lines(NamedTuple):
-    """Upper bounds that are lines in E, for one polygon: the values of cells are `slope gain - E cost`."""
+    """Upper bounds of one polygon's leak that are linear in E: the value of a cell is `slope gain - E cost`."""
 
     infinite: Array
     slope: Array  # (2, G) largest and smallest slope of a group
@@ -480,7 +480,7 @@ class Lines(NamedTuple):
     height: Array  # (S, G) Q-mass of a line's rows
     share: Array  # (2, S, G) where in their group the line's rows begin and end
     weight: Array  # (2, S, G) weights of the group's two slopes in the line's slope
-    own_gain: Array  # (S, G) gain of cells too near for corners
+    own_gain: Array  # (S, G) gain of the w just after a row, before the first cell with corners
     own_cost: Array
     after: Array  # Q-mass after the last group, up to slope one
 
@@ -491,7 +491,7 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
     fall = ratio[a] - ratio[b]
-    # Beyond the end of cell a and before the start of cell b. Both lines lie above the polygon in between.
+    # The lines meet between the end of cell a and the start of cell b. Both lines lie above the polygon in between.
     gap = p[b] - p[a + 1] - ratio[b] * (q[b] - q[a + 1])
     ahead = xp.where(fall > 0.0, gap / xp.where(fall > 0.0, fall, 1.0), xp.inf)
     ahead = xp.clip(ahead, 0.0, xp.maximum(q[b] - q[a + 1], 0.0))
@@ -531,7 +531,7 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 
 
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
-    """Return the lines of a mesh; served, (G + 1,), is about where the groups' ends are served."""
+    """Return the lines of a mesh; served, (G + 1,), has about the w at which the groups' ends are served."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     index, end = where.rows[:-1], where.rows[-1:]
@@ -576,7 +576,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     cost = xp.where((size >= first) & (size <= last), xp.inf, _costs(law, u, ends(w_q)[:, :, None]))
     near = xp.stack([ends(steep(law, v_p - p[s : groups + s], 1.0)) for s in (0, 1)])
     both = lambda a, b: xp.concatenate([a, b], axis=2)
-    # A sketch with NaN places nothing. Then there is no bound.
+    # If the sketch has NaN, its mesh is not ascending, and no bound is claimed.
     placed = xp.all(xp.diff(shared) >= 0) & xp.all(height >= 0.0) & xp.all(xp.diff(where.rows) >= 0)
     placed = placed & xp.all(xp.diff(w_q) >= 0.0)  # `before` counts among ascending numbers
     return Lines(
