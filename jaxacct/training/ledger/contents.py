@@ -48,7 +48,8 @@ _TINY = 1e-150
 class _Partition:
     """Steps with disjoint batches, which together cost as much as the costliest step.
 
-    steps : the noise of each step's entries, by step number.  dearest : the noise of the costliest step's entries.
+    steps : for each step number, the noise multipliers of the entries of that step.
+    dearest : those noise multipliers for the costliest step.
     """
 
     sampling: str
@@ -57,14 +58,14 @@ class _Partition:
     dearest: list[float] = field(default_factory=list)
 
     def has_room_for(self, entry: Step) -> bool:
-        """Return whether a step can join: a round has one number of slots, and no more steps than slots."""
+        """Return whether a step can join.  A round takes only steps of its own share, and as many as it has slots."""
         if self.sampling == FIXED:
             return True
         full = len(self.steps) >= nearest_slots(self.share) and entry.step not in self.steps
         return self.share == entry.sampling_probability and not full
 
     def releases(self) -> list[Release]:
-        """Return the releases that the partition costs: Gaussians with the noise of the costliest step, or a round."""
+        """Return the releases that the partition costs: the costliest step's Gaussians, or one round."""
         if self.sampling == FIXED:
             return [Release(FIXED, sigma, 1.0) for sigma in self.dearest]
         # rounded down by more than the rounding of a sum of 1000 terms, so that the noise never exceeds the exact noise
@@ -76,15 +77,17 @@ class _Partition:
 class Spent:
     """Releases of one run, derived from its entries alone.
 
-    releases : the training steps, counted.
-    others : other mechanisms, counted.  noted : their entries.
-    steps : number of steps that count.  again : number of those whose step number came before.
-    same : number of exact replays, which do not count.  torn : number of lines that were cut off, which count.
-    seen : the entries of steps.  numbers : their step numbers.  last : the last entry.
-    partitions : of fixed batches and random allocation, the passes over the data by their fingerprints.
-    next : the step after the last one that counts.
-    looks : the `seen` entry under the current plan.
-    owed : the remaining steps of earlier plans that were replaced after their outputs were seen.
+    releases : how often each release of a training step counts.
+    others : how often each other mechanism was released.  noted : the entries of these mechanisms.
+    steps : number of step entries, without exact replays.
+    again : how many of these entries repeat the step number of an earlier entry.
+    same : number of exact replays, which do not count.
+    torn : number of lines that were cut off; each counts as one more release, but not in `steps`.
+    seen : the step entries.  numbers : the step numbers in these entries.  last : the last step entry.
+    partitions : the passes of fixed batches and the rounds of random allocation, by their fingerprints.
+    next : the step number that follows the last counted entry.
+    looks : the `seen` entry of the current plan, or None.
+    owed : steps that still count, of earlier plans that were replaced after their outputs had been seen.
     """
 
     releases: Counter[Release] = field(default_factory=Counter)
@@ -133,7 +136,7 @@ class Spent:
         self._release(entry)
 
     def _release(self, entry: Step | Torn) -> None:
-        """Count one release; a step whose pass is not known has the share 1, whatever its entry says."""
+        """Count one release.  A step of an unknown pass or round counts with share 1, whatever its entry says."""
         share = 1.0 if entry.sampling in BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
@@ -149,15 +152,15 @@ class Spent:
             partition.dearest = mine
             self.releases.subtract(before)
             self.releases.update(partition.releases())
-            self.releases += Counter()  # drops counts of 0
+            self.releases += Counter()  # removes the releases whose count is now 0
 
     def within(self, first: int, last: int, step: int, label: str | None) -> float:
-        """Return the cost so far of a new step's partition, as a sum of 1/sigma^2.
+        """Return what the partition of a new step has cost before this step, as a sum of 1/sigma^2.
 
-        The cost is 0 if the step continues no partition.  It continues one if all steps of the partition are in the
-        pass from step `first` to before step `last`, and none of them is this step.
+        The cost is 0 if the step continues no partition.  It continues a partition if all steps of the partition are
+        in the pass of steps `first` to `last - 1`, and none of them is this step.
 
-        label : the partition, by default that of the last entry.
+        label : the partition's fingerprint, by default that of the last step entry.
         """
         label = label if label is not None or self.last is None else self.last.partition
         if label not in self.partitions:
@@ -173,12 +176,12 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Return a few different releases that cost at least as much (README.md, "Many releases that differ")."""
+    """Return fewer different releases that cost at least as much in all (README.md, "Many releases that differ")."""
     return _together(counts, min, max)
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Return a few different releases that cost at most as much: each group has its most noise and lowest rate."""
+    """Return fewer different releases that cost at most as much in all: a group has its most noise and lowest rate."""
     return _together(counts, max, min)
 
 
@@ -194,10 +197,10 @@ def _together(
 
 
 def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
-    """Return the releases in about `MANY_RELEASES` groups; the group that is costliest to join is split first."""
+    """Return similar releases in about `MANY_RELEASES` groups; the group that costs most to treat alike is split first."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
-        """Return (minus the cost of joining the members, the first, the field that differs most, all members)."""
+        """Return (minus the cost of treating the members alike, first member, field that differs most, members)."""
         noise = [release.noise_multiplier for release in members]
         rates = [max(release.sampling_probability, _TINY) for release in members]
         least, most, low, high = min(noise), max(noise), min(rates), max(rates)
@@ -223,7 +226,7 @@ def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
 
 
 def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
-    """Return all releases of some runs as one mechanism; releases_as = `at_most` or `at_least` makes it shorter."""
+    """Return all releases of some runs as one mechanism; releases_as = `at_most` or `at_least` groups similar steps."""
     releases: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for spent in several:
@@ -237,7 +240,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
     """Return epsilon of the spending of some runs, each given with its `run` lines (README.md, "Lines").
 
-    relation : by default that of the plans, which must then all have one.
+    relation : by default that of the plans, which must then be the same for all.
     """
     relations = {line.plan.relation for _, headers in runs for line in headers}
     if relation is None:
@@ -268,7 +271,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition; if many releases differ, similar ones are grouped, once for each bound."""
+    """Return epsilon of the composition.  If many releases differ, each of the two bounds groups similar ones."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -284,7 +287,7 @@ class Contents:
     """Runs of a ledger, with the spending of each run and the plans that it has followed.
 
     path : the ledger's path, for messages.  run : the name of the current run.
-    runs : the spending of each run, by its name.  headers : its `run` lines, with its plans.
+    runs : the spending of each run, by name.  headers : the `run` lines of each run, by name; they hold its plans.
     """
 
     def __init__(self, path: Path) -> None:
@@ -305,13 +308,13 @@ class Contents:
         return sum((spent.releases for spent in known), Counter())
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """Return all releases that count, of one run or of all runs, as one mechanism; those of `promised` count."""
+        """Return all releases that count (with `promised`), of one run or of all runs, as one mechanism."""
         return total([self.counting(name) for name in self._names(run)])
 
     def epsilon(
         self, delta: float, relation: str | None = None, run: str | None = None, *, whole: bool = False
     ) -> Bounds:
-        """Return a certified bracket of the epsilon that counts, of one run or of all.
+        """Return lower and upper bounds of the epsilon that counts, of one run or of all.
 
         If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
 
@@ -319,14 +322,15 @@ class Contents:
         whole : count every run to the end of its plan.  Needed if a run was ended because of outputs that were seen
             outside of its callbacks, such as a process killed because of its checkpoints; the ledger cannot know this.
 
-        A run whose plan was recalibrated from the data counts with its plan's filter (kind "bound"), composed with the
-        other releases at the filter's order; inf if the run has spent more than the filter allows.
+        A run whose plan was recalibrated from the data counts as all that its plan's filter allows.  This is composed
+        with the other releases at the filter's order, and the kind is "bound".  If the run has spent more than the
+        filter allows, epsilon is inf.
         """
         names = self._names(run)
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
 
     def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Return epsilon of the entries alone, for a run that continues whatever they show.
+        """Return epsilon of the entries alone, for a run that continues whatever its outputs show.
 
         It is no claim if the run may have ended because of its outputs.
         """
@@ -340,8 +344,8 @@ class Contents:
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
         """Return the remaining steps of a run whose outputs were seen.
 
-        None remain if the run ended by itself or has a Rényi filter.  README.md of this folder, "Outputs that were
-        seen", says why the steps count.  `whole` is as in `epsilon`.
+        No steps remain if the run ended by itself, and none count if it has a Rényi filter.  README.md of this folder,
+        "Outputs that were seen", says why remaining steps count.  `whole` is as in `epsilon`.
         """
         spent, headers = self._known(run), self.headers[run]
         if any(line.plan.filter for line in headers):
@@ -376,10 +380,10 @@ class Contents:
         headers.append(entry)
 
     def torn(self, fragment: bytes) -> Torn:
-        """Return the most that a step which was cut off can have been: the least noise and the highest rate of its run.
+        """Return the costliest step that a cut-off line can have held: the least noise and the highest rate of its run.
 
-        With caps a higher rate may leak less.  So with several rates or caps the step counts as a sum in which one
-        record displaces another: a Gaussian of half the noise.
+        With caps a higher rate may leak less.  So if the run has several rates or caps, the step counts as a Gaussian
+        of half the noise.  This covers the worst case, in which one record displaces another in the step's sum.
         """
         name = run_of(fragment)
         name = name if name in self.runs else self.run
@@ -396,9 +400,9 @@ class Contents:
         return Torn(name, noise, 1.0 if sampling == ALLOCATION else rate, sampling)
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
-        """Return whether the ledger's entries and one more step of a plan stay within its target and its Rényi filter.
+        """Return whether the entries and one more step of a plan stay within the plan's target and Rényi filter.
 
-        `Plan.allows` asks this for a plan that has one of them, and describes the arguments.
+        `Plan.allows` calls this for a plan that has a target or a filter, and describes the arguments.
         """
         held, others = _held(plan, self, self.run)
         more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition)
@@ -429,7 +433,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
     """Return the releases of the next steps of a run under its plan.
 
     A pass of fixed batches, or a round of random allocation, costs as much as its step with the least noise.  So the
-    pass under way adds a release only if its remaining steps have less noise than those in the ledger.
+    pass under way adds a release only if its remaining steps have less noise than its steps in the ledger.
     """
     if steps < 1:
         return Counter()
@@ -465,7 +469,7 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """Return the steps of the ledger, and its number of other mechanisms, that count against a run's next steps."""
+    """Return what counts against a run's next steps: training steps, and the number of other mechanisms."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)
@@ -480,7 +484,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
     """Return the runs that count against a plan: all, or with repetitions only the run itself.
 
-    The law of K covers the other runs of a tuning.
+    In a tuning with a random number K of repetitions, the accounting for K covers the other runs.
     """
     name = ledger.run if run is None else run
     return [each for each in ledger.runs if plan.repetitions is None or each == name]

@@ -19,7 +19,7 @@ from jaxacct.training.plan.plan import load, plan_document
 from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATED
 
 _FORMAT, _VERSION = "jaxacct.ledger", 2
-"""Format that a run's line names.  Version 1, which did not note looks at outputs, is read too."""
+"""Format and version in the line of a run.  Version 1, which did not note that outputs were seen, is read too."""
 _MAX_LINE_BYTES = 2**24
 """Largest length of a line, in bytes; longer lines are refused unread, since strangers may write ledgers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
@@ -33,7 +33,7 @@ _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 class Run(NamedTuple):
     """Beginning of a run, or its continuation with another plan.
 
-    told : whether looks at its outputs are noted; version 1 did not note them.
+    told : whether the ledger notes that outputs of the run are seen; version 1 did not.
     """
 
     run: str
@@ -79,7 +79,7 @@ class Spend(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """Step that stands for a line that was cut off, in the count of releases."""
+    """Step as which a line that was cut off is counted."""
 
     run: str
     noise_multiplier: float

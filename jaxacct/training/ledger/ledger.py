@@ -36,7 +36,7 @@ class Mark(NamedTuple):
 
 def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
     """Make a file in the folder of `place`, readable by its owner alone; an error names `path`."""
-    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # with its ending at most 255 bytes
+    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # at most 255 bytes with the ending
     temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
@@ -200,7 +200,7 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
-        self.lock = threading.RLock()  # held from the choice of a run to its entry, since several threads may have runs
+        self.lock = threading.RLock()  # several threads may have runs: held from the choice of a run to its entry
         self._chains = [ledger_format.BEGINNING]  # checksums before the first line, and after each line
 
     @classmethod
@@ -235,7 +235,7 @@ class Ledger(Contents):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], run: str | None = None) -> Ledger:
-        """Open a ledger to be continued: the named run of it, by default the last that began."""
+        """Open a ledger to continue one of its runs: the named one, by default the run that began last."""
         place = regular_file("ledger", path)
         try:
             ledger = cls(place, place.open("r+b"))
@@ -305,7 +305,7 @@ class Ledger(Contents):
         noise_multiplier, sampling_probability : of this step.
         partition : of fixed batches, a fingerprint of how the data were cut for this pass; of random allocation, of the
             slots that the records drew for this round.  Steps of one partition are assumed to have disjoint batches:
-            together they cost what the dearest costs, or one round.  Without it every step costs a Gaussian.
+            together they cost what the costliest costs, or one round.  Without a partition, each costs a Gaussian.
 
         Raises
         ------
@@ -344,8 +344,8 @@ class Ledger(Contents):
         The entry is on the disk when this returns.  From then on the run counts as far as its plan and target allow,
         whenever it ends, until it continues with another plan.
 
-        looked : False if what stops the run did not ask for outputs; the rest of this plan then no longer counts once
-        the run continues with another plan.
+        looked : False if whatever ends the run has not asked for outputs.  Then the rest of this plan no longer counts
+        once the run continues with another plan.
         """
         with self.lock:
             spent = self.runs[self.run]
@@ -357,7 +357,7 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return the new end of a run whose outputs were seen, or None if a step leaves the end as it is."""
+        """Return the new end step of a run whose outputs were seen, or None if a step leaves that end as it is."""
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
             return None
@@ -367,7 +367,7 @@ class Ledger(Contents):
         return step + room(plan, self, step, partition)
 
     def promise(self, step: int, until: int) -> None:
-        """Note the new next step and the new end of a run whose outputs were seen."""
+        """Note the next step and the end, both new, of a run whose outputs were seen."""
         known = self.runs[self.run].looks
         if known is not None:
             self._append([known._replace(step=step, until=until)])
