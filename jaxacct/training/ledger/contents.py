@@ -197,10 +197,10 @@ def _together(
 
 
 def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
-    """Return similar releases in about `MANY_RELEASES` groups; the group that costs most to treat alike is split first."""
+    """Return similar releases in about `MANY_RELEASES` groups; the group whose merging costs most is split first."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
-        """Return (minus the cost of treating the members alike, first member, field that differs most, members)."""
+        """Return (minus the cost of merging the members, first member, field that differs most, members)."""
         noise = [release.noise_multiplier for release in members]
         rates = [max(release.sampling_probability, _TINY) for release in members]
         least, most, low, high = min(noise), max(noise), min(rates), max(rates)
