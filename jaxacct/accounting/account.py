@@ -341,7 +341,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
 
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # Delta less the mass at infinity is 0 here, or lost in rounding.
+    # `edge`: rows whose delta less the mass at infinity is 0, or below its rounding error.
     edge = ~live & ~at_infinity
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
@@ -559,7 +559,7 @@ def _epsilon_of_pairs(
 
 
 def _delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort: Effort) -> Answer:
-    """Return delta at each epsilon for a mechanism between two pairs; NaN in rows without an answer."""
+    """Return delta, with the mass at infinity, for a mechanism between two pairs; NaN in rows without an answer."""
     from jaxacct.engines import lattice
 
     ends = np.full((3, eps.size), np.nan)

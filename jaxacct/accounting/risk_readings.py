@@ -115,7 +115,7 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
 
 
 def three_places(place: Place, width: float) -> np.ndarray:
-    """Return the three epsilons around each place, (3, n)."""
+    """Return three epsilons about each row of `place.epsilon`, (3, n)."""
     return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
 
 
@@ -199,7 +199,7 @@ def gaussian_fit(
     rows = np.arange(size)
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
-    # Without a lower end of the rate, as with atoms, the best place may be on either side of a jump of Q(L > eps). Then
+    # Without a lower end of the rate, as with atoms, the best eps may be on either side of a jump of Q(L > eps). Then
     # tangents reach four times as far.
     last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, 4.0)
     # The tangents of the first round are evenly spread in eps from 0 to the best one at the floor.
@@ -219,7 +219,7 @@ def gaussian_fit(
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)
-    agree = low <= high  # ends that contradict each other are not used
+    agree = low <= high  # bounds that contradict each other are not used
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
     ok = np.isfinite(high) & (high - low <= OK_WIDTH * high)
     status = np.where(agree, np.where(ok, "ok", "width"), "contradiction")
@@ -385,7 +385,7 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
                     parts.take(rows), epsilon[:, rows].T, ends[0][:, rows].T, DIRECTION_WIDTH * rtol, TOLERANCE * rtol
                 )
                 ends[:, :, rows] = np.maximum(ends[:, :, rows], np.stack(found).transpose(0, 2, 1))
-    # An upper end of 0 looks narrow whatever the lower end is.
+    # An upper end of 0 looks narrow whatever the lower end is, so it is not accepted.
     one_contour &= np.all((ends[2] - ends[0] <= rtol * ends[2]) & (ends[2] > 0.0), axis=0)
     ends *= 1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0])[:, None, None]
     left = np.flatnonzero(~one_contour)

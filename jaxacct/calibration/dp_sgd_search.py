@@ -286,7 +286,7 @@ def result(
 
 
 def started(goal: Goal, rows: np.ndarray) -> Start:
-    """Start the search of some rows; write what certificates can use into the goal's hint."""
+    """Start the search of some rows; write what certified evaluations can use into the goal's hint."""
     start, hint = calibration_start(goal, rows)
     for known, found_out in zip(jax.tree.leaves(goal.hint), jax.tree.leaves(hint), strict=True):
         known[rows] = found_out
@@ -309,9 +309,9 @@ class _Equation(NamedTuple):
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # near the ends of float64's range x may be wrong
 def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
-    """Return a start for some rows of a goal, and a hint for certificates.
+    """Return a start for some rows of a goal, and a hint for certified evaluations.
 
-    The start is the middle of the limits where no solve succeeds.
+    Where no start is finite, it is the middle of the limits.
     """
     known = {name: column[rows] for name, column in goal.known.items()}
     if goal.on_delta:  # epsilon may be 0

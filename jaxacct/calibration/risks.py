@@ -197,7 +197,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
         columns = (column[doubtful] for column in (epsilon, wanted, fpr, wanted))
         best[~best] = _rates_at_least(goal.take(doubtful), others, *columns) > wanted[doubtful]
     conclude(found, rows, best)
-    agree = ~(low > high)  # ends that contradict each other are not used
+    agree = ~(low > high)  # bounds that contradict each other are not used
     high = np.where(agree, high, 1.0)
     low = np.where(agree & (found.kind == "certified"), low, 0.0)
     # a bracket of a rate has the status "ok" up to a relative width of 0.02

@@ -18,7 +18,7 @@ from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, 
 REACH = 38.0
 """Deviations from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""
 PANELS = 4096
-"""Number of quadrature panels about the modes. The nodes divide them further: the error is below rounding."""
+"""Number of quadrature panels about the modes. The nodes divide them: the quadrature's error is below rounding."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2

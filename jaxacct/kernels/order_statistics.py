@@ -30,7 +30,7 @@ LEFT_OUT = 1e-10
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 REACHES = (9.0, 13.0, 37.5)
 """How many standard deviations the nodes go beyond the means. A row takes the first number whose nodes hold all but
-1e-9 of delta. Beyond the last number masses underflow in float64."""
+1e-9 of delta. Beyond the last of these distances masses underflow in float64."""
 STEP = 0.32
 """Distance between the nodes around each mean. If the means are near, the nodes of one lie between the other's."""
 CROSSING_STEPS = 40

@@ -40,7 +40,7 @@ class Resolution(NamedTuple):
 
 
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
-"""The resolution that decides whether a direction matters at all."""
+"""The coarsest resolution. It decides whether a second direction can leak more than the first."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
 """The usual resolution of the first evaluation. Those below have more rows and columns, take longer, and give narrower
 brackets."""
