@@ -62,15 +62,15 @@ from jaxacct.training.step.step_mechanisms import (
 )
 
 MANY_KINDS = 16
-"""Number of kinds of step beyond which the curve is computed for 12 levels of noise times 4 of the rate."""
+"""Largest number of different steps of an exact curve; more are grouped by 12 levels of noise and 4 of the rate."""
 _CURVE_RTOL = 0.02
-"""Relative width of the curve for the live epsilon, large for speed: its upper bounds hold in any case."""
+"""Relative width of the brackets of epsilon along a curve; wide for speed, and the upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
 """Format and version that a document states; this release reads no other version."""
 _MAX_SEGMENTS = 10**6
 """Largest number of segments in a document: one for each of a million steps; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
-"""Settings that a document holds unchanged, with the noise multiplier."""
+"""Settings that a document holds unchanged."""
 _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record"}
 """Usual values of settings that a document holds only if they differ; older documents have none of these settings."""
 _SEGMENT_NUMBERS = {
@@ -79,14 +79,14 @@ _SEGMENT_NUMBERS = {
     "sampling_probability": PROBABILITY,
     "expected_batch_size": POSITIVE,
 }
-"""Numbers of a segment in a document, in this order, with the values that each may have."""
+"""Names of a segment's numbers in a document, in this order, each with the values that it may have."""
 
 
 class Allowance(Protocol):
     """Question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers know plans; plans know no ledger."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
-        """Return whether the spent privacy and one more step of the plan stay within its target and its filter."""
+        """Return whether the ledger's entries and one more step of the plan stay within its target and filter."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -199,7 +199,7 @@ class Plan(PlanRequest):
         """Return the plan with these segments, without solving; other settings are given, or those of another plan.
 
         segments : the steps, from step 0 on, without gaps.
-        like : a plan whose target, data, sampling, relation, law of K and filter are taken over.
+        like : a plan whose target, data, sampling, relation, law of K and filter the new plan takes over.
         changed : settings by name, in place of those of ``like`` or of the defaults; also noise_multiplier and filter.
         """
         names = (*_TERMS, *_UNUSUAL, "repetitions", "filter")
@@ -220,7 +220,7 @@ class Plan(PlanRequest):
         return plan
 
     def _hold(self, settings: dict[str, Any], solution: Solution) -> None:
-        """Write every field, once: the settings, the solution, and the averages over its segments."""
+        """Set every field, once: the settings, the solution, and the averages over the segments."""
         segments, noise, chosen, epsilon, cap = solution
         steps, size = segments[-1].end, settings["dataset_size"]
         batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
@@ -238,7 +238,7 @@ class Plan(PlanRequest):
 
     @property
     def truncation(self) -> tuple[int, int]:
-        """(cap, dataset_size) of truncated Poisson sampling, as a `Release` and a ledger hold them; elsewhere zeros."""
+        """(cap, dataset_size) of truncated Poisson sampling, as a `Release` and a ledger hold them; else (0, 0)."""
         return (self.cap or 0, self.dataset_size if self.cap else 0)
 
     def at(self, step: int) -> Segment:
@@ -251,7 +251,7 @@ class Plan(PlanRequest):
         return blocks(self.segments, self.sampling, self.dataset_size)
 
     def pass_of(self, step: int) -> tuple[int, int, int]:
-        """Return (number, first step, step after the last) of the pass in which a step is.
+        """Return the number of the pass in which a step is, the first step of this pass, and the step after its last.
 
         Fixed batches have passes, and random allocation has rounds.  A new pass begins where the batch size changes.
         Within a pass the batches must be disjoint, and within a round each record must keep the slot that it drew.
@@ -263,7 +263,7 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def passes(self) -> list[tuple[int, int]]:
-        """(first step, step after the last) of every pass of fixed batches, or round, all in one list."""
+        """List of (first step, step after the last) of all passes of fixed batches, or of all rounds."""
         return [
             (first, min(first + length, end))
             for start, end, length, _ in self._blocks
@@ -271,7 +271,7 @@ class Plan(PlanRequest):
         ]
 
     def begins_pass(self, step: int) -> bool:
-        """Return whether no pass or round is under way before a step, or after the last step."""
+        """Return whether no pass or round is under way just before a step; after the whole run if step = `steps`."""
         self._require(step, self.steps)
         return self.sampling not in BY_PASS or begins_pass(self._blocks, int(step))
 
@@ -281,7 +281,7 @@ class Plan(PlanRequest):
         return self.releases_between(0, step)
 
     def releases_between(self, first: int, end: int) -> Counter[Release]:
-        """Count the releases of the steps from `first` to before `end`; a pass cut at either end counts whole."""
+        """Count the releases of steps `first` to `end - 1`; a pass that is only partly in this range counts whole."""
         return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
 
     @property
@@ -291,7 +291,7 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def whole(self) -> Counter[Release]:
-        """Releases of all steps, counted."""
+        """Releases of all steps, with the number of each."""
         return self.releases_after(self.steps)
 
     @property
@@ -305,10 +305,10 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon at target_delta of the whole plan; with repetitions of all K runs.
+        """Epsilon at target_delta of the whole plan; with repetitions, of all K runs together.
 
-        The bracket is certified.  If recalibrations may look at the data, epsilon is the filter's bound, also for a run
-        without any recalibration.
+        The lower and upper bounds are certified.  If recalibrations may look at the data, the filter gives the upper
+        bound, also of a run without any recalibration.
         """
         return self.promised() if self.filter else self.of_all(self.mechanism)
 
@@ -325,7 +325,7 @@ class Plan(PlanRequest):
         return self.holds(self.mechanism)
 
     def holds(self, mechanism: Mechanism) -> bool:
-        """Return whether a mechanism in place of the run meets the target: certified, or by the plan's filter."""
+        """Return whether a mechanism, in place of the run, is sure to meet the target, and fits a filter if any."""
         if self.filter is not None:
             promise = self.filter.epsilon(self.target_delta)
             return self._fits(mechanism) and (self.target_epsilon is None or promise <= self.target_epsilon)
@@ -335,7 +335,7 @@ class Plan(PlanRequest):
         return bool(known.upper <= self.target_epsilon)
 
     def of_all(self, mechanism: Mechanism) -> Bounds:
-        """Return epsilon at target_delta of a run; with repetitions, through the law of K."""
+        """Return epsilon at target_delta of a run; with repetitions, of all K runs, by the law of K."""
         if self.repetitions is not None:
             mechanism = selection.select(mechanism, self.repetitions, candidates=self.candidates)
         return epsilon_of_run(self, mechanism)
@@ -347,7 +347,7 @@ class Plan(PlanRequest):
         return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self._whole_fits else "width", "rdp_filter")
 
     def _fits(self, mechanism: Mechanism) -> bool:
-        """Return whether the filter lets a mechanism pass in place of the run."""
+        """Return whether the filter's budget would suffice if the run were this mechanism."""
         assert self.filter is not None
         return bool(spent_renyi(mechanism, self.filter, self.relation) <= self.filter.budget)
 
@@ -451,10 +451,10 @@ class Plan(PlanRequest):
         return hash(self.segments)
 
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
-        """Return (steps, epsilon after them) of one run at about `points` places, from one call with coarse brackets.
+        """Return some `points` evenly spaced steps of one run, and coarse bounds of epsilon after each of them.
 
-        For a plan with many different steps it is an upper bound (kind "bound"), never above the whole plan's.  A few
-        kinds of step stand for all; each leaks at least as much as those that it stands for.
+        For a plan with many different steps, epsilon is only an upper bound (kind "bound"), never above that of the
+        whole plan.  A few kinds of step then stand for all; each leaks at least as much as those that it stands for.
 
         >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
         >>> steps, curve = plan.epsilon_curve(2)
@@ -484,13 +484,13 @@ class Plan(PlanRequest):
 
     @property
     def has_curve(self) -> bool:
-        """Whether the table of `live_epsilon` is there, so that a look-up takes no time."""
+        """Whether the table of `live_epsilon` is computed already, so that a look-up takes no time."""
         return "_curve" in vars(self)
 
     def live_epsilon(self, step: int) -> Bounds:
         """Return an upper bound of the epsilon of the first `step` steps, from a table that is computed once.
 
-        `upper` is the table's value at the next step that it holds, which is at least as large; the kind is "bound".
+        `upper` is the table's value at the first of its steps from `step` on, which is no smaller; the kind is "bound".
         """
         self._require(step, self.steps)
         if step == 0:
@@ -514,12 +514,12 @@ class Plan(PlanRequest):
         ----------
         step : the number of steps to keep.
         steps, epochs : the new total, counted from the beginning.
-        expected_batch_size : from here on.
+        expected_batch_size : the new expected batch size of the steps after the first `step`.
         data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  This is
             refused unless the plan declared it from its first step, Plan(..., data_dependent=True): the run in which
-            nothing is changed is one of the paths, and must be claimed through the filter as well.  Every change of
+            nothing is changed is one of the paths, and its epsilon must be the filter's as well.  Every change of
             such a plan goes through its filter.  For any other plan the composition is exact, and holds only for
-            changes that depend on neither (jaxacct/training/plan/README.md).
+            changes that depend on neither data nor outputs (jaxacct/training/plan/README.md).
 
         Settings that are not given stay; relative noise keeps its schedule.
 
@@ -569,15 +569,15 @@ class Plan(PlanRequest):
         return type(self).of(whole, self, filter=chosen, noise_multiplier=scale)
 
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None) -> bool:
-        """Return whether a ledger's entries and one more step stay within the target, certified; True without a target.
+        """Return whether a ledger's entries and one more step certainly stay within the target; True without one.
 
-        If the plan has a Renyi filter they must stay within its budget, too.  InputError if the ledger has a filter
+        If the plan has a Renyi filter, they must stay within its budget, too.  InputError if the ledger has a filter
         that the plan does not share.  The answer costs nothing while the ledger follows the plan.  With repetitions
         only the current run of the ledger counts.
 
         next_step : the step to be taken.
         partition : of fixed batches or a round, the partition with which the step will be noted; by default that of the
-            last entry.
+            ledger's last step entry.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
@@ -587,8 +587,8 @@ class Plan(PlanRequest):
 def dominating(releases: Iterable[Release], noise_levels: int, rate_levels: int) -> dict[Release, Release]:
     """Map each release to one of a few that reveal at least as much: less noise, a higher rate.
 
-    Neighbours on a logarithmic scale share the least noise and the highest rate among them.  With a cap a higher rate
-    may leak less (the cap binds more often), so neighbours then have one rate.
+    Releases that are close on a logarithmic scale get the least noise and the highest rate among them.  With a cap a
+    higher rate may leak less (the cap binds more often), so only releases of one rate are then grouped.
     """
     known = list(releases)
     levels = [
@@ -608,9 +608,9 @@ def dominating(releases: Iterable[Release], noise_levels: int, rate_levels: int)
 
 
 def _level(values: list[float], count: int) -> list[int]:
-    """Return the level, from 0 to count - 1, of each value on a logarithmic scale."""
+    """Divide the range of the values into `count` equal levels of their logarithm; return the level of each value."""
     logs = np.log(values)
-    # The levels are a little wider, to hold the largest value.  The width is at least 1e-12, for values that are equal.
+    # Widened by 1e-9, so that the largest value is inside the last level; at least 1e-12, in case all values are equal.
     width = max(float(np.ptp(logs)), 1e-12) * (1.0 + 1e-9) / count
     return np.floor((logs - logs.min()) / width).astype(int).tolist()
 
@@ -655,7 +655,7 @@ def load(text: str) -> Any:
 
 
 def _segments(rows: list[Any]) -> list[Segment]:
-    """Return the segments of a document, one row each."""
+    """Return the segments of a document, which holds one row for each."""
     found: list[Segment] = []
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(_SEGMENT_NUMBERS):

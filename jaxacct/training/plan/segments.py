@@ -1,7 +1,7 @@
 """Segments: stretches of a run in which nothing changes, made from schedules of noise and of batch size.
 
-The room also counts what the steps of segments release, and finds their passes over the data: of fixed batches, and
-rounds.
+This module also counts what the steps of segments release.  It finds the passes over the data: passes of fixed
+batches, and rounds of random allocation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED, Release, release_of_pass
 
 ROUNDING = 1e-12
-"""Relative room for the rounding of examples over a batch size, or epochs over a rate, before they are rounded up."""
+"""Relative amount by which a quotient is lowered before it is rounded up; it exceeds the quotient's rounding error."""
 
 
 class Segment(NamedTuple):
@@ -29,7 +29,7 @@ class Segment(NamedTuple):
     ----------
     start, steps : whole numbers; steps count from 0.
     noise_multiplier : the standard deviation of the noise on the sum of clipped gradients, over the clip norm.
-    sampling_probability, expected_batch_size : the rate, and the rate times dataset_size, which divides the sum.
+    sampling_probability, expected_batch_size : the rate, and the rate times dataset_size, by which the sum is divided.
 
     >>> Segment(start=10, steps=5, noise_multiplier=1.0, sampling_probability=0.1, expected_batch_size=6.0).end
     15
@@ -48,14 +48,14 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Value for the steps before `until`, from the end of the piece before it; None is the end of the run."""
+    """Value for the steps from the end of the previous piece to before `until`; None stands for the end of the run."""
 
     until: int | None
     value: float
 
 
 Schedule: TypeAlias = Sequence[float] | Sequence[tuple[int | None, float]] | np.ndarray
-"""One number per step, or pairs (until_step, value); the last pair may end at None."""
+"""One number per step, or pairs (until_step, value); the last until_step may be None, the end of the run."""
 
 
 def pieces(name: str, schedule: Any) -> list[Piece]:
@@ -113,7 +113,7 @@ def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_s
 
 
 def slots_for(dataset_size: float, batch_size: float) -> int:
-    """Return the least number of slots of a round whose batches, dataset_size/slots, are at most batch_size.
+    """Return the smallest number of slots of a round with batches of at most batch_size: dataset_size/slots.
 
     >>> slots_for(60_000, 512), slots_for(100, 100 / 49)
     (118, 49)
@@ -122,7 +122,7 @@ def slots_for(dataset_size: float, batch_size: float) -> int:
 
 
 def allocated(segments: Sequence[Segment], dataset_size: int) -> tuple[Segment, ...]:
-    """Return the segments with the batches of random allocation: rates of exactly 1/slots."""
+    """Return the segments with the rates of random allocation, exactly 1/slots, and the batch sizes that follow."""
     found = []
     for segment in segments:
         slots = slots_for(dataset_size, segment.expected_batch_size)
@@ -131,7 +131,7 @@ def allocated(segments: Sequence[Segment], dataset_size: int) -> tuple[Segment, 
 
 
 def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Join neighbours that differ only in their steps, leave out empty segments, and number the steps from 0."""
+    """Join adjacent segments that differ only in their steps, drop empty segments, and number the steps from 0."""
     found: list[Segment] = []
     start = 0
     for segment in segments:
@@ -151,7 +151,7 @@ def scaled(segments: Sequence[Segment], scale: float) -> tuple[Segment, ...]:
 
 
 class Block(NamedTuple):
-    """Batches of one size: first step, step after the last, steps per pass, and the segments."""
+    """Stretch of a run with one batch size: its first step, step after the last, steps per pass, and segments."""
 
     start: int
     end: int
@@ -160,7 +160,7 @@ class Block(NamedTuple):
 
 
 def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> list[Block]:
-    """Return the blocks of a run; a new batch size begins a new block, and so a new pass."""
+    """Return the blocks of a run.  A new batch size begins a new block, and so a new pass or round."""
     found = []
     for _, group in itertools.groupby(segments, lambda segment: segment.expected_batch_size):
         members = tuple(group)
@@ -176,7 +176,7 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
 
 
 def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
-    """Return (number, first step, step after the last) of the pass that a step is in."""
+    """Return the number of the pass that a step is in, the pass's first step, and the step after its last."""
     before = 0
     for start, end, length, _ in known:
         if step < end:
@@ -188,7 +188,7 @@ def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
 
 
 def begins_pass(known: Sequence[Block], step: int) -> bool:
-    """Return whether only whole passes and ended blocks lie before a step (or before the end of the run)."""
+    """Return whether no pass is under way just before a step, or at the end of the run."""
     found = next((block for block in known if step < block.end), known[-1])
     return (step - found.start) % found.length == 0
 
@@ -196,7 +196,7 @@ def begins_pass(known: Sequence[Block], step: int) -> bool:
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
 ) -> Counter[Release]:
-    """Count the releases of the steps from `start` to before `until`.
+    """Count the releases of steps `start` to `until - 1`.
 
     A pass or a round is one release, with the least noise of those of its steps that are in this range.  The number of
     passes is computed without a loop over them: there may be 2^53.
@@ -212,7 +212,7 @@ def releases(
     for begin, end, length, members in blocks(segments, sampling, dataset_size):
         low, high = max(begin, start), min(end, until)
         share = members[0].sampling_probability
-        least: dict[int, float] = {}  # the noise of passes that are in more than one segment
+        least: dict[int, float] = {}  # least noise of each pass that is in several segments
         for segment in members:
             first, last = max(segment.start, low), min(segment.end, high)
             if first >= last:

@@ -64,9 +64,9 @@ from jaxacct.training.step.step_mechanisms import (
 )
 
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
-"""Relations under which shuffled batches of one size exchange another record, too."""
+"""Relations that fixed batches refuse: a record added or removed moves another record to another batch."""
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
-"""Range of a number of slots of a round, or of records in a batch: slots are drawn in int32."""
+"""Range of the number of slots of a round, and of the cap on a batch: slots are drawn in int32."""
 _RULES: dict[str, Constraint] = {
     "target_epsilon": POSITIVE,
     "target_delta": DELTA,
@@ -79,7 +79,7 @@ _RULES: dict[str, Constraint] = {
     "slots": SIZE,
     "cap": SIZE,
 }
-"""Numbers of a plan, each with the values that it may have."""
+"""Names of a plan's numbers, each with the values that it may have."""
 _OPEN = {
     "noise_multiplier": ("noise_multiplier",),
     "steps": ("steps", "epochs"),
@@ -90,7 +90,7 @@ _OPEN = {
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """Arguments of a `Plan`, `checked`, with None for those that the caller left out; the solver reads them."""
+    """Arguments of a `Plan` after `checked`, for the solver; None stands for an argument that the caller left out."""
 
     target_epsilon: float | None
     target_delta: float
@@ -122,9 +122,9 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRequ
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a plan with numbers as Python numbers or None; refuse settings that no plan can have."""
+    """Return the settings of a plan, with all numbers as Python numbers; refuse settings that no plan can have."""
     found = dict(settings)
-    if SAME[FIXED] == found["sampling"]:  # plans and ledgers write "fixed_batches"
+    if SAME[FIXED] == found["sampling"]:  # plans and ledgers hold "fixed_batches" for "shuffled"
         found["sampling"] = FIXED
     choice("sampling", found["sampling"], SAMPLING)
     if found["relation"] is None:
@@ -164,7 +164,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Filter(NamedTuple):
-    """Rényi filter [Feldman and Zrnic 2021]: at this order no more than `budget` is ever spent."""
+    """Rényi filter [Feldman and Zrnic 2021]: at order `order`, no more Rényi divergence than `budget` is ever spent."""
 
     order: float
     budget: float
@@ -179,7 +179,7 @@ class Solution(NamedTuple):
 
     segments : the run.  noise_multiplier : the scale of its noise.
     filter : the Renyi filter of a plan whose changes may depend on the data, or None.
-    epsilon : that of the whole tuning, if the search found it (it takes half a minute), or None.
+    epsilon : epsilon of the whole tuning if the search found it, to save half a minute later; else None.
     cap : the largest batch of truncated Poisson sampling, or None.
     """
 
@@ -194,18 +194,18 @@ class Solution(NamedTuple):
 
 
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
-    """Return epsilon at the target delta of one run, or of each of a batch of runs, composed exactly."""
-    rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # a bracket so narrow cannot decide what is close
+    """Return epsilon at the target delta of one run, or of each run of a batch, by exact composition."""
+    rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # well below what the search calls close
     if terms.sampling == ALLOCATION:
-        rtol = max(rtol, 1e-4)  # the two pairs of a round leave 4e-4, on finer and slower lattices too
+        rtol = max(rtol, 1e-4)  # a round's two pairs of distributions leave 4e-4, on fine lattices too
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
 
 
 def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
     """Return epsilon at the target delta of several collections of releases.
 
-    Collections share a call.  An element of the batch samples a release that it lacks at rate 0.  Passes and rounds
-    have no such rate, so with these only collections of the same kinds of release share a call.
+    All collections share one call of the accountant.  Where a collection lacks a release of another one, it gets that
+    release at rate 0.  Passes and rounds have no rate 0, so only collections of the same releases then share a call.
     """
     places: dict[frozenset[Release], list[int]] = {}
     for place, each in enumerate(counts):
@@ -227,8 +227,8 @@ def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarr
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each order and run of a batch, the budget that the run needs, and the epsilon of that budget."""
-    # the factor covers the rounding of sums of the same steps in another order
+    """Return two arrays (orders, runs): the budget that a run needs at an order, and the epsilon of that budget."""
+    # the factor covers the rounding when the same steps are summed in another order
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)
     promised = [epsilon_from_renyi([order], np.asarray(one)[None], terms.target_delta).upper for order, one in pairs]
@@ -236,7 +236,7 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 
 
 def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
-    """Return the filter of a plan: the order with the least epsilon, and the run's divergence at that order as budget.
+    """Return a plan's filter: the order with the smallest epsilon, and as budget the run's divergence at that order.
 
     A smaller budget would stop even a run in which nothing is changed.
     """
@@ -248,7 +248,7 @@ def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
 
 
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
-    """Return the upper ends of epsilon that a plan will claim for a batch of runs: the runs' own, or their filters'."""
+    """Return upper bounds of epsilon that a plan claims for a batch of runs: composed exactly, or by their filters."""
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
     return np.asarray(epsilon_of_run(terms, mechanism).upper)
@@ -271,7 +271,7 @@ def solve(request: PlanRequest) -> Solution:
 def noise_for(
     terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float | None = None
 ) -> float:
-    """Return the least scale of the noise of `rest`, run after `spent`, with which both together meet the target.
+    """Return the smallest factor on the noise of `rest` with which `spent`, followed by `rest`, meets the target.
 
     start : where the search starts; by default the noise of a Gaussian mechanism that resembles the run.
     """
@@ -295,7 +295,7 @@ def noise_for(
 def noise_in_filter(
     chosen: Filter, terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float
 ) -> float:
-    """Return the smallest scale of the remaining noise with which all remaining steps fit the filter."""
+    """Return the smallest factor on the noise of `rest` with which `spent`, followed by `rest`, fits the filter."""
     step = sum(s.steps for s in spent)
     if spent:
         before = composed(releases(spent, step, terms.sampling, terms.dataset_size, cap=terms.cap or 0))
@@ -304,14 +304,14 @@ def noise_in_filter(
                 f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop"
             )
     used = lambda scales: spent_renyi(_together(terms, spent, rest, scales), chosen, terms.relation)
-    found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)  # as close in divergence as in epsilon
+    found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)  # `budget` stands for epsilon's target
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
     return found
 
 
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
-    """Return a batch of mechanisms: both stretches of a run, the noise of the second scaled by each factor."""
+    """Return a batch of mechanisms, one for each scale: `spent`, then `rest` with its noise multiplied by the scale."""
     n = terms.dataset_size
     if terms.sampling == FIXED:  # a pass may begin in one segment and end in another
         whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
@@ -326,7 +326,7 @@ def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segme
 
 
 def _solved(request: PlanRequest) -> Solution:
-    """Return the solution, without its filter."""
+    """Return the solution of a request, but without a filter."""
     # `ja.calibrate_noise_multiplier` serves Poisson sampling at one rate and one noise multiplier only; the noise of
     # all other runs is searched along the segments.
     scheduled = request.noise_schedule is not None or request.batch_schedule is not None
@@ -352,7 +352,7 @@ def _solved(request: PlanRequest) -> Solution:
     if request.sampling == ALLOCATION:
         segments = allocated(segments, int(n))
     elif request.sampling not in OF_ONE_SIZE and request.sampling_probability is not None:
-        rate = request.sampling_probability  # the given rate, without the rounding of the batch size
+        rate = request.sampling_probability  # the given rate: from the batch size it would be rounded
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == TRUNCATED:
         request = replace(request, cap=_cap_of(request, max(s.sampling_probability for s in segments), steps))
@@ -365,7 +365,7 @@ def _solved(request: PlanRequest) -> Solution:
 
 
 def _left_open(request: PlanRequest, plain: bool) -> str | None:
-    """Return the one setting to solve for, or None; refuse too many or too few settings, and one without a search."""
+    """Return the one setting to solve for, or None.  Refuse too many or too few settings, and what cannot be solved."""
     given = {key: [n for n in names if getattr(request, n) is not None] for key, names in _OPEN.items()}
     for names in given.values():
         if len(names) > 1:
@@ -396,7 +396,7 @@ def _left_open(request: PlanRequest, plain: bool) -> str | None:
 
 
 def _batches(request: PlanRequest, n: float) -> list[Piece]:
-    """Return expected batch sizes, as pieces; refuse those that do not fit the data."""
+    """Return the expected batch sizes, as pieces; refuse sizes that do not fit the data."""
     if request.batch_schedule is not None:
         found = pieces("batch_schedule", request.batch_schedule)
     elif request.expected_batch_size is not None:
@@ -414,7 +414,7 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
             raise InputError(f"{name} = {size:g} must be <= dataset_size = {n:g}; use smaller batches")
         if request.sampling in OF_ONE_SIZE and size != round(size):
             near = round(size)
-            # rounding of sampling_probability * dataset_size explains a relative distance of 1e-9
+            # sampling_probability * dataset_size may miss the whole number by rounding, by less than 1e-9
             if request.sampling_probability is None or abs(size - near) > 1e-9 * near:
                 raise InputError(
                     f"{name} = {size!r} must be a whole number with sampling = {request.sampling!r}; use {max(near, 1)}"
@@ -425,11 +425,11 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
 
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
-    """Return the noise of a plain run; with repetitions also the epsilon of the whole tuning, else None."""
+    """Return the noise multiplier of a plain run, and epsilon of the whole tuning (None without repetitions)."""
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = _tolerance(target)
-    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second aim serves if two brackets differ by their rounding
+    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second one if rounding breaks the first
         c = calibrate_noise_multiplier(
             aim,
             request.target_delta,
@@ -459,7 +459,7 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     length = slots_for(n, rate * n) if request.sampling == ALLOCATION else 1
     rate = 1.0 / length if request.sampling == ALLOCATION else rate
     upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
-    # the start of a search, 1000 steps or a rate of .01, changes only the time that the search takes
+    # where a search starts, here at 1000 steps, changes only the time that it takes
     found = _searched(upper, target, np.ceil(1000.0 / length), (1.0, float(MAX_STEPS)), falls=False, whole=True)
     if math.isnan(found):
         raise _infeasible(target, "infeasible_steps")
@@ -469,7 +469,7 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
 
 
 def _with_rate(request: PlanRequest, n: float) -> Solution:
-    """Return the solution with the largest sampling probability that meets the target, and its number of steps."""
+    """Return the solution with the largest sampling probability that meets the target."""
     target = _target(request)
 
     def steps(rate: np.ndarray) -> np.ndarray:
@@ -494,7 +494,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
         if spent < target * (1.0 - _tolerance(target)):
             _warn_not_reached(target, "sampling_probability", rate, spent)
     size = float(round(rate * n)) if request.sampling in OF_ONE_SIZE else rate * n
-    assert request.noise_multiplier is not None  # only one thing is left open
+    assert request.noise_multiplier is not None  # since the rate is what is left open
     sigma, count = request.noise_multiplier, int(steps(np.array(rate)))
     segments: tuple[Segment, ...] = (Segment(0, count, sigma, rate, size),)
     if request.sampling == ALLOCATION:
@@ -504,7 +504,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
 
 
 def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
-    """Return upper bounds of epsilon for runs without a schedule."""
+    """Return upper bounds of epsilon for a batch of runs without a schedule."""
     sampling = request.sampling
     sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
     if sampling == TRUNCATED:
@@ -512,15 +512,15 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
         cap = np.array([_cap_of(request, float(q), int(t)) for q, t in zip(rates, counts, strict=True)])
         return _upper_epsilon(request, repeat(single(TRUNCATED, sigma, rates, cap, int(n)), steps))
     share, count = rate, steps
-    if sampling == FIXED:  # passes
+    if sampling == FIXED:  # one release is a pass
         share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
-    elif sampling == ALLOCATION:  # rounds
+    elif sampling == ALLOCATION:  # one release is a round
         count = np.ceil(steps / nearest_slots(rate))
     return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
 
 
 def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
-    """Return the cap that was asked for, or the smallest cap that costs nothing."""
+    """Return the given cap, or by default that of `cap_for`, the smallest cap that costs practically nothing."""
     if request.cap is not None:
         return request.cap
     if rate == 1.0:
@@ -534,7 +534,7 @@ def _target(terms: PlanRequest) -> float:
 
 
 def _tolerance(target: float) -> float:
-    """Return how close, relatively, a solution's epsilon must be to the target: 1e-4 of it, and 1e-4 at most."""
+    """Return the relative distance allowed between epsilon and the target: 1e-4/max(1, target), but at least 1e-6."""
     return max(1e-4 * min(1.0, 1.0 / target), 1e-6)
 
 
@@ -547,9 +547,9 @@ def _searched(
     falls: bool,
     whole: bool = False,
 ) -> float:
-    """Return the tried value whose upper bound is closest below a target; NaN if no value meets the target."""
+    """Return the searched value whose upper bound is closest below the target; NaN if no value meets the target."""
     rtol = _tolerance(target)
-    margin = 1e-7 if whole else 0.05 * rtol  # a second evaluation of epsilon may differ by rounding
+    margin = 1e-7 if whole else 0.05 * rtol  # another evaluation of epsilon may be rounded otherwise
     return least_private(upper, target, start, limits, falls=falls, rtol=rtol, whole=whole, margin=margin)
 
 
@@ -577,7 +577,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return (segments already run, segments left to run, from step 0); the noise of the latter is still relative."""
+    """Return the segments already run, and those left to run (numbered from step 0, with noise yet to be scaled)."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")

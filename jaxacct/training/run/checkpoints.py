@@ -24,7 +24,7 @@ from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.step_function import Carried
 
 _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
-"""Names in a folder of checkpoints."""
+"""Names that Orbax gives to files and folders in a folder of checkpoints."""
 
 
 class Checkpoint(NamedTuple):
@@ -76,7 +76,7 @@ class Store:
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
-        """Write a whole checkpoint before this returns; InputError if that fails, and earlier checkpoints stay."""
+        """Write a checkpoint; it is complete when this returns.  On failure raise InputError and keep earlier ones."""
         line = found.lineage._asdict() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
         run = {
@@ -100,7 +100,7 @@ class Store:
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
         """Return a checkpoint with arrays as in ``like``.
 
-        If it has no names of arrays, digest_of must give its `Lineage.seal`.
+        If the checkpoint does not name its arrays, `digest_of` of the loaded arrays must equal its `Lineage.seal`.
         """
         if not (self._path / str(number) / "run").exists():
             raise InputError(
@@ -123,11 +123,11 @@ class Store:
         carried = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(leaves, jax.tree.leaves(like), strict=True)):
             raise InputError(f"checkpoint {number} has other shapes than this model and optimizer; use those it is of")
-        known = Lineage._field_defaults | run["lineage"]  # earlier releases had fewer fields
+        known = Lineage._field_defaults | run["lineage"]  # earlier releases wrote fewer fields
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
-        alike = len({repr(kind) for _, *kind in own}) < len(own)  # if all differ, shapes determine the order
+        alike = len({repr(kind) for _, *kind in own}) < len(own)  # if all differ, they give the order
         if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(
                 f"checkpoint {number} is of an earlier version, which kept no names, and of another model, "
@@ -138,7 +138,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Make files written inside private to their owner; turn a failure into one line instead of Orbax's logs."""
+        """Make files that are written in this context private to their owner; raise a failure as one line."""
         errors = logging.getLogger("absl")
         told = lambda record: record.levelno < logging.ERROR
         errors.addFilter(told)
@@ -167,7 +167,7 @@ def _require_room(folder: Path, carried: Carried) -> None:
     size = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards if part.replica_id == 0)
     if hasattr(os, "posix_fallocate"):
         with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, size + 2**14 * (16 + len(leaves)))  # more for each array and file
+            os.posix_fallocate(file.fileno(), 0, size + 2**14 * (16 + len(leaves)))  # 16 KiB for each array and file
 
 
 def _make_private(folder: Path) -> None:
@@ -195,7 +195,7 @@ def _leaves(carried: Carried) -> list[list[Any]]:
 
 
 def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
-    """Return words for the first array that differs between a checkpoint and the model."""
+    """Return a message about the first array that differs between a checkpoint and the model."""
     told = lambda leaf: "nothing" if leaf is None else f"{leaf[0]:.80} of shape {tuple(leaf[1])} and dtype {leaf[2]}"
     one, other = next((a, b) for a, b in zip_longest(there, own) if a != b)
     return f"it has {told(one)} where the model has {told(other)}; use the model and optimizer that wrote it"

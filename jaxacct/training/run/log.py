@@ -48,7 +48,7 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 Held = list[tuple[Spent, list[Run]]]
 """Spending that counts against a plan: for each run its releases and its plans.  The current run comes first."""
 PAUSES = (0.2, 10.0)
-"""Seconds between two updates, at least and at most; each waits for its step to be done, so that the rate is right."""
+"""Shortest and longest time between two updates, in seconds.  An update waits until its step is done."""
 _FIRST = b'{"event": "begin"'
 """Beginning of a log file."""
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
@@ -65,11 +65,13 @@ WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _Look:
-    """Numbers of a step, on the device or on their way, filled in one by one, so that an interrupt repeats nothing.
+    """One logged step.  Its fields are filled in one by one, so that nothing is done twice after an interrupt.
 
-    point : the point of a table of epsilon that covers the releases so far.
-    when : the time at which the step was found done.  rate : the steps a second until then.
-    record : the record that is put out.
+    observed : the numbers of the step, on the device.
+    point : where a table of epsilon covers all releases so far; None if no table does.
+    when : the time at which the step was found to be done, in seconds; None until then.
+    rate : steps per second, measured over the last logged steps up to this one; None if not known.
+    record : what will be put out, but for epsilon; None until the numbers are fetched.
     """
 
     step: int
@@ -83,7 +85,7 @@ class _Look:
 class RunLog:
     """Log of every `every`-th step of one `fit`, and of the plan's last step, in order; `begin` comes first.
 
-    put : called with each record; None if no log is wanted.  file : the file to which it writes, or None.
+    put : called with each record; None if no log is wanted.  file : the file to which `put` writes, or None.
     """
 
     def __init__(self, put: Callable[[dict[str, Any]], Any] | None, file: LogFile | None, every: int, run: str) -> None:
@@ -91,7 +93,7 @@ class RunLog:
         self._epsilon: EpsilonSoFar | None = None
         self._last = 0
         self._looks: deque[_Look] = deque()
-        self._recent: deque[tuple[int, float]] = deque(maxlen=32)  # steps and times for the rate
+        self._recent: deque[tuple[int, float]] = deque(maxlen=32)  # the last logged steps and their times, for `rate`
         self._begin = self._told = time.monotonic()
         self.ending: dict[str, Any] = {}
 
@@ -111,7 +113,7 @@ class RunLog:
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
         """Log the numbers of a step that was handed to the device.
 
-        stretches : those of all steps so far, without a ledger.
+        stretches : the stretches of all steps so far; they are read only if the run has no ledger.
         """
         if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
             return
@@ -128,7 +130,7 @@ class RunLog:
         """Note how the run ended, for the last line of the file, and return the state that `fit` returns."""
         self.ending = {"step": state.step, "ended": state.stopped}
         if self._put is not None and self._file is not None and self._epsilon is not None:
-            with contextlib.suppress(Exception):  # the state raises the same error later, such as for a lost ledger
+            with contextlib.suppress(Exception):  # `state.epsilon` raises the same error, such as for a lost ledger
                 found = state.epsilon
                 ends = {"lower": float(found.lower), "upper": float(found.upper), "delta": state.plan.target_delta}
                 self.ending["epsilon"] = ends | {"kind": found.kind, "covers": self._epsilon.covers}
@@ -209,7 +211,7 @@ class RunLog:
 @contextlib.contextmanager
 def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
     """Yield the log of a `fit` that goes on from a state; however the fit ends, the remaining records are put out."""
-    run = digest(b"run", state.lineage.root.key).hex()[:16]  # as in a ledger
+    run = digest(b"run", state.lineage.root.key).hex()[:16]  # the name that the run has in a ledger, too
     file, put = None, None
     if callable(log):
         put = log
@@ -231,7 +233,7 @@ def run_log(log: Log, every: int, state: State) -> Iterator[RunLog]:
 
 
 def checked_log(log: Any, ledger: Any = None) -> Log:
-    """Return the log; raise InputError unless it is None, a function or a path, and for the path of the ledger."""
+    """Return the log.  Raise InputError if it is the ledger's path, or is neither None nor a function nor a path."""
     if log is None or callable(log):
         return log
     if not isinstance(log, str | os.PathLike):
@@ -243,7 +245,7 @@ def checked_log(log: Any, ledger: Any = None) -> Log:
 
 
 def numbers_of(observed: Observed) -> dict[str, Any]:
-    """Return the numbers of a finished step that are not private: means over its contributors, None without any."""
+    """Return the numbers of a finished step that are not private.  A mean over no contributing member is None."""
     members, clipped, not_finite = (int(x) for x in (observed.members, observed.clipped, observed.not_finite))
     each = members - not_finite
     mean = lambda total: (np.asarray(total, np.float64) / each).tolist() if each else None
@@ -280,7 +282,7 @@ class LogFile:
             _make_private(descriptor)
             _cut_after_last_line(self._file)
             self.there = self._last_step(run)
-            self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record, and the place before it
+            self._last: tuple[Any, int] = None, self._file.seek(0, os.SEEK_END)  # last record; where its line begins
         except OSError as error:  # such as for a pipe, which cannot be read again
             self._file.close()
             raise unwritable(place, error) from None
@@ -289,7 +291,7 @@ class LogFile:
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` that begins or continues; it names the steps that are repeated."""
+        """Return the record of a `fit` that begins or continues; it says up to which step the file is repeated."""
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -328,7 +330,7 @@ def _make_private(descriptor: int) -> None:
 
 
 def _cut_after_last_line(file: Any) -> None:
-    """Remove what follows the last line's end: a line that was being written when the process was killed."""
+    """Remove what follows the last whole line: a line that was being written when the process was killed."""
     size = end = file.seek(0, os.SEEK_END)
     while end > 0:
         begin = max(end - 2**16, 0)
@@ -397,11 +399,11 @@ class _Table:
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
         self._before = _added(held or [])[0]
-        self._uppers: tuple[list[int], list[float]] = [], []  # (steps, upper ends), set at once for other threads
+        self._uppers: tuple[list[int], list[float]] = [], []  # (steps, upper bounds), for all threads
         self._thread: threading.Thread | None = None
 
     def at(self, step: int) -> TablePoint:
-        """Return the point after `step` steps; start computing the table on the first call."""
+        """Return the table's point after `step` steps; start computing the table on the first call."""
         if self._thread is None:
             # no daemon: at its end the interpreter waits for the thread, and cuts off no compilation
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
@@ -414,7 +416,7 @@ class _Table:
         return self._thread is not None and not self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the computation has ended, at most so many seconds."""
+        """Wait until the computation has ended, but for at most this number of seconds."""
         if self._thread is not None:
             self._thread.join(seconds)
 
@@ -435,7 +437,7 @@ class _Table:
                 self._compute_claims(*self._held)
 
     def _compute_curve(self) -> None:
-        """Compute epsilon after 64 even steps in one call; add early steps, a tenth apart, where these are too few."""
+        """Compute epsilon after 64 evenly spaced steps.  Where early ones are sparse, add steps a tenth apart."""
         plan, even = self._plan, 64
         curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, even)]
         self._put(curve)
@@ -450,7 +452,7 @@ class _Table:
             self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _compute_claims(self, current: tuple[Spent, list[Run]], *others: tuple[Spent, list[Run]]) -> None:
-        """Compute epsilon after 16 steps only, since each of them takes a claim of its own."""
+        """Compute epsilon after 16 steps only, since each takes an accounting of its own."""
         (own, headers), uppers = current, []
         for step in _even_steps(self._first, self._plan.steps, 16):
             spent = replace(own, releases=own.releases + self._plan.releases_between(self._first, step))
@@ -472,17 +474,17 @@ def _even_steps(first: int, last: int, most: int) -> list[int]:
 
 
 class TablePoint(NamedTuple):
-    """Table, and the step after which the table covers all releases so far."""
+    """Table of epsilon, and a step of it: what the table counts up to this step includes all releases so far."""
 
     table: _Table
     step: int
 
 
 class EpsilonSoFar:
-    """Upper bounds of epsilon after the steps of one `fit` that continues a plan after step `step`.
+    """Upper bounds of epsilon during one `fit` that continues a plan after its first `step` steps.
 
     A claim must cover all that the history or the ledger holds.  Before a number of a table is put out, all releases so
-    far must be among those that the table covers: leaving releases out never costs more.
+    far must be among those that the table covers: fewer releases never cost more.
     """
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
@@ -516,7 +518,7 @@ class EpsilonSoFar:
         return None
 
     def told(self, point: TablePoint | None) -> dict[str, Any]:
-        """Return the epsilon of a log's record, at the result of `point`; an unknown `upper` is None, with a reason."""
+        """Return epsilon of a log's record, given the result of `point`; an unknown `upper` is None, with a reason."""
         upper, why = None, "more was released than a table has"
         if point is not None:
             upper, why = point.table.upper(point.step), "the table could not be computed, or not in time"

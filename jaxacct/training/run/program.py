@@ -1,7 +1,7 @@
 """Compiled step of a run, the digests that its keys follow from, and the thread that loads batches of a Source.
 
-For a Source the host draws and loads; three programs serve all steps: sums of no members, one more micro-batch, and the
-release.  The keys' dependence on digests is argued in jaxacct/training/step/README.md, "Keys".
+For a Source the host draws and loads.  Three programs serve all steps: one makes empty sums, one adds a micro-batch,
+and one releases the sums.  The keys' dependence on digests is argued in jaxacct/training/step/README.md, "Keys".
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED
 
 Item = TypeVar("Item")
 _PATIENCE = 1.0
-"""Seconds of waiting for a thread to end after which a line says so."""
+"""Seconds of waiting for a thread to end; after them a line says what is waited for."""
 _HOST = b"host 1"
-"""Text in digests for the host's work in a step (draw, order of micro-batches), which is no compiled program."""
+"""Text that stands in digests for the host's work in a step: the draw and the order of micro-batches."""
 
 
 class Prepared(NamedTuple):
     """Step that is ready to run.
 
-    line : the lineage after the step.  key, settings : the step's keys and numbers.
-    partition : the fingerprint of its pass or round, or "".  batch : its loaded examples, or None.
+    line : the lineage after the step.  key : the step's keys.  settings : the step's numbers.
+    partition : the fingerprint of the step's pass or round, or "".  batch : the step's loaded examples, or None.
     """
 
     line: Lineage
@@ -58,7 +58,7 @@ class Program:
     """Step function for one plan, state and data: traced, digested, and compiled on demand.
 
     session : a digest of all that decides the steps after a checkpoint: equal sessions repeat them exactly.
-    traces : the jaxprs of all that it compiles.
+    traces : the jaxprs of all programs that are compiled.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class Program:
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
-        """Set the digests of program and data, from which keys and session follow."""
+        """Set the digests of program and data; the keys and `session` follow from them."""
         self.carried = carried
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
-        if self.frozen is not None:  # the program holds the form of the frozen part; the arrays are arguments
+        if self.frozen is not None:  # the program's digest covers its form, but not its arrays
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
-        # the noise of both rules is an argument of the program, so the program's digest does not cover them
+        # the program's digest does not cover these two rules, since their noise is an argument of the program
         beside = repr((self._rule.adaptive, self._rule.private_loss)).encode()
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
-        """Compile, before the steps from `step` to before `until` are run."""
+        """Compile the program, before steps `step` to `until - 1` are run."""
         self._compiled = self._traced.lower().compile()
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
@@ -101,29 +101,29 @@ class Program:
         return Prepared(after, key, self._numbers(step, settings.position, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run one step; it is in the ledger before this is called."""
+        """Run one step, which must be in the ledger before."""
         return self._compiled(carried, key.words, key.pass_words, self._whole, settings, self.frozen)
 
     def close(self) -> None:
         """Do nothing: only a streamed program has threads to end."""
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether an error leaves a checkpoint: no, since a run from the last checkpoint repeats the steps."""
+        """Return whether to write a checkpoint after an error: no, a run from the last checkpoint repeats the steps."""
         return False
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session of the checkpoint that an error leaves; b"" if the steps after it need no repetition."""
+        """Session to store in a checkpoint after an error: a later run of this session repeats the steps after it."""
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the last checkpoint already names the program and the ledger of the steps after it."""
+        """Return whether the last checkpoint has this session, and has a ledger's mark just if there is a ledger."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
-        """Return a step's lineage, keys, numbers, and the fingerprint of its pass or round, or "" (README.md)."""
+        """Return four things: a step's lineage, keys, numbers, and the fingerprint of its pass or round, or ""."""
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]
@@ -141,13 +141,14 @@ class Program:
 
 
 class OtherExamples(InputError):
-    """The ledger holds a release of the step with other examples for the same draw."""
+    """Error: the ledger holds a release of this step in which the same draw gave other examples."""
 
 
 class Batch(NamedTuple):
     """Logical batch that was loaded, in whole micro-batches.
 
-    leaves : arrays with a row for each place; of users, a row of examples.  weights : of users' examples, or None.
+    leaves : arrays with one row for each place; of users, a row holds all of a user's examples.
+    weights : the weights of users' examples; None for records.
     indices : int32, the number of the record or user in each place, and 0 in places without a member.
     mask : whether a place has a member.
     """
@@ -161,8 +162,9 @@ class Batch(NamedTuple):
 class Streamed(Program):
     """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
 
-    If the last checkpoint's session goes on, its keys go on, too.  Its steps are then repeated, and the ledger tells
-    whether they are the same.  In all other cases the chain gets a number of its own, and no draw is ever used twice.
+    If the session equals that of the last checkpoint, the steps after it are repeated with the same keys.  The ledger
+    then tells whether they are the same.  In all other cases the chain gets a random number of its own, and no draw is
+    ever used twice.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class Streamed(Program):
         self._source = source
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
-        self._micro = min(rule.micro_batch, self._places) * where.devices  # places of one call on all devices together
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # places on all devices together
         self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), 0, np.zeros(8, np.uint32)))
         self.traces = tuple(each.jaxpr for each in self._traced_parts)
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
@@ -209,7 +211,7 @@ class Streamed(Program):
         return self._where.loaded(carried, zero, (rows, indices, mask), now, self.frozen)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
-        """Compile, while the first batches are being loaded."""
+        """Compile the programs, while the first batches are being loaded."""
         self._ahead = Ahead(self._batches(line, step, until), self._source.prefetch, self._stop)
         self._nothing, self._add, self._release = (each.lower().compile() for each in self._traced_parts)
 
@@ -240,16 +242,16 @@ class Streamed(Program):
             self._ahead.close()
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether an error leaves a checkpoint: not one that reveals which draw changed."""
+        """Return whether to write a checkpoint after an error: not after one that reveals which draw changed."""
         return not isinstance(error, OtherExamples)
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session of the checkpoint that an error leaves; b"" if the steps after it cannot be repeated."""
+        """Session to store in a checkpoint after an error; b"" if the steps after it cannot be repeated."""
         return self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:
-        """Draw and load the batches of the steps from `step` to before `until`; a step's key depends on its batch."""
+        """Draw and load the batches of steps `step` to `until - 1`; the key of a step depends on its batch."""
         with ThreadPoolExecutor(self._source.workers, "jaxacct source") as pool:
             for number in range(step, until):
                 line, key, settings, partition = self.advance(line, number)
@@ -260,7 +262,7 @@ class Streamed(Program):
                 yield Prepared(line, key, settings, partition, batch)
 
     def _load(self, pool: ThreadPoolExecutor, words: Any, who: np.ndarray) -> Batch:
-        """Load the examples of some records or users; users who have none are left out, since they add nothing."""
+        """Load the examples of some records or users.  Users without examples are left out, since they add nothing."""
         most, layout, weights = self._rule.examples_per_user or 1, self._source.layout, None
         if self._users is not None:
             who = who[self._users[2][who] > 0]
@@ -281,7 +283,7 @@ class Streamed(Program):
         return Batch(leaves, weights, indices, np.arange(rows) < who.size)
 
     def _fill(self, pool: ThreadPoolExecutor, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
-        """Load examples into the first rows of arrays, each worker an equal share of them."""
+        """Load examples into the first rows of arrays; each worker loads an equal share of the examples."""
         failed = threading.Event()
 
         def share(ends: tuple[int, int]) -> None:
@@ -297,7 +299,7 @@ class Streamed(Program):
         ends = [numbers.size * place // shares for place in range(shares + 1)] if shares else []
         try:
             errors = [done.exception() for done in [pool.submit(share, each) for each in pairwise(ends)]]
-        except BaseException:  # an interrupt, if this is the main thread
+        except BaseException:  # an interrupt of the main thread: the workers give up
             failed.set()
             raise
         told = [error for error in errors if error is not None]
@@ -306,7 +308,7 @@ class Streamed(Program):
 
 
 def _digest(batch: Batch) -> bytes:
-    """Return the SHA-256 digest of everything in a batch that was loaded, member by member."""
+    """Return the SHA-256 digest of a loaded batch: of the number of its members, and of all their examples."""
     count = int(batch.mask.sum())
     parts = [str(count).encode()]
     for leaf in batch.leaves:
@@ -315,7 +317,7 @@ def _digest(batch: Batch) -> bytes:
 
 
 def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
-    """Raise OtherExamples if a step was released before with the same draw, and with other examples for it."""
+    """Raise OtherExamples if a step was released before with the same draw but other examples."""
     spent = ledger.runs[ledger.run]
     if step not in spent.numbers:
         return
@@ -328,7 +330,7 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """Items of a generator, `depth` of them made ahead in a thread; with 0, each is made when it is taken.
+    """Items of a generator.  A thread makes `depth` items ahead; if `depth` is 0, each is made when it is taken.
 
     An exception of the thread is raised in `take`.
     """

@@ -1,4 +1,4 @@
-"""Ledger of a run: opened at the run's entries, and written by the first process before any process uses a sum.
+"""Ledger of a run: opened with the run as the current one; the first process writes before any process uses a sum.
 
 This module also decides whether a plan may follow earlier spending: jaxacct/training/run/README.md.
 """
@@ -28,7 +28,7 @@ from jaxacct.training.step.step_mechanisms import composed
 
 
 class RunLedger:
-    """Open ledger of a run.  `note` returns in no process before the entry is on the disk."""
+    """Open ledger of a run.  In every process, `note` returns only after the entry is on the disk."""
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark) -> None:
         self._processes, self._ledger, self._own = processes, ledger, own
@@ -46,7 +46,7 @@ class RunLedger:
         return self._mark
 
     def note(self, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
-        """Put a step on record if it is in the ledger already or the budget allows it; return whether it is."""
+        """Note a step if the ledger already has it or the budget allows it; return whether the step is noted."""
 
         def noted() -> bool:
             assert self._ledger is not None
@@ -84,7 +84,7 @@ class RunLedger:
             self._mark = self._ledger.mark()
 
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
-        """Make run and plan the ledger's current ones: a callback or another thread may have begun others in it."""
+        """Make this run and plan the ledger's current ones: a callback or another thread may have begun others."""
         ledger.run = self._mark.run
         if (ledger.plan.sampling, ledger.plan.truncation) != (plan.sampling, plan.truncation):
             ledger.replan(plan)
@@ -98,7 +98,7 @@ class RunLedger:
 def open_run_ledger(
     processes: Processes, ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> RunLedger | None:
-    """Return the ledger at the run of a state, opened by the first process; None without a ledger."""
+    """Return the ledger with the run of a state as the current one.  The first process opens it."""
     opened: Ledger | None = None
     own = False
 
@@ -161,7 +161,7 @@ def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> N
 
 
 def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> bytes:
-    """Raise InputError if the spending so far is in a ledger that is not given, or missing; otherwise return b""."""
+    """Raise InputError if the spending so far is in a ledger that is not given or does not exist; else return b""."""
     mark = history.ledger
     if mark is None:
         return b""
@@ -175,7 +175,7 @@ def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | N
 
 
 def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
-    """Raise InputError if earlier spending is under another relation than a plan's, or for another unit."""
+    """Raise InputError if earlier plans have another relation or another unit than this plan."""
     one_unit(plan, others)
     found = sorted({other.relation for other in others} - {plan.relation})
     if found:
@@ -187,7 +187,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """Return (the ledger at the run of a state, with earlier spending noted; whether it was opened here)."""
+    """Return the ledger, with the state's run current and its earlier spending noted; and whether this opened it."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False
@@ -210,7 +210,7 @@ def open_ledger(
 
 
 def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> None:
-    """Make a run the current one of a ledger; note its plan, and its spending before the ledger began."""
+    """Make a run the current one of a ledger; note the run's plan, and what it spent before the ledger began."""
     mark, stretches = state.history.ledger, state.history.stretches
     if mark is not None:
         if mark.run != name:
@@ -264,7 +264,7 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
 
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
-    """Raise InputError if a run may not go on with another plan; seen : whether callbacks looked at its outputs."""
+    """Raise InputError if a run may not go on with this plan.  seen : whether callbacks looked at its outputs."""
     if not before or before[-1] == plan:
         return
     ended_by_itself = state.stopped in ("finished", "budget")
@@ -284,7 +284,7 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
 def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
     """Return the step before which a run without a ledger must stop.
 
-    Raises InputError for another relation or filter, or no room.
+    Raises InputError if earlier plans have another relation, unit or filter, or if what was spent exceeds the target.
     """
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)

@@ -39,7 +39,7 @@ class State:
     Parameters
     ----------
     params : the whole model, with its frozen part; the trained part may be published.
-    opt_state : of the trained part; it may be published.
+    opt_state : the optimizer's state, of the trained part; it may be published.
     clip_norm : the present clip norm.
     step : number of steps taken.
     not_finite : number of gradients so far with a NaN or an infinity, which counted as zero.  It depends on the data
@@ -80,6 +80,7 @@ class State:
 class Looks:
     """Record of whether callbacks have looked at outputs.
 
+    seen : whether callbacks of this or of an earlier `fit` have looked.
     now : the state with which the callbacks are being called, or None.
     note : called before the first look of this `fit`; if it raises, the callback gets the error instead of outputs.
     """
@@ -97,16 +98,16 @@ class Looks:
         self.seen = True
 
     def over(self) -> None:
-        """Note that the `fit` has ended: later looks cannot have ended it."""
+        """Note that the `fit` has ended: outputs seen after this cannot have ended it."""
         self.now = self._note = None
 
 
 _NO_OUTPUTS = frozenset({"step", "plan", "stopped", "history", "__class__"})
-"""Attributes of a state that do not depend on outputs; reading them is no look."""
+"""Attributes of a state that do not depend on outputs; reading them does not count as a look at outputs."""
 
 
 class _Shown(State):
-    """State for callbacks, which notes a look before it gives outputs."""
+    """State for callbacks.  Before it gives outputs, it notes that they are seen."""
 
     looks: ClassVar[Looks]
 
@@ -126,7 +127,7 @@ class _Shown(State):
 
 
 def shown(state: State, looks: Looks) -> State:
-    """Return a state for callbacks, which are about to be called with it."""
+    """Return the state that is about to be given to callbacks."""
     view = object.__new__(_Shown)
     vars(view).update(vars(state), looks=looks)
     looks.now = view
@@ -164,7 +165,7 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Return the stretches and further steps of a plan; the steps join a last stretch of the same plan and pass."""
+    """Return the stretches with further steps of a plan.  These extend the last stretch if plan and pass go on."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
@@ -182,7 +183,7 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Return epsilon at a plan's delta of all that a history holds.
+    """Return epsilon of all that a history holds, at a plan's delta.
 
     The rest of the plan counts if outputs may have ended the run.
     ended : whether the run ended by itself, or has shown no outputs.
