@@ -18,11 +18,11 @@ from jaxacct.training.step import noise
 __all__ = ["AdaptiveClip", "PrivateLoss"]
 
 _ROUND_UP = 1.0 + 2e-15
-"""Factor on the noise multiplier of the gradients that exceeds the rounding of its formula."""
+"""Factor by which the noise multiplier of the gradients is raised, to cover the rounding of its formula."""
 _UNITS = 2**10
-"""Units per bound: losses are rounded to units, so that their sum is a whole number."""
+"""Number of units that make up the bound of a loss; losses are rounded to units, so that their sum is exact."""
 _MOST_MEMBERS = 2**20
-"""Largest expected batch size: centred sums of twice as many members, with their noise, fit 32 bits."""
+"""Largest expected batch size.  Up to twice as many members, the noisy sum of their centred losses fits 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class PrivateLoss:
     ----------
     bound : from 1e-10 to 1e10.  A larger loss counts as the bound, and a negative loss as 0.  The bound must not be
         chosen by looking at the data.
-    noise : standard deviation in bounds, > 0; by default a tenth of the expected batch size.  The mean loss then has a
-        standard deviation of a tenth of the bound, for every batch size.
+    noise : standard deviation of the noise on the sum of losses, as a multiple of the bound, > 0.  By default it is a
+        tenth of the expected batch size: the mean loss then has a standard deviation of a tenth of the bound.
 
     Raises
     ------
@@ -70,7 +70,7 @@ class PrivateLoss:
             check("noise", self.noise, DEVIATION)
 
     def deviation(self, expected_batch_size: float) -> float:
-        """Return the standard deviation of the noise on the sum of losses, in bounds."""
+        """Return the standard deviation of the noise on the sum of losses, as a multiple of the bound."""
         return 0.1 * expected_batch_size if self.noise is None else self.noise
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
@@ -83,7 +83,7 @@ class PrivateLoss:
         return jnp.clip(jnp.nan_to_num(loss.astype(jnp.float32), nan=bound, posinf=bound, neginf=0), 0, bound)
 
     def units(self, loss: jax.Array) -> jax.Array:
-        """Return a member's loss as a whole number of units, from 0 to 1024, the bound."""
+        """Return a member's loss as a whole number of units, from 0 to 1024; 1024 units are the bound."""
         return jnp.clip(jnp.round(self.clipped(loss) / jnp.float32(self.bound) * _UNITS), 0, _UNITS).astype(jnp.int32)
 
     def release(self, total: jax.Array, members: jax.Array, drawn: jax.Array, expected: jax.Array) -> jax.Array:
@@ -95,7 +95,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the noise multiplier of the gradients that leaves room for the further releases.
+    """Return the noise multiplier of the gradients with which all releases of a step cost as much as planned.
 
     Gaussians of noise multipliers z_g, 2 count_noise and 2 noise are together one Gaussian of multiplier z with
     z^-2 = z_g^-2 + (2 count_noise)^-2 + (2 noise)^-2.  Raises InputError if no z_g solves this.
@@ -169,7 +169,7 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the noise multiplier of the gradients that leaves room for the count, rounded up.
+        """Return the noise multiplier of the gradients, rounded up, with which gradients and count cost as planned.
 
         Raises InputError if no noise multiplier does.
         """
@@ -193,4 +193,4 @@ class AdaptiveClip:
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))
-        return jnp.clip(moved, 1e-9, 1e9)  # well inside the range of clip norms
+        return jnp.clip(moved, 1e-9, 1e9)  # well inside the range that clip norms may have

@@ -28,21 +28,21 @@ from jaxacct.training.clipping.traces import inner_traces
 _VARIABLES = re.compile(
     r"(XLA|LIBTPU|TPU|CUDA|CUDNN|CUBLAS|NVIDIA|NCCL|HIP|ROC|HSA|TF|PJRT|OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|EIGEN|NPROC|LD_)"
 )
-"""Environment variables that compilers and numerical libraries read."""
+"""Beginnings of the names of environment variables that compilers and numerical libraries read."""
 _VARYING = {"processor", "cpu mhz", "bogomips", "apicid", "initial apicid", "core id", "physical id", "bugs"}
-"""Lines of /proc/cpuinfo that differ between two readings, or between the cores of one machine."""
+"""Fields of /proc/cpuinfo that differ from one reading to the next, or between the cores of one machine."""
 _HARMLESS = re.compile(
     r"jax_(numpy_(rank|dtype)_promotion$|.*compilation_cache|persistent_cache|raise_persistent|explain_cache|log|.*dump|"
     r"traceback|.*traceback|tracer_error|pprint|debug_(key_reuse|log|leaked)|check_(tracer|proxy)|enable_checks$|"
     r"thread_guard$|captured_constants|hlo_source_file|compiler_detailed|.*timeout|platforms$|platform_name$)"
 )
-"""Settings of JAX that change only printing, caching or refusals.  Settings of promotion show in the traced program."""
+"""Settings of JAX that need not be digested: they change no result, or the traced program shows what they change."""
 _DETERMINISTIC = re.compile(r"--xla_gpu_(?:deterministic_ops|exclude_nondeterministic_ops)(?:=(\S+))?")
-"""Flag of XLA, and its value, by which sums on GPUs always have one order."""
+"""Flag of XLA, and its value, with which sums on GPUs are always added in the same order."""
 
 
 class Root:
-    """Secret key of a run, with which its noise can be undone.  Pickle and repr leave it out."""
+    """Secret key of a run; whoever has it can remove the run's noise.  Pickle and repr leave the key out."""
 
     __slots__ = ("_key",)
 
@@ -84,9 +84,11 @@ class Root:
 
 
 class Lineage(NamedTuple):
-    """Secret root, chain so far, digest of the state that the chain led to, and current pass over the data.
+    """Origin of a run's randomness: the root, and digests of all that led to the present step.
 
-    pass_first : the first step of the pass.  pass_chain : the chain before that step.
+    root : the secret key.  chain : a digest of everything so far.
+    seal : a digest of the state that the chain has led to.
+    pass_first : the first step of the current pass over the data.  pass_chain : the chain before that step.
     pass_cut : a digest of the pass's other settings.
     """
 
@@ -112,12 +114,12 @@ class StepKey(NamedTuple):
 
 
 def begin(root: bytes) -> Lineage:
-    """Return the lineage of a run before its first step.  Its chain holds the root, so its digests reveal no data."""
+    """Return the lineage of a run before its first step.  The chain digests the secret root, so it reveals no data."""
     return Lineage(Root(root), digest(b"begin", root), b"", -1, b"")
 
 
 def joined(lineage: Lineage, seal: bytes) -> Lineage:
-    """Return the lineage, extended by a state unless it led to that state itself."""
+    """Return the lineage, extended by a state's digest `seal` unless the lineage itself led to that state."""
     if seal == lineage.seal:
         return lineage
     return lineage._replace(chain=digest(lineage.chain, b"state", seal), seal=seal, pass_first=-1)
@@ -126,7 +128,7 @@ def joined(lineage: Lineage, seal: bytes) -> Lineage:
 def advance(
     lineage: Lineage, program: bytes, data: bytes, settings: tuple[Any, ...], first: int, cut: bytes = b""
 ) -> tuple[Lineage, StepKey]:
-    """Return (lineage after one more step, keys of that step); the keys follow from program, data and settings so far.
+    """Return the lineage after one more step, and the step's keys: functions of all programs, data and settings so far.
 
     first : the first step of the pass that this step is in, for fixed batches and random allocation; -1 otherwise.
     cut : a digest that is the same within a pass; a step with another digest begins a new pass.
@@ -144,7 +146,7 @@ def advance(
 
 
 def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKey]:
-    """Return the lineage with a keyed digest of the loaded batch, and the key for everything but the draw."""
+    """Return the lineage extended by a keyed digest of the loaded batch, and the step's key for all but the draw."""
     own = hmac.digest(lineage.root.key, b"rows" + digest(lineage.chain, rows), "sha256")
     chain = digest(lineage.chain, b"loaded", own)
     secret = hmac.digest(lineage.root.key, b"loaded" + chain, "sha256")
@@ -152,12 +154,12 @@ def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKe
 
 
 def anew(lineage: Lineage, bits: bytes) -> Lineage:
-    """Return the lineage with 128 bits that were drawn now: later steps repeat nothing, in a new pass."""
+    """Return the lineage extended by fresh random bits.  Later steps begin a new pass and repeat no earlier draw."""
     return lineage._replace(chain=digest(lineage.chain, b"anew", bits), pass_first=-1)
 
 
 def digest(*parts: bytes | memoryview) -> bytes:
-    """Return the SHA-256 digest of several strings of bytes, each with its length."""
+    """Return the SHA-256 digest of several byte strings, each preceded by its length."""
     total = hashlib.sha256()
     for part in parts:
         total.update(len(part).to_bytes(8, "little"))
@@ -183,7 +185,7 @@ def form_of(structure: Any) -> bytes:
 
 
 def digest_program(traced: Any) -> bytes:
-    """Return the SHA-256 digest of a traced function and the machine: equal digests mean equal output bits."""
+    """Return the SHA-256 digest of a traced function and of the machine; equal digests mean equal output bits."""
     constants: list[Any] = []
     primitives: set[str] = set()
 
@@ -207,7 +209,7 @@ def _words(secret: bytes) -> np.ndarray:
 
 
 def _fingerprint(secret: bytes) -> str:
-    """Return 128 bits of a digest, which reveal nothing about the key."""
+    """Return 128 bits of a key's digest as text; they reveal nothing about the key."""
     return digest(b"fingerprint", secret).hex()[:32]
 
 
@@ -230,12 +232,12 @@ def machine() -> str:
 
 def repeats(primitives: set[str]) -> bool:
     """Return whether a program of these operations gives equal bits whenever it runs on this machine."""
-    # the arguments of these operations do not decide their results, or may not
+    # the results of these operations may depend on more than their arguments
     if primitives & {"pure_callback", "io_callback", "ffi_call", "infeed", "rng_uniform"}:
         return False
     if jax.devices()[0].platform in ("cpu", "tpu"):
         return True
-    if primitives & {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}:  # sums over devices
+    if primitives & {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}:  # sums over devices, in any order
         return False
     asked = _DETERMINISTIC.findall(os.environ.get("XLA_FLAGS", ""))
     return bool(asked) and asked[-1].lower() in ("", "true", "1")
@@ -243,7 +245,7 @@ def repeats(primitives: set[str]) -> bool:
 
 @functools.cache
 def _libraries() -> dict[str, str]:
-    """Return versions of the packages whose code runs in a step, and of the C library."""
+    """Return the versions of the packages whose code runs in a step, and of the C library."""
     known: dict[str, str] = {}
     for each in distributions():
         name = (each.metadata["Name"] or "").lower()

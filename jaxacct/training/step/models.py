@@ -34,8 +34,9 @@ _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True
 class Outer:
     """Form of an nnx module: all but the values of its variables.
 
-    graph, structure : of `nnx.split`.  order : for each leaf of the plain pytree its place in the state.
-    kinds : for each leaf of the plain pytree its type of variable.
+    graph : the graph from `nnx.split`.  structure : the structure of the state from `nnx.split`.
+    order : for each leaf of the plain pytree, its position in that state.
+    kinds : for each leaf of the plain pytree, its type of variable.
     """
 
     graph: Any
@@ -44,7 +45,7 @@ class Outer:
     kinds: tuple[type, ...]
 
     def of_kind(self, kind: str) -> list[bool]:
-        """Return for each leaf whether it is a variable of this type of nnx, or of one derived from it."""
+        """Return for each leaf whether it is an nnx variable of the named type, or of a type derived from it."""
         return [issubclass(each, getattr(_nnx(), kind)) for each in self.kinds]
 
 
@@ -55,13 +56,13 @@ def is_nnx(model: Any) -> bool:
 
 
 def is_equinox(value: Any, name: str = "Module") -> bool:
-    """Return whether a value is of this class of Equinox, or of a derived class."""
+    """Return whether a value is an instance of the named class of Equinox, or of a derived class."""
     bases = type(value).__mro__
     return any(base.__name__ == name and base.__module__.split(".")[0] == "equinox" for base in bases)
 
 
 def model_as_pytree(model: Any) -> tuple[Any, Outer | None]:
-    """Return (pytree, form of an nnx module or None for other models); refuse an Equinox module with state."""
+    """Return a model as a pytree, and the form of an nnx module (else None); refuse Equinox modules with state."""
     if is_nnx(model):
         nnx = _nnx()
         graph, state = nnx.split(model)
@@ -95,7 +96,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return for each leaf its JAX array, or None; in a model with an Equinox module numbers are no arrays."""
+    """Return each leaf as a JAX array, or None if it is none.  In Equinox modules, plain numbers are no arrays."""
     settings = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
     kinds = (jax.Array, np.ndarray) if settings else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
@@ -123,7 +124,7 @@ class LoRA:
 
     Parameters
     ----------
-    base : the parameters, as a pytree; of an nnx module nested dicts.
+    base : the parameters, as a pytree; those of an nnx module are nested dicts.
     adapters : {path of an array in the base: {"a": (leading axes, rank), "b": (rank, trailing axes)}}.
     scale : alpha / rank.
     outer : the form of an nnx module; None for other models.
@@ -213,7 +214,7 @@ def lora(
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a model that also takes a `LoRA`, without forming any W + scale a b."""
+    """Return the function so that its model may also be a `LoRA`; products with W do not form W + scale a b."""
 
     @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:
@@ -243,7 +244,7 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Adapted:
-    """W and its factors, as an operand of the operations of a trace."""
+    """An adapted parameter W with its factors a and b, as an operand in a trace."""
 
     w: Any
     a: Any
@@ -251,7 +252,7 @@ class _Adapted:
     scale: float
 
     def merged(self) -> Any:
-        """Return W + scale a b, with W's dtype."""
+        """Return W + scale a b in the dtype of W."""
         product = jnp.tensordot(self.a * self.scale, self.b, 1, precision=jax.lax.Precision.HIGHEST)
         return (self.w.astype(product.dtype) + product).astype(self.w.dtype)
 
@@ -261,11 +262,11 @@ def _merged(value: Any) -> Any:
 
 
 def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """Run an operation of a trace; products with an adapted W and casts of it keep the factors apart."""
+    """Run an operation of a trace.  Products with an adapted W, and casts of W, do not form W + scale a b."""
     adapted = [side for side, value in enumerate(operands) if isinstance(value, _Adapted)]
     if len(adapted) == 1:
         value = operands[adapted[0]]
-        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # an integer cast rounds the sum
+        floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)  # a cast to integers must round the sum
         if eqn.primitive.name == "convert_element_type" and floating:
             cast = bind(place, eqn, [value.w])[0]
             return [_Adapted(cast, value.a.astype(cast.dtype), value.b.astype(cast.dtype), value.scale)]
@@ -278,7 +279,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return scale x a b for a product x W, or scale x b^T a^T over W's trailing axes; None for any other product."""
+    """Return what an adapter adds: scale x a b to x W, scale x b^T a^T to x W^T; None for any other product."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1
@@ -293,37 +294,37 @@ def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
         jax.lax.dot_general, precision=params["precision"], preferred_element_type=params["preferred_element_type"]
     )
     rank_axis = 0 if forward else far.ndim - 1
-    if side == 1:  # x W: the rank comes last
+    if side == 1:  # in x W, the rank is the last axis of x a
         inner = product(x, near, ((contracted[0], along), ((), ())))
         return product(inner * w.scale, far.astype(inner.dtype), (((inner.ndim - 1,), (rank_axis,)), ((), ())))
-    inner = product(near, x, ((along, contracted[1]), ((), ())))  # W x: the rank comes first
+    inner = product(near, x, ((along, contracted[1]), ((), ())))  # in W x, the rank is the first axis
     return product(far.astype(inner.dtype), inner * w.scale, (((rank_axis,), (0,)), ((), ())))
 
 
 def _by_name(path: str, array: Any) -> bool:
-    """Return whether an array is a matrix by its name."""
+    """Return whether `lora` adapts an array by default, judged by its name and number of axes."""
     name = path.rpartition("/")[2]
     return (name == "kernel" and array.ndim in (2, 3)) or (name == "weight" and array.ndim == 2)
 
 
 def _split(shape: tuple[int, ...]) -> int:
-    """Return the axis at which to cut the axes into two parts of nearly equal size."""
+    """Return the axis before which to cut a shape, so that both parts have nearly the same size."""
     return min(range(1, len(shape)), key=lambda at: max(math.prod(shape[:at]), math.prod(shape[at:])))
 
 
 class _Array:
-    """Placeholder in the form of a model for a leaf that is an array, since the form holds no arrays."""
+    """Stand-in for an array among the leaves in a model's form, since the form holds no arrays."""
 
 
 @dataclass(frozen=True)
 class _Stream:
-    """Placeholder in the form of an nnx module for the key or count of a stream of random numbers."""
+    """Stand-in, in the form of an nnx module, for the key or count of a stream of random numbers."""
 
     shape: tuple[int, ...]
     dtype: Any
 
     def empty(self) -> Any:
-        """Return a value for the stream until the key of an example is known."""
+        """Return a zero key or count, used until an example's key is known."""
         if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(jnp.zeros((*self.shape, 8), jnp.uint32), impl=CHACHA20)
         return jnp.zeros(self.shape, self.dtype)
@@ -355,9 +356,9 @@ class Untrained:
 
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """Return (trained part of a model, with None in place of all other leaves; the rest, None if all is trained).
+    """Return a model's trained part, with None for all other leaves; and the rest, or None if all is trained.
 
-    trainable is as for `Trainer`.  Of a `LoRA` it selects from the base, in addition to the adapters.
+    trainable is as for `Trainer`.  In a `LoRA` it selects parameters of the base that are trained besides the adapters.
     """
     tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
@@ -385,7 +386,7 @@ def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | Non
 
 
 def join_model(trained: Any, rest: Untrained | None) -> Any:
-    """Return the model that `split_model` took apart, with these values of its trained part."""
+    """Return the whole model from a trained part and from the rest that `split_model` returned."""
     if rest is None:
         return trained
     structure, chosen, others, outer = rest.form
@@ -398,7 +399,7 @@ def join_model(trained: Any, rest: Untrained | None) -> Any:
 
 
 def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[bool]:
-    """Return for each leaf whether it is to be trained, if it is an array of numbers."""
+    """Return for each leaf whether it is to be trained, if it is an array at all."""
     floating = [a is not None and jnp.issubdtype(a.dtype, jnp.floating) for a in arrays_of(tree)]
     if outer is not None:
         wanted = outer.of_kind("Param") if trainable is None else floating
@@ -418,7 +419,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
         marks = [bool(trainable(path)) for path in paths(tree)]
     else:
         for mark in jax.tree_util.tree_leaves(trainable):
-            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # a name would count as True
+            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # the truth value of a name would be True
                 raise InputError(
                     f"trainable has {mark!r:.40}, must have bools; give them, or a function of paths, such as "
                     "lambda path: 'head' in path"
@@ -488,7 +489,7 @@ def loss_of(
 
 
 def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str], apply_kwargs: Any) -> Any:
-    """Return first parameters: of a linen module from a key and the shape of an input, of another module its own."""
+    """Return the first parameters: made by a linen module from a key and an input's shape; or another module itself."""
     if is_nnx(module) or is_equinox(module):
         return module
     if module is None or example is None:
@@ -560,7 +561,7 @@ def _plain_errors() -> Iterator[None]:
 
 def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
     """Raise InputError if a linen module asks for an argument that is not given, such as ``train``."""
-    others = list(inspect.signature(module.__call__).parameters.values())[1:]  # the first parameter is the input
+    others = list(inspect.signature(module.__call__).parameters.values())[1:]  # without the first, the input
     missing = [
         p.name
         for p in others
