@@ -287,7 +287,7 @@ def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
     """Compute `sum_j w_j (e^{i k angle_j} - 1)` for all k < count, (X,) to (count,), accurate relative to its terms.
 
     With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables. So one matrix product gives all
-    k. The points are first summed in blocks of special.BLOCK_SIZE, which keeps the summation shallow.
+    k. The points are first summed in blocks of arrays.BLOCK_SIZE, which keeps the summation shallow.
     """
     xp = namespace(weight, angle)
     inner, outer = _split(count)
