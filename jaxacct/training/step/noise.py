@@ -32,16 +32,17 @@ __all__ = ["noisy_mean"]
 
 INITIALISATION, SAMPLING, NOISE, QUANTILE = range(1, 5)
 EXAMPLES, MODEL, LOSS = range(7, 10)
-"""Purposes of a run's streams: first parameters, batches, gradient noise, noise of the clipping quantile, choice of a
-user's examples, random numbers of the model for each example (dropout), and noise of the private loss.
+"""Purposes of a run's streams of random numbers, in this order: first parameters, batches, gradient noise, noise on the
+count for the adaptive clip norm, choice of a user's examples, the model's own numbers for each example (dropout), and
+noise on the private loss.
 
 The values are part of the keys: a saved run depends on them.  5 and 6 are those of jaxacct.tuning's candidates.
 """
 UNIT = 32
 """Number of draws of one unit: three blocks of 16 words make 16 pairs of draws."""
 _PIECE = 16_368
-"""Units at a time, some 12 MB of scratch memory.  On a CPU fewer or more take longer.  The number is no power of two:
-rows of a piece could then share lines of the cache.
+"""Largest number of units drawn at a time: some 12 MB of scratch memory.  On a CPU, fewer or more take longer.  The
+number is no power of two, since the rows of a piece could then compete for the same lines of the cache.
 """
 
 
@@ -77,14 +78,14 @@ def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
-    """Draw from N(0, std^2), exactly, rounded to a whole number, modulo 2^32; the host draws from a step's key."""
+    """Draw on the host, from a step's key: exactly N(0, std^2) rounded to a whole number, modulo 2^32."""
     key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
     drawn = rounded_gaussian(std * std, KeyedBits(key))
     return np.int32((drawn + 2**31) % 2**32 - 2**31)
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
-    """Draw standard normals for some of `leaves` leaves, by the leaf's place (layout: README.md, "Noise")."""
+    """Draw standard normals for some of a pytree's `leaves` leaves.  shapes : the shape of each, by its number."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     units = [-(-size // UNIT) for size in sizes]
     begins = np.cumsum([0, *units])
@@ -97,7 +98,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
     counters = lambda number: _counters(number * each, each, begins, [*shapes, leaves])
     flat = draws_of_units(words, counters, pieces, each, 1, dtype)
     starts = begins[:-1].tolist()
-    if pieces > 1 and len(starts) > 1:  # with one piece or one leaf there is little to compile
+    if pieces > 1 and len(starts) > 1:  # one piece or one leaf compiles fast anyway
         starts = as_data(unfolded_true([words]), starts)
     own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
     cut = zip(starts, units, sizes, shapes.values(), strict=True)
@@ -107,9 +108,10 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
 def draws_of_units(
     words: Any, counters: Callable[[Any], tuple[Any, Any]], pieces: int, each: int, axis: int, dtype: Any
 ) -> Any:
-    """Draw standard normals for some pieces, with `each` units a piece; the units lie along an axis of the result.
+    """Draw standard normals for `pieces` pieces of `each` units; the units lie along `axis` of the result.
 
-    counters : number of a piece -> (unit within its leaf, place of the leaf) of each of its units.
+    counters : a function of a piece's number; returns, for each unit of the piece, its number within its leaf and the
+        number of that leaf.
     """
 
     def piece(number: Any) -> Any:
@@ -127,7 +129,7 @@ def draws_of_units(
 
 
 def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> tuple[Any, Any]:
-    """Return (unit within its leaf, place of the leaf) of `count` units; begins : the first unit of each leaf."""
+    """Return, for `count` units from `first` on: the unit's number within its leaf, and the number of that leaf."""
     number = first + jnp.arange(count, dtype=jnp.int32)
     leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), number, side="right")
     unit = number - jnp.asarray(begins, jnp.int32)[leaf]
@@ -135,11 +137,11 @@ def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> 
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return two normal draws from three words: radius sqrt(-2 log u), u = (high, low) in 64 bits; angle from ``turn``.
+    """Return two normal draws: of radius sqrt(-2 log u), u = (high, low) in 64 bits, at an angle from ``turn``.
 
-    The relative accuracy is a few units in the last place everywhere.  For u near 1 its complement v serves: `log(1 -
-    v) =
-    -2 artanh(v/(2 - v))`.  Sine and cosine are sines of angles below a right angle, with signs from two further bits.
+    The relative accuracy is a few units in the last place everywhere.  For u above 1/2, v = 1 - u is used instead:
+    `log(1 - v) = -2 artanh(v/(2 - v))`.  Sine and cosine are sines of angles below a right angle, with signs from two
+    further bits.
     Power series take the place of log1p and sin, which would take most of the time of a step's noise.
     """
     dtype = jnp.dtype(dtype)
@@ -147,7 +149,7 @@ def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
     v = _unit(jnp.where(near_zero, high, ~high), 32, dtype) + (
         _unit(jnp.where(near_zero, low, ~low), 64, dtype) + dtype.type(2.0**-65)
     )
-    # numbers of terms, for float32 and float64, after which the next term is below the rounding
+    # so many terms that the next one is below the rounding, of float32 or of float64
     log_terms, sine_terms = (9, 7) if dtype.itemsize == 4 else (17, 11)
     s = v / (2 - v)  # at most 1/3
     complement = 2 * s * _horner([1.0 / (2 * k + 1) for k in range(log_terms)], s * s)
@@ -156,14 +158,14 @@ def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
     quarter = turn >> np.uint32(2)
     parts = []
     for part, sign in ((quarter, turn & np.uint32(1)), (np.uint32(2**30 - 1) - quarter, turn & np.uint32(2))):
-        turns = _unit(part, 30, dtype) + dtype.type(2.0**-31)  # in right angles
+        turns = _unit(part, 30, dtype) + dtype.type(2.0**-31)  # the angle, in units of a right angle
         sine = turns * _horner(sines, turns * turns)
         parts.append(radius * jnp.where(sign > 0, -sine, sine))
     return parts[0], parts[1]
 
 
 def _horner(coefficients: list[float], x: Any) -> Any:
-    """Return the polynomial with these coefficients, lowest first, at x."""
+    """Return the value at x of the polynomial with these coefficients, the constant one first."""
     value = jnp.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         value = value * x + np.asarray(coefficient, x.dtype)
@@ -176,7 +178,7 @@ def _unit(word: Any, bits: int, dtype: Any) -> Any:
 
 
 class NoiseState(NamedTuple):
-    """Key of the noise, and number of steps taken."""
+    """Key of the noise, and the number of steps taken so far."""
 
     key: Any
     count: Any

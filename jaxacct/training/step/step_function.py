@@ -42,7 +42,7 @@ from jaxacct.training.step.step_mechanisms import (
 class Carried(NamedTuple):
     """State that a step hands to the next step.
 
-    The class name is in digests of states, so saved runs depend on it.
+    The name of this class is part of digests of states, so saved runs depend on it.
     """
 
     params: Any
@@ -54,9 +54,9 @@ class Carried(NamedTuple):
 class Numbers(NamedTuple):
     """Numbers that may differ between steps of one compiled program; all follow from the plan's segment.
 
-    threshold : of Poisson sampling.
-    size : the records of a batch of a fixed size; of random allocation the slots of the round.
-    position : the batch's place in its pass, or the slot.
+    threshold : the bound below which Poisson sampling takes a record's random number.
+    size : the number of records in a batch of fixed size; with random allocation, the number of slots of the round.
+    position : the batch's number in its pass; with random allocation, the slot.
     gradient_noise : noise multiplier on the gradients.
     count_draw, loss_draw : noise on the count of the adaptive clip norm and on the private loss.  Both are whole
         numbers that the host draws from the step's key; None if the count or the loss is not released.
@@ -79,14 +79,14 @@ def numbers(
     private_loss: PrivateLoss | None = None,
     words: Any = None,
 ) -> Numbers:
-    """Return the numbers of a step of a plan's `Segment`, with the noise that the host draws from the key's words.
+    """Return the numbers of a step in a plan's `Segment`, with the noise that the host draws from the step's key.
 
     Raises InputError if the further releases leave no room for the gradients.
     """
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
         size = nearest_slots(segment.sampling_probability)
-    else:  # rounding up fixed batches costs nothing; a sample is rounded down, but for the rounding of rate * size
+    else:  # fixed batches may be rounded up at no cost; 1e-12 exceeds the rounding errors of a sample's size
         size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(
         sampler.threshold(segment.sampling_probability),
@@ -99,7 +99,7 @@ def numbers(
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
-    """Return the noise on a step's count and loss, from its key's words; None for what is not released."""
+    """Return the noise on a step's count and on its loss, from the step's key; None for what is not released."""
     expected = segment.expected_batch_size
     drawn = (None if one is None or words is None else one.draw(words, expected) for one in (adaptive, private_loss))
     count, loss = drawn
@@ -110,16 +110,16 @@ def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss
 class StepRule:
     """Settings that all steps of a program share.
 
-    loss_fn : (params, example) -> scalar loss of one example, of all parameters, trained or frozen.
+    loss_fn : (params, example) -> scalar loss of one example; params are all parameters, trained and frozen.
     optimizer : an Optax transformation.
     sampling : one of `step_mechanisms.SAMPLING`.
-    micro_batch : examples (or users) at a time.
+    micro_batch : number of examples (or users) computed at a time.
     method : as for `clipped_sum`.
     adaptive : the rule by which the clip norm moves, or None.
-    cap : of truncated Poisson sampling, the places of a batch.
-    examples_per_user : the most of a user's examples that a step uses; the data are then `UserData`.  None if every
-        record counts for itself.
-    rngs : whether the loss also gets a key of the example: (params, example, key).
+    cap : the largest batch of truncated Poisson sampling, or None.
+    examples_per_user : the largest number of a user's examples that a step uses; the data are then `UserData`.  None if
+        every record counts for itself.
+    rngs : whether the loss also gets a random key for the example: (params, example, key).
     has_aux : whether the loss returns (loss, aux).
     private_loss : the rule by which the loss is released, or None.
     """
@@ -155,7 +155,7 @@ class StepRule:
 
 
 class Sums(NamedTuple):
-    """Sums over the members of a batch so far: clipped gradients, number of members, and losses and aux."""
+    """Sums over the members of a batch that were added so far: clipped gradients, their number, losses and aux."""
 
     clipped: Clipped
     members: Any
@@ -166,9 +166,9 @@ class Observed(NamedTuple):
     """Observations of a step's batch.  All but ``value`` are *not* private: they are for a log only.
 
     They must never be published, and must decide nothing.
-    loss, aux : sums over the members that contribute: `members` less `not_finite`.
-    members : number of members.  clipped, not_finite : number of members that were clipped, and that contributed
-    nothing.
+    loss, aux : sums over the members that contribute, of which there are `members - not_finite`.
+    members : number of members.  clipped : number of members whose gradient was clipped.
+    not_finite : number of members whose gradient is not finite and contributes nothing.
     value : the private loss, as the optimizer got it; None if none is released.
     """
 
@@ -187,7 +187,7 @@ def keys(words: Any, pass_words: Any) -> tuple[Any, Any]:
 
 
 def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sampler.Selection:
-    """Return the records (or users), of `size`, that take part in the step."""
+    """Return which of the `size` records (or users) take part in the step."""
     key, pass_key = noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING)
     if rule.sampling == POISSON:
         return sampler.poisson(key, size, now.threshold)
@@ -204,7 +204,7 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
 
 
 def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Numbers) -> np.ndarray:
-    """Return the members of the same `draw`, in their order, from the words of the keys; in NumPy, without JAX."""
+    """Return the members that `draw` selects, in the same order, from the words of the keys; in NumPy, without JAX."""
     key, pass_key = (noise.host_stream(each, noise.SAMPLING) for each in (words, pass_words))
     if rule.sampling == POISSON:
         return sampler.host_poisson(key, size, now.threshold)
@@ -224,7 +224,7 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
 
 
 def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | None = None) -> Sums:
-    """Return the sums of a batch that has no members yet; ``batch`` is as for `add`, or its shapes."""
+    """Return the sums of a batch without members.  ``batch`` is as for `add`, or has only the shapes."""
     params = carried.params
     dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
     nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
@@ -245,8 +245,8 @@ def add(
 ) -> Sums:
     """Add one micro-batch to the sums.
 
-    batch : one row for each place; of users, the rows that `of_users` returns.
-    indices : the number of each place's record (or user) in all of the data.
+    batch : one row for each place; with users, the rows that `of_users` returns.
+    indices : for each place, the number of its record (or user) in the whole data set.
     mask : False for a place without a member.
     """
     members: tuple[Any, ...] = (batch,)
@@ -265,12 +265,12 @@ def release(
     now: Numbers,
     add_noise: Callable[[Any, Any, Any], Any] | None = None,
 ) -> tuple[Carried, Observed]:
-    """Hand the noisy mean of a whole batch to the optimizer: once for a step, with a key of its own."""
+    """Hand the noisy mean of a whole batch to the optimizer.  Call this once for a step, with the step's own key."""
     optax = optional_package("optax", "training")
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
     found, groups = grouped(clip_norm, params)
-    norms = [found[group] for group in sorted(set(groups))]  # a clip norm whose parameters are all frozen has no group
+    norms = [found[group] for group in sorted(set(groups))]  # without the norms of frozen groups
     std = deviation(now.gradient_noise, norms)
     noisy = (add_noise or noise.add)(noise.stream(key, noise.NOISE), summed.total, std)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
@@ -295,9 +295,9 @@ def sums_over(
     frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
-    """Return the sums over the drawn members, in micro-batches.
+    """Return the sums over the drawn members, computed in micro-batches.
 
-    first : the number of the first record, if the data are a part of all data.
+    first : if `data` are a part of the whole data set, the number of their first record (or user) in it.
     """
     most = rule.examples_per_user
 
@@ -322,8 +322,8 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
     """Return (carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed), a pure function.
 
     The function is for jit, vmap and audits.  The key must be used for this step alone; its words are those of
-    ``jax.random.key_data``.  The pass key, of fixed batches and of random allocation, is one key for a whole pass over
-    the data.  ``frozen`` is the rest of the model.
+    ``jax.random.key_data``.  For fixed batches and random allocation, the pass key is one key for a whole pass over the
+    data.  ``frozen`` is the untrained rest of the model.
     """
 
     def step(
@@ -338,10 +338,10 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
 
 
 class Seen(NamedTuple):
-    """Values beside the gradient of a member, or their sums over the members that contribute: *not* private.
+    """Values that a member gives besides its gradient, or sums of these over contributing members: *not* private.
 
     loss : the plain loss.  bounded : the loss in units of the private loss; 0 if none is released.
-    aux : what the loss returns beside itself, or an empty tuple.
+    aux : what the loss function returns besides the loss, or an empty tuple.
     """
 
     loss: Any
@@ -360,7 +360,7 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
         def mean(each: Any) -> Any:
             inexact = jnp.issubdtype(each.dtype, jnp.inexact)
-            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # bools and integers as floats
+            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # of bools and integers, too
             return jnp.sum(each * weights.astype(dtype).reshape(-1, *(1,) * (each.ndim - 1)), axis=0)
 
         return jax.tree.map(mean, found)
@@ -377,9 +377,9 @@ def require_optimizer(optimizer: Any) -> None:
 
 
 def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
-    """Return (updates, state) of the optimizer for a noisy mean of gradients and the private loss, if any.
+    """Return the optimizer's updates and new state, from a noisy mean of gradients and the private loss if any.
 
-    Raises InputError if the optimizer asks for more.
+    Raises InputError if the optimizer asks for other values.
     """
     optax = optional_package("optax", "training")
     more = {} if value is None else {"value": value}

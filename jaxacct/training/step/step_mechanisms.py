@@ -1,4 +1,4 @@
-"""Releases of training steps as mechanisms; equal releases are counted, so that a run is a few repeated releases."""
+"""Releases of training steps as mechanisms.  Equal releases are counted, so a run is a few releases with counts."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SAMPLING = ("poisson", "truncated_poisson", "random_allocation", "without_replac
 """Batch rules; the rule decides how a step is accounted for."""
 POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED = SAMPLING
 BY_PASS = (ALLOCATION, FIXED)
-"""Batch rules with whole passes as releases: rounds of random allocation, and passes over fixed batches.  Every record
-is in one batch of a pass.
+"""Batch rules of which a whole pass over the data is one release: a round of random allocation, or a pass of fixed
+batches.  Every record is in exactly one batch of a pass.
 """
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, FIXED)
-"""Batch rules whose batches have a fixed whole number of records."""
+"""Batch rules whose batches all have the same number of records, a whole number."""
 
 
 class Release(NamedTuple):
     """One noisy sum: the rule of its batch, its noise multiplier, and the share of the data in the batch.
 
-    Of fixed batches a release is a whole pass over the data; each record is in it once, so the share is 1.  Of random
-    allocation a release is a whole round; the share is 1 over the number of its slots, or 1 for a step whose round is
-    unknown.
+    With fixed batches a release is a whole pass over the data; each record is in it once, so the share is 1.  With
+    random allocation a release is a whole round.  Its share is 1 over the number of its slots, or 1 for a step whose
+    round is unknown.
     cap, dataset_size : of truncated Poisson sampling, the largest batch and the number of records; elsewhere 0.
     """
 
@@ -56,25 +56,25 @@ def single(
     if sampling == WITHOUT_REPLACEMENT:
         return SampledWithoutReplacement(base, sampling_probability)
     if sampling == TRUNCATED:
-        # exactly the rate that the sampler's 64 bits realise: with a cap a lower rate may leak more
+        # exactly the sampler's rate, a multiple of 2^-64, since with a cap a lower rate may leak more
         rate = np.floor(np.ldexp(np.asarray(sampling_probability, np.float64), 64)) * 2.0**-64
         return TruncatedPoissonSampled(base, rate, dataset_size=dataset_size, cap=cap)
     if sampling == ALLOCATION:
         return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling == FIXED and np.ndim(sampling_probability) == 0:
-        return ShuffledBatches(base, 1)  # the bound is the same for every number of batches
+        return ShuffledBatches(base, 1)  # 1: the number of batches changes nothing
     if sampling in (POISSON, FIXED):  # rates of fixed batches are an array where a rate of 0 stands for no release
         return PoissonSampled(base, sampling_probability)
     raise InputError(f"sampling = {sampling!r:.40} has no accounting; use one of {', '.join(SAMPLING)}")
 
 
 def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability: float) -> Release:
-    """Return the release of a pass with this least noise and this share of the data in a batch."""
+    """Return the release of a pass, from its least noise multiplier and the share of the data in a batch."""
     return Release(sampling, noise_multiplier, 1.0 if sampling == FIXED else sampling_probability)
 
 
 def composed(counts: Mapping[Release, int]) -> Mechanism:
-    """Compose all releases; of no release at all, return a mechanism that leaks nothing."""
+    """Compose all releases; if there are none, return a mechanism that leaks nothing."""
     parts = [repeat(single(*release), count) for release, count in counts.items() if count]
     if not parts:
         return PoissonSampled(Gaussian(1.0), 0.0)
@@ -82,7 +82,7 @@ def composed(counts: Mapping[Release, int]) -> Mechanism:
 
 
 def prefixes(counts: Sequence[Mapping[Release, int]]) -> Mechanism:
-    """Return several collections of releases as one batch, one element each."""
+    """Return several collections of releases as one batch of mechanisms; each collection is one element."""
     known = dict.fromkeys(release for each in counts for release in each)
     parts = []
     for release in known:
