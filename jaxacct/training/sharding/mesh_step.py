@@ -1,8 +1,8 @@
-"""One private step on the devices of a mesh, and one in three programs, for batches that the host loads.
+"""One private step on the devices of a mesh; also in three programs, for batches that the host loads.
 
 The step is the same mechanism as `private_step`: README.md of this folder, "Several devices".  Parameters, sums over
 the members of a batch, and noisy values cross devices; examples do not.  Each device draws the noise of its own part.
-The noise of an entry follows from the key and the entry's number in the whole array, on whichever device.
+The noise of an entry follows from the key and the entry's number in the whole array, so it is the same on any device.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from jaxacct.training.step.step_function import (
 MODES = ("data", "fsdp")
 """Named layouts of the parameters; any other layout is a pytree of PartitionSpecs."""
 _PIECE = 2_046
-"""Units at a time, some 1.5 MB of scratch memory: devices that are simulated on one processor share its caches."""
+"""Largest number of units drawn at a time: some 1.5 MB each, since devices simulated on one processor share caches."""
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
-    """Return `private_step` over the devices of a mesh, for jit: the same arguments, and the same results.
+    """Return `private_step` for the devices of a mesh, with the same arguments and results; the function is for jit.
 
-    size : of records, or users.  Device number d has those from d r on, r = ceil(size / devices).  The data are r rows
-    for each device; rows beyond the last record are never drawn.
+    size : the number of records (or users).  Each device has r = ceil(size / devices) rows of the data; device d has
+    the records from number d r on.  Rows beyond the last record are never drawn.
     """
 
     def step(
@@ -68,7 +68,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             at_hand = Carried(zipped(gathered, params, specs), None, clip_norm, None)
             of_model = frozen if frozen is None else zipped(gathered, frozen, rest)
             summed, members, seen = sums_over(rule, at_hand, key, here, data, of_model, first)
-            # The sum over devices comes after the loop, in which other devices may have more rounds.
+            # The sum over devices is not taken in the loop, since the loops of other devices may have more rounds.
             return added_up(Sums(summed, members, seen), cuts, mesh)
 
         sums = jax.shard_map(
@@ -84,7 +84,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
 
 
 def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
-    """Return the part of a selection in the `rows` records from `first` on, as places among these records."""
+    """Return the selected records among the `rows` records from `first` on, numbered from 0 at `first`."""
     places = drawn.indices.shape[0]
     at = drawn.indices - first
     mine = (jnp.arange(places, dtype=jnp.int32) < drawn.count) & (at >= 0) & (at < rows)
@@ -93,7 +93,7 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
 
 
 def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
-    """Return the sums over all devices; each device keeps its part.  Called once for a step, in a `shard_map`."""
+    """Return sums over all devices, of which a device keeps only its part.  Call this once a step, in a `shard_map`."""
     total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
     others = (mine.clipped.clipped, mine.clipped.not_finite, mine.members, mine.seen)
     clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
@@ -101,15 +101,15 @@ def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
 
 
 def specs_of_sums(cuts: Any) -> Any:
-    """Return the PartitionSpecs of the result of `added_up`."""
-    on_all: Any = P()  # a prefix of `Seen`
+    """Return the PartitionSpecs of what `added_up` returns."""
+    on_all: Any = P()  # one spec for all of `Seen`
     return Sums(Clipped(cuts, P(), P()), P(), on_all)
 
 
 def released(
     rule: StepRule, mesh: Mesh, shard: Any, carried: Carried, key: Any, sums: Sums, now: Numbers
 ) -> tuple[Carried, Observed]:
-    """Return `release` for sums that are cut as `sum_specs` says."""
+    """Return the result of `release` for sums that are cut as `sum_specs` says."""
     specs = param_specs(mesh, shard, carried.params)
     add_noise = sharded_noise(mesh, sum_specs(mesh, shard, carried.params))
 
@@ -121,14 +121,14 @@ def released(
 
 
 def zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
-    """Apply a function to every array of a tree and its PartitionSpec."""
+    """Apply a function to each array of a tree together with the array's PartitionSpec."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     cuts = jax.tree_util.tree_leaves(specs, is_leaf=is_spec)
     return jax.tree_util.tree_unflatten(structure, list(map(function, leaves, cuts)))
 
 
 def gathered(part: Any, spec: P) -> Any:
-    """Return a whole array from the parts of all devices, in a `shard_map`."""
+    """Return the whole array, put together from the parts of all devices; for use in a `shard_map`."""
     for axis, names in enumerate(spec):
         if axes_of(names):
             part = jax.lax.all_gather(part, axes_of(names), axis=axis, tiled=True)
@@ -136,7 +136,7 @@ def gathered(part: Any, spec: P) -> Any:
 
 
 def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
-    """Return the sum over all devices; each device keeps its part."""
+    """Return the sum of an array over all devices; a device keeps only its part of the sum."""
     left = set(mesh.axis_names)
     for axis, names in enumerate(spec):
         if axes_of(names):
@@ -147,7 +147,7 @@ def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
 
 
 def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return (key, tree, std) -> the tree with independent N(0, std^2) on every entry, for arrays cut as specs say.
+    """Return a function (key, tree, std) that adds independent N(0, std^2) to all entries of arrays cut by `specs`.
 
     The function is for jit.  It differs from `noise.add` in the order of draws: entry p of a leaf, counted row by row
     in the whole array, is draw p % 32 of unit p // 32.  So meshes of all sizes use the same random words for the same
@@ -180,9 +180,14 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
 class _Box(NamedTuple):
     """Part of an array that one device has, as runs of entries with consecutive numbers.
 
-    first : the number of the first entry of every run, uint32; different on each device.  length : entries of a run.
-    units : units of a run, with the partial units at its ends.  aligned : whether all runs begin with a unit.
-    shape : of all runs together.  begins, sizes : place in that shape, and size, of the part itself.
+    A unit is `UNIT` draws for `UNIT` entries with consecutive numbers.
+
+    first : the number of the first entry of each run, uint32; different on each device.
+    length : the number of entries in a run.
+    units : the largest number of units that a run can touch, with the partial units at both ends of the run.
+    aligned : whether every run begins at the beginning of a unit.
+    shape : the shape of an array that holds all runs; it may be larger than the device's part.
+    begins, sizes : where the device's part begins in this array along each axis, and the shape of the part.
     """
 
     first: Any
@@ -194,7 +199,7 @@ class _Box(NamedTuple):
     sizes: tuple[int, ...]
 
     def cut(self, draws: Any) -> Any:
-        """Return the part's own draws, out of the draws of all its units, shape (runs * units, 32)."""
+        """Return the draws for the device's part, given the draws of all units, an array (runs * units, 32)."""
         rows = draws.reshape(self.first.size, self.units * UNIT)
         if self.aligned:
             rows = rows[:, : self.length]
@@ -205,7 +210,7 @@ class _Box(NamedTuple):
 
 
 def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
-    """Return the box of the device that runs this, of an array that is cut as a spec says."""
+    """Return the box of an array that is cut as a spec says, for the device on which this runs."""
     names = [axes_of(spec[axis]) if axis < len(spec) else () for axis in range(len(whole))]
     place: list[Any] = [jax.lax.axis_index(own).astype(jnp.uint32) if own else np.uint32(0) for own in names]
     strides = [math.prod(whole[axis + 1 :]) for axis in range(len(whole))]
@@ -218,7 +223,7 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
         if UNIT * _units(length, aligned=length % UNIT == 0) <= whole[axis] * strides[axis]:
             last = axis
             break
-        # A cut along this axis needs many more units for its short runs: drawing other devices' entries costs less.
+        # A cut along this axis has short runs, which touch many more units: drawing the whole axis costs less.
         shape[axis], begins[axis], place[axis] = whole[axis], place[axis] * np.uint32(part[axis]), np.uint32(0)
     first: Any = jnp.zeros((), jnp.uint32)
     for axis in range(last + 1):
@@ -237,14 +242,14 @@ def _units(length: int, aligned: bool) -> int:
 
 
 def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[Any]:
-    """Draw standard normals for all units of some boxes, each (runs * units, 32), from the words of `noise.add`."""
+    """Draw standard normals for all units of some boxes, (runs * units, 32) for each box, from the words of the key."""
     numbers = lambda box: box.first[:, None] // UNIT + jnp.arange(box.units, dtype=jnp.uint32)
-    counters = [numbers(box).reshape(-1) for box in boxes.values()]  # units of all runs of a box, run after run
+    counters = [numbers(box).reshape(-1) for box in boxes.values()]  # the numbers of a box's units
     begins = np.cumsum([0, *(counter.size for counter in counters)])
     total = int(begins[-1])
     pieces = max(1, -(-total // _PIECE))
     each = -(-total // pieces)
-    spare = pieces * each - total  # belongs to no leaf
+    spare = pieces * each - total  # units that fill the last piece
     counter = jnp.concatenate([*counters, jnp.zeros(spare, jnp.uint32)])
 
     def of_piece(number: Any) -> tuple[Any, Any]:
@@ -258,12 +263,12 @@ def _drawn(words: Any, boxes: dict[int, _Box], leaves: int, dtype: Any) -> list[
 
 
 def is_spec(node: Any) -> bool:
-    """Return whether a node of a pytree is a PartitionSpec, which JAX may take for a container."""
+    """Return whether a node of a pytree is a PartitionSpec; JAX may treat PartitionSpecs as containers."""
     return isinstance(node, P)
 
 
 def check_layout(mesh: Any, shard: Any) -> Mesh:
-    """Return the mesh, with axes that JAX shards by itself; raise InputError for a bad mesh or shard."""
+    """Return the mesh with its axes in JAX's automatic mode; raise InputError for a bad mesh or shard."""
     if not isinstance(mesh, Mesh):
         raise InputError(f"mesh = {mesh!r:.40} must be a jax.sharding.Mesh; use jax.make_mesh((n,), ('devices',))")
     if not (isinstance(shard, str) and shard in MODES):
@@ -281,12 +286,12 @@ def check_layout(mesh: Any, shard: Any) -> Mesh:
 
 
 def axes_of(names: Any) -> tuple[str, ...]:
-    """Return the mesh axes along which one axis of an array is cut."""
+    """Return the mesh axes that one entry of a PartitionSpec names, as a tuple."""
     return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
 def _axes_in(spec: P) -> list[str]:
-    """Return the mesh axes that a spec names; raise InputError if it names one twice, or names anything else."""
+    """Return the mesh axes that a spec names; raise InputError if it names an axis twice, or anything but an axis."""
     found: list[str] | None
     try:
         found = [name for names in spec for name in axes_of(names)]
@@ -298,12 +303,12 @@ def _axes_in(spec: P) -> list[str]:
 
 
 def over_examples(mesh: Mesh) -> P:
-    """Return the PartitionSpec that puts rows over all axes of the mesh."""
+    """Return the PartitionSpec that divides rows among all devices of the mesh."""
     return P(mesh.axis_names)
 
 
 def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return a PartitionSpec for every parameter; raise InputError if one does not divide its array."""
+    """Return a PartitionSpec for every parameter; raise InputError if a spec does not divide its array evenly."""
     if shard == "data":
         return jax.tree.map(lambda _: P(), params)
     if shard == "fsdp":
@@ -325,9 +330,9 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return the PartitionSpecs of sums of gradients: those of the parameters, and cuts of the uncut ones.
+    """Return the PartitionSpecs of sums of gradients, of which each device adds the noise to its part.
 
-    Each device adds the noise of its part.
+    They are the specs of the parameters, but sums of large parameters that are not cut are cut as by `_cut`.
     """
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
@@ -335,7 +340,7 @@ def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
-    """Return the PartitionSpecs of a `Carried`; optimizer arrays follow the parameters with their path and shape."""
+    """Return the PartitionSpecs of a `Carried`; optimizer arrays are cut like parameters of the same path and shape."""
     params = jax.tree_util.tree_flatten_with_path(carried.params)[0]
     specs = param_specs(mesh, shard, carried.params)
     known = [
@@ -355,7 +360,7 @@ def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
 
 
 def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -> Any:
-    """Return a PartitionSpec for every frozen array, as if it were trained."""
+    """Return a PartitionSpec for every frozen array, the one that it would have if it were trained."""
     if rest is None:
         return None
     model = join_model(trained, rest)
@@ -363,15 +368,15 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
     specs = jax.tree_util.tree_leaves(param_specs(mesh, shard, numbers), is_leaf=is_spec)
     left, own = list(rest.frozen), []
     for leaf, spec in zip(jax.tree_util.tree_leaves(model), specs, strict=True):
-        if left and leaf is left[0]:  # frozen arrays and leaves are both in the order of the model
+        if left and leaf is left[0]:  # frozen arrays are in the order of the leaves
             left.pop(0)
             own.append(spec)
     return Untrained(tuple(own), rest.form)
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Cut along the first axis that the number of devices divides: each part is then in one piece, or in few."""
-    if mesh.size == 1 or math.prod(shape) < 1024:  # cutting does not pay
+    """Return a PartitionSpec that cuts the first axis that divides among all devices: each part then has few runs."""
+    if mesh.size == 1 or math.prod(shape) < 1024:  # a small array is cheaper whole
         return P()
     for axis, size in enumerate(shape):
         if size % mesh.size == 0:
@@ -380,15 +385,16 @@ def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[Carried, Observed]]]
-"""Pure functions: (carried, frozen) -> so far; (carried, key words, so far, rows, indices, mask, frozen) -> so far; and
-(carried, key words, so far, numbers) -> (carried, observed).
+"""Three pure functions, to begin, to add a micro-batch, and to release: (carried, frozen) -> so_far; (carried, key
+words, so_far, rows, indices, mask, frozen) -> so_far; and (carried, key words, so_far, numbers) -> (carried, observed).
 """
 
 
 class Gathering(NamedTuple):
     """Values that a step on a mesh keeps between its micro-batches.
 
-    sums : the first axis is the devices; each has its own sums.  params, frozen : whole, on every device.
+    sums : the sums of each device; the first axis runs over devices.
+    params, frozen : the trained and the frozen arrays, each whole on every device.
     """
 
     sums: Any

@@ -35,14 +35,14 @@ from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, StepRule, private_step
 
 _FRAME = 256
-"""Bytes of a message that are sent together with its length; a longer message takes a second round."""
+"""Number of bytes sent first: the length of a message and its beginning.  Longer messages take a second round."""
 _DONE, _REFUSED, _FAILED = b"D", b"R", b"F"
 
 
 class Processes:
     """Number of processes that take the steps of a run, and the number of this process.
 
-    What a process tells or gathers is also a barrier: no process gets the answer before the first process has given it.
+    `tell` and `gather` are also barriers: no process gets the answer before the first process has given its own.
     """
 
     def __init__(self, count: int, number: int) -> None:
@@ -50,7 +50,7 @@ class Processes:
 
     @classmethod
     def of(cls, mesh: Any) -> Processes:
-        """Return the processes of a mesh's devices: this one, or all of them; raise InputError for any other set."""
+        """Return the processes with devices in a mesh; raise InputError if they are neither this one alone nor all."""
         own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
         if there == [own]:
             return ALONE
@@ -78,7 +78,7 @@ class Processes:
         lengths = [int.from_bytes(frame[:8], "little") for frame in frames]
         if max(lengths) > _FRAME - 8:
             room = max(lengths) - (_FRAME - 8)
-            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # few sizes, since each size is compiled
+            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # few sizes: each is compiled
             frames = [frame + bytes(row) for frame, row in zip(frames, rest, strict=True)]
         return [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
 
@@ -121,7 +121,7 @@ class Processes:
 
 
 ALONE = Processes(1, 0)
-"""Run of one process."""
+"""Processes of a run that has only one."""
 
 
 class Placement:
@@ -148,7 +148,7 @@ class Placement:
         return [("mesh", shape), ("shard", self._shard if isinstance(self._shard, str) else "PartitionSpecs")]
 
     def data(self, data: Any, users: Any) -> Any:
-        """Return the data, with their users if any, as the step takes them: every device has its own rows."""
+        """Return the data (grouped by users, if any) as the step takes them: each device has its own rows."""
         if self.mesh is None:
             data = _anew(data)
             return data if users is None else user_data(data, users, self._size)
@@ -157,19 +157,19 @@ class Placement:
         return _users_on_mesh(data, users, self.mesh, self._size, self.processes)
 
     def carried(self, state: Any, trained: Any) -> Carried:
-        """Return the `Carried` of a `State` with this trained part, as new arrays, which do not show their origin."""
+        """Return the `Carried` of a `State` with this trained part, in new arrays that do not show their origin."""
         carried = Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite))
         placed: Carried = self._put(carried, self._where(carried))
         return placed
 
     def frozen(self, trained: Any, frozen: Untrained | None) -> Untrained | None:
-        """Return the rest of the model as new arrays, cut as the parameters are."""
+        """Return the untrained rest of the model as new arrays, cut as the parameters are."""
         specs = None if self.mesh is None else frozen_specs(self.mesh, self._shard, trained, frozen)
         rest: Untrained | None = self._put(frozen, self._shardings(specs))
         return rest
 
     def begin(self, init: Callable[[Any], Any], params: Any) -> tuple[Any, Any]:
-        """Make the first parameters and optimizer state on the devices where they stay."""
+        """Make the first parameters and optimizer state, on the devices on which they will stay."""
         if self.mesh is None:
             return params, init(params)
         params = self._put(params, self._where(Carried(params, (), (), ())).params)
@@ -177,7 +177,7 @@ class Placement:
         return params, jax.jit(init, out_shardings=where.opt_state)(params)
 
     def digest(self, tree: Any) -> bytes:
-        """Return the SHA-256 digest of a pytree of arrays; on a mesh, of the digests of all parts."""
+        """Return the SHA-256 digest of a pytree of arrays; on a mesh it is a digest of the digests of all parts."""
         if self.mesh is None:
             return key_derivation.digest_tree(tree)
         leaves, structure = jax.tree_util.tree_flatten(tree)
@@ -187,7 +187,7 @@ class Placement:
             parts = list(dict.fromkeys(map(str, leaf.sharding.devices_indices_map(leaf.shape).values())))
             found = np.zeros((len(parts), 32), np.uint8)
             for part in leaf.addressable_shards:
-                if part.replica_id == 0:  # one of several equal parts is digested
+                if part.replica_id == 0:  # of equal parts, digest one
                     content = np.ascontiguousarray(np.asarray(part.data)).reshape(-1).view(np.uint8)
                     own_digest = hashlib.sha256(content.data).digest()
                     found[parts.index(str(part.index))] = np.frombuffer(own_digest, np.uint8)
@@ -195,7 +195,7 @@ class Placement:
         return digest(*told, *self.processes.gather(b"".join(found.tobytes() for found in own)))
 
     def digest_program(self, traced: Any) -> bytes:
-        """Return a digest of a traced program, of the mesh, and of what runs the program in every process."""
+        """Return a digest of a traced program, of the mesh, and of the machine and libraries of every process."""
         own = key_derivation.digest_program(traced)
         if self.mesh is None:
             return own
@@ -208,7 +208,7 @@ class Placement:
         return jax.jit(self.step_function, **self._after(carried)).trace(carried, *rest)
 
     def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
-        """Trace the three programs of a step whose batch is loaded; ``batch`` holds shapes of a micro-batch."""
+        """Trace the three programs of a step whose batch the host loads; ``batch`` has a micro-batch's shapes."""
         lies: dict[str, Any] = {}
         if self.mesh is None:
             nothing, one, end = loaded_step(self._rule, batch[0])
@@ -229,7 +229,7 @@ class Placement:
         ]
 
     def batch(self, batch: Any) -> Any:
-        """Return a micro-batch as these programs take it: an equal part on each device."""
+        """Return a micro-batch as the programs of `loaded` take it: an equal part on each device."""
         if self.mesh is None:
             return batch
         where = NamedSharding(self.mesh, over_examples(self.mesh))
@@ -237,7 +237,7 @@ class Placement:
         return jax.tree.map(put, batch)
 
     def _after(self, carried: Carried) -> dict[str, Any]:
-        """Return the layout of the results of a step, as an option of jit."""
+        """Return jit's option for the layout of a step's results."""
         return {} if self.mesh is None else {"out_shardings": (self._where(carried), NamedSharding(self.mesh, P()))}
 
     def _where(self, carried: Carried) -> Any:
@@ -248,7 +248,7 @@ class Placement:
         return None if mesh is None else jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
-        """Return a pytree's numbers as new arrays; on a mesh, arrays on the host must be the same in every process."""
+        """Return a pytree as new arrays laid out as `where`; on a mesh, host arrays must be equal in all processes."""
         if self.mesh is None:
             return _anew(tree)
         if self.processes.count > 1:
@@ -276,19 +276,19 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _numbers(leaf: Any) -> Any:
-    """Return an array of numbers; for random keys, their words."""
+    """Return the array itself, or for random keys the array of their words."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _spread(leaf: Any) -> bool:
-    """Return whether an array is on several processes."""
+    """Return whether an array is spread over the devices of several processes."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """Put rows over the devices, in order, and zeros at the end.
+    """Divide the rows among the devices, in order; fill up the last rows with zeros.
 
-    A process reads only its own rows of arrays on the host.
+    From an array on the host, a process reads only the rows of its own devices.
     """
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, over_examples(mesh))
@@ -309,7 +309,7 @@ def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
 
 
 def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Processes) -> UserData:
-    """Return `user_data` on a mesh: every device has all examples of its own users, in arrays of one size."""
+    """Return `UserData` on a mesh: each device has all examples of its own users, and all devices have equal shapes."""
     ids = np.asarray(users)
     if any(_spread(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         raise InputError("data of users must be arrays of all examples in every process; give those")
@@ -317,7 +317,7 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
     order, first, count = grouped(users, size, {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)})
     rows = -(-size // mesh.size)
     begins = [min(device * rows, size) for device in range(mesh.size + 1)]
-    ends = np.append(first, len(ids))[begins]  # first example of each device, in the order of the users; then the end
+    ends = np.append(first, len(ids))[begins]  # in the order of users: each device's first example, then the end
     room = max(int(np.max(np.diff(ends))), 1)
     where = NamedSharding(mesh, over_examples(mesh))
     of = lambda device: order[ends[device] : ends[device + 1]]
@@ -337,13 +337,13 @@ def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Proc
 
 
 def _on_host(leaf: Any) -> tuple[Any, Any]:
-    """Return (array from which rows are read, dtype of the rows on a device)."""
+    """Return an array on the host from which rows can be read, and the dtype that its rows have on a device."""
     array = leaf if hasattr(leaf, "shape") and not isinstance(leaf, jax.Array) else np.asarray(leaf)
     return array, jax.dtypes.canonicalize_dtype(array.dtype)
 
 
 def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
-    """Return an array with a part of this shape on every device: rows from the part's first row on, then zeros."""
+    """Return an array with a part of shape `part` on each device: `read` at the part's first row, then zeros."""
 
     def one(index: Any) -> np.ndarray:
         have = read(index[0].start or 0)
