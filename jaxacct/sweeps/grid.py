@@ -80,7 +80,7 @@ ANSWER = ("lower", "estimate", "upper")
 WORDS = ("kind", "status", "engine")
 """Columns of text that describe the bracket."""
 LARGEST_GRID = 10_000_000
-"""Most configurations of a grid (a gigabyte of columns); a larger product is refused before it is built."""
+"""Largest number of configurations of a grid, a gigabyte of columns; a larger product is refused before it is built."""
 
 _RANGE_KEYS = ("start", "stop", "num", "scale")
 """Keys of a range; the first three are required."""
@@ -136,8 +136,8 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     included; a range of a count is rounded to whole numbers.  The fields describe a run as for `jaxacct.dp_sgd`:
     `batch_size` with `dataset_size`, or `slots`, gives the sampling probability, and `epochs` gives the steps.
     `target_epsilon` and `epsilon` are one field, and so are `target_delta` and `delta`.  A risk, such as
-    `target_advantage`, may stand in place of both.  `sampling` is the name of a batch rule, or an array of names.
-    `repetitions` is the name of a law of K, or an array of names, and needs the numbers of that law (`LAWS`).
+    `target_advantage`, may stand in place of epsilon and delta.  `sampling` is the name of a batch rule, or an array of
+    names.  `repetitions` is the name of a law of K, or an array of names, and needs the numbers of that law (`LAWS`).
 
     Raises InputError for unknown or missing fields, for values outside their limits (with the index), and for zipped
     fields that do not broadcast.
@@ -168,7 +168,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
     columns = {field: np.array(axis).ravel() for field, axis in zip(axes, meshed, strict=True)}
-    prefix = "" if solved in ("epsilon", "delta") else "target_"  # the columns have the names of the solving function
+    prefix = "" if solved in ("epsilon", "delta") else "target_"  # as the solver names its arguments
     words = {f"{p}{word}": f"{prefix}{word}" for word in ("epsilon", "delta") for p in ("", "target_")}
     columns = {words.get(field, field): column for field, column in _derived(columns, solved).items()}
     rows = next(iter(columns.values())).size
@@ -259,7 +259,7 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
 
 
 def _require_law(given: Mapping[str, Any], solved: str) -> None:
-    """Refuse numbers of a law of K without its name, a name without its numbers, and any quantity but epsilon."""
+    """Refuse a law of K without its name or without its numbers, and any quantity but epsilon beside a law."""
     numbers = [field for field in LAW_NUMBERS if field in given]
     if "repetitions" not in given:
         if numbers:

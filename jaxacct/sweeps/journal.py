@@ -38,11 +38,11 @@ from jaxacct.sweeps.table import TEXT, Table, blank, check_result, fill, out_pat
 MARK = b"jxa1"
 """First bytes of every record; the digit is the version of the format."""
 _RECORD_HEAD = struct.Struct("<4sQI")
-"""Mark, bytes of the content, CRC-32 of the content."""
+"""Layout of a record's head: mark, number of bytes of the content, CRC-32 of the content."""
 _FRONT_SIZE = struct.Struct("<I")
-"""Bytes of the JSON text with which a record of rows begins."""
+"""Layout of the first bytes of a record of rows: the length of the JSON text that follows them."""
 POLL_SECONDS = 0.2
-"""Pause between two looks for the files of other processes: no load on a shared file system."""
+"""Pause between two looks for the files of other processes; it spares a shared file system."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Header:
     shard: tuple[int, int]
 
     def differs(self, other: Header, but: tuple[str, ...] = ()) -> str:
-        """Name the first field in which two sweeps differ, except the fields `but`; empty text if none differs."""
+        """Name the first field, other than those in `but`, in which two sweeps differ; empty text if none differs."""
         for name, mine in asdict(self).items():
             theirs = getattr(other, name)
             if name in but or mine == theirs:
@@ -87,7 +87,7 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
 
 
 class Journal:
-    """A journal that is open for appending and locked against other processes; a locked journal locks its sweep.
+    """A journal that is open for appending and locked, so that no other process runs the same sweep.
 
     `hold` opens or creates the file; then `begin` starts the journal anew, or `catch_up` continues it.
     """
@@ -111,7 +111,7 @@ class Journal:
             except BaseException:
                 file.close()
                 raise
-            file.close()  # the run that held this journal has just removed it
+            file.close()  # another run has just removed the file that was opened
 
     @property
     def fresh(self) -> bool:

@@ -103,7 +103,7 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
 def _read_toml(text: str) -> Grid:
     try:
         document = tomllib.loads(text)
-    except ValueError as error:  # a whole number with too many digits is a ValueError, too
+    except ValueError as error:  # a whole number with too many digits raises it, too
         raise InputError(f"not valid TOML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise InputError("not valid TOML: its arrays or tables are nested too deeply") from None
@@ -208,7 +208,7 @@ def grid_of_records(
     quantity: str | None = None,
     index: Any = None,
 ) -> Grid:
-    """Return the grid of columns of cells, in which None is a value left out; an error names the place of its row.
+    """Return the grid of columns of cells, in which None marks a value left out; an error names the row by `places`.
 
     names : the columns in order, so that a repeated name is found.  quantity : the quantity of rows that state none.
     """

@@ -51,12 +51,12 @@ from jaxacct.sweeps.table import (
 )
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Limits of the rows between two writes; the default is a sixteenth of the grid.
+"""Limits of the default number of rows between two writes, which is a sixteenth of the grid.
 
 Fewer rows would not fill the compiled programs; with more rows a kill would lose more work.
 """
 SAMPLE_ROWS = 256
-"""Configurations of each quantity that a dry run solves to measure the rate, in about a second."""
+"""Largest number of configurations of a quantity that a dry run solves to measure the rate, in about a second."""
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -235,7 +235,7 @@ class _Run:
         return table
 
     def part(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool, *, merged: bool) -> Table:
-        """Solve the blocks of one slice into a journal that becomes the slice's part; a resumed run keeps a part."""
+        """Solve the blocks of one slice into a journal that becomes its part; a resumed run keeps the part's rows."""
         part = part_path(out, self.work.shard)
         if part.exists() and resume:
             with contextlib.closing(Journal.hold(journal_path(out, self.work.shard))) as journal:
@@ -286,7 +286,7 @@ class _Run:
             ) from None
         except SweepInterrupted:
             raise
-        except KeyboardInterrupt:  # while the result was written
+        except KeyboardInterrupt:  # Ctrl-C while the result was written
             raise SweepInterrupted(int(np.sum(self.done)), self.rows.size, path) from None
         finally:
             journal.close()
@@ -331,7 +331,7 @@ class Plan:
     configurations : int
         Rows of the whole grid.
     quantities : dict of str and int
-        How many rows are solved for each quantity.
+        Number of rows of the whole grid that are solved for each quantity.
     shard : (i, n)
         The slice, i-th of n.
     own : int
@@ -349,7 +349,7 @@ class Plan:
     first_seconds : float
         Time that compiling the programs took for the sample.
     memory_bytes : int
-        Memory of the process after the sample, of the whole table, and the limit of the lattice engine, added up.
+        Sum of the largest memory of the process so far, the size of the slice's table, and the lattice engine's limit.
 
     >>> from jaxacct.sweeps import plan
     >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -411,7 +411,7 @@ def plan(
 ) -> Plan:
     """Preview `jaxacct.sweep` with these arguments and estimate its time; solve a small sample twice.
 
-    The sample has up to 256 configurations of each quantity, evenly spread over the grid.  Its first solution compiles
+    The sample has up to 256 configurations of each quantity, evenly spread over the slice.  Its first solution compiles
     the programs, and the second solution is timed.
 
     Parameters

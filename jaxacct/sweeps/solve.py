@@ -30,9 +30,9 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 }
 """The function that solves for each calibrated quantity."""
 BASES_AT_ONCE = 16
-"""Base mechanisms that are solved together; the curve of each takes some 2 MB."""
+"""Largest number of base mechanisms solved together; the privacy profile of each takes some 2 MB."""
 USUAL = "usual"
-"""The relation of a sweep whose rows each have the usual relation of their batch rule."""
+"""The `relation` in `Settings` of a sweep in which each row has the usual relation of its batch rule."""
 
 
 class FailedRows(UserWarning):
@@ -266,7 +266,7 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], relation: str, rtol: float, rule: Mapping[str, Any]) -> Bounds:
-    """Return epsilon of every row, of the run or, where the row has repetitions, of the selection for the worst score.
+    """Return the epsilon of each row: of its run or, if it has repetitions, of the selection with the worst score.
 
     inputs : noise_multiplier, sampling_probability, steps, delta, repetitions and the numbers of the laws, each (B,).
     rule : the batch rule and group size of all rows, as `dp_sgd` takes them.
@@ -304,7 +304,7 @@ def _solved(
 def _by_base(
     inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool, numbers: tuple[str, ...]
 ) -> Iterator[np.ndarray]:
-    """Yield rows as arrays (bases, rows of that base), so that the curve of each base run is computed once."""
+    """Yield row numbers as arrays (base runs, rows of each base run), so that each base run is evaluated once."""
     if not selected:
         yield rows
         return

@@ -217,7 +217,7 @@ def _cell(name: str, value: Any, quantity: str) -> str:
 
 
 def layout(grid: Grid) -> tuple[str, ...]:
-    """Return the columns of a grid's result: name, quantity, inputs, solved quantity, bracket, and its words."""
+    """Return the columns of a grid's result: name, quantity, inputs, relation, and the bracket with its words."""
     solved = [quantity for quantity in INPUTS if quantity in grid.quantity and not measures(quantity)]
     inputs = [field for field in INPUTS if field in grid.inputs or field in solved]
     name = ["name"] if any(grid.name) else []
@@ -278,7 +278,7 @@ def solved_for(columns: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def out_path(out: object, named: str = "the result, such as 'result.csv'") -> Path:
-    """Return the path of a file to write; refuse an object that is no path, with the advice to name `named`."""
+    """Return the path of a file to write; refuse an object that is no path, and advise to name `named`."""
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
         raise InputError(f"out = {shown(out)} must be the path of a file; name {named}")
     return Path(os.fsdecode(out))
