@@ -56,13 +56,13 @@ def plain_percent(value: float, other: bool = False) -> str:
         given = Context(prec=400).subtract(Decimal(1), given)
     exact = given.scaleb(2, Context(prec=400))
     text = f"{exact:f}" if exact.adjusted() > -5 else f"{exact:e}"
-    if len(text) > 24:  # 1 less a number near 0
+    if len(text) > 24:  # 1 - p has many digits where p is near 0
         return "almost 100 %"
     return f"{text.rstrip('0').rstrip('.') if '.' in text and 'e' not in text else text} %"
 
 
 CLAIMABLE = ("certified", "bound")
-"""Kinds whose upper end may be claimed without a further assumption."""
+"""Kinds of answers whose upper end may be claimed without a further assumption."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class Claim:
 
     @property
     def upper(self) -> float:
-        """The end of the bracket that a claim may use; NaN where there is no bracket."""
+        """The upper end of the bracket, which a claim may use; NaN where there is no bracket."""
         return math.nan if self.bounds is None else float(self.bounds.upper)
 
     @property
@@ -151,5 +151,5 @@ class Claim:
 
     @property
     def may_be_claimed(self) -> bool:
-        """Whether the status needs no action, the kind needs no further assumption, and the upper end is finite."""
+        """Whether there is no `trouble`, and the answer is ok, has a finite `upper`, and needs no assumption."""
         return self.obstacle == ""

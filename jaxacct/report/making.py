@@ -44,7 +44,7 @@ from jaxacct.training import Ledger
 ENDINGS = (".html", ".htm", ".md")
 """File endings of a page."""
 _TICKS_OF_A_CLAIM = 6
-"""Steps of the progress bar for each claim: at least the calls of `tick` in `readings_of`, and one."""
+"""Steps of the progress bar for each claim: at least one more than the calls of `tick` in `readings_of`."""
 _VERIFIED = (
     "“Verified” means that a second program, which shares no code with the first, started again from the definition of "
     "the privacy loss and enclosed delta in ball arithmetic on the right side of both ends of the bracket. “Refuted” "
@@ -109,7 +109,7 @@ def report(
     >>> round(page.readings[0].rate(0.01), 4)
     0.0339
     """
-    if out is not None:  # refuse before the work
+    if out is not None:  # refuse a wrong path before the work
         _refuse_same(subject, _page_path(out))
     prior = check_one("prior", prior, OPEN_PROBABILITY, "a report has one")
     bar = Progress(_TICKS_OF_A_CLAIM, None, unit="steps", pauses=(0.0, 60.0))
@@ -209,13 +209,13 @@ def _page_path(out: object) -> Path:
 
 
 def _refuse_same(subject: Any, out: Path) -> None:
-    """Refuse a page that would replace its own subject; a ledger may have any ending."""
+    """Refuse a page that would replace its own subject, such as a ledger whose name ends in .html."""
     path = getattr(subject, "path", None) if isinstance(subject, Ledger) else subject
     if not isinstance(path, str | bytes | os.PathLike):
         return
     try:
         same = out.samefile(os.fsdecode(path))
-    except (OSError, ValueError):  # one of the two does not exist, or is no path
+    except (OSError, ValueError):  # one of the files does not exist, or `path` is no path
         return
     if same:
         raise InputError(f"{out}: the report would overwrite what it is about; give another name")

@@ -28,13 +28,13 @@ _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_R
 _SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Multiples of the claimed epsilon at which a slow profile is evaluated."""
 _LEAST_GAP = 1e-4
-"""Least distance in epsilon of two profile points, more than `PrivacyProfile` asks for."""
+"""Smallest distance between the epsilons of two profile points; `PrivacyProfile` needs less."""
 _BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
 """Relations under which a profile holds in both directions."""
 
 
 class Readings(NamedTuple):
-    """The success that an attacker can reach; the `upper` of each field is a certified upper bound.
+    """The success that an attacker can reach; the `upper` of each `Bounds` is a certified upper bound.
 
     fpr, tpr : false-positive rates, and the largest true-positive rate at each, (G,).
     advantage : the largest true-positive rate less false-positive rate.
@@ -55,7 +55,7 @@ class Readings(NamedTuple):
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """Return the upper ends alone, which also hold for any mechanism that leaks less."""
+        """Return the readings with lower ends of 0; their upper ends also hold for any mechanism that leaks less."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
@@ -66,9 +66,11 @@ class Readings(NamedTuple):
 def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
     """Return the risks of a claim, or None where nothing may be claimed or the profile is known in one direction only.
 
+    The risks follow from points of the profile where a mechanism takes seconds for each value of its profile, or where
+    the claim states such points.
+
     prior : the probability, before the output is seen, that the record was used.
-    tick : called with the name of each piece of work. Points of the profile are read where a mechanism takes seconds
-    for each value of its profile, or where the claim has no mechanism.
+    tick : called with the name of each piece of work.
     """
     if not claim.may_be_claimed:
         return None
@@ -102,7 +104,7 @@ def _read(mechanism: Mechanism, relation: str, prior: float, tick: Callable[[str
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """Return a mechanism that leaks at least what the profile points allow, both ways; None without a point."""
+    """Return a mechanism that leaks at least what the points allow, in both directions; None if no point is usable."""
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):
@@ -183,5 +185,5 @@ def _y(value: float) -> float:
 
 
 def _share(value: float) -> float:
-    """Return the place of a rate on an axis, from 0 to 1; a rate below the axis is placed at its lower end."""
+    """Return the position of a rate on its axis, from 0 to 1; a rate below the range of the axis has position 0."""
     return 1.0 + math.log10(min(max(value, 10.0**-_DECADES), 1.0)) / _DECADES

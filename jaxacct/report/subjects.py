@@ -43,13 +43,13 @@ SAMPLING = {
 _DELTAS = np.geomspace(1e-10, 0.3, 14)
 """Deltas at which a Rényi filter's epsilon is computed; the risks of a filtered run follow from these points."""
 _LONGEST = 600
-"""Most characters of a mechanism on a page."""
+"""Largest number of characters that a page shows of a mechanism."""
 _LONGEST_DOCUMENT = 2**24
-"""Most bytes of a file that may be a plan or a mechanism; a longer file is a ledger."""
+"""Largest number of bytes of a file that may be a plan or a mechanism; a longer file is a ledger."""
 _MOST_RELEASES = 500
-"""Most kinds of release on a page."""
+"""Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Default rows in the table, default rows in detail, and most rows to ask for, each of which takes a page."""
+"""Default number of rows in the table, and in detail; largest number that a user may ask for (each takes a page)."""
 _SHOWN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps", "cap", "group", "repetitions")
 """Columns of a result that the page shows if the result has them."""
 
@@ -261,7 +261,7 @@ def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
 
 
 def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
-    """Return the plan's numbers; numbers of a schedule are averages."""
+    """Return the plan's numbers; a plan with several segments has an average batch size and noise multiplier."""
     average = " (average)" if len(plan.segments) > 1 else ""
     facts = [
         (f"{plan.unit.capitalize()}s in the data", f"{plan.dataset_size:,}"),
@@ -347,7 +347,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, tick: Tick, path: str) -> Su
 
 
 def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
-    """Return the target of the last plan, and whether the ledger keeps it."""
+    """Return the target of the last plan, and whether the ledger's epsilon is within it."""
     plan = ledger.plan
     if plan.target_epsilon is None:
         return [("Target of the plan", "none")]
@@ -373,7 +373,7 @@ def _refuse_open(path: str) -> None:
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Return the reason why steps of one candidate of a private choice are no claim; empty where there are none.
+    """Return why a ledger with steps of a candidate of a private choice supports no claim; empty if it has none.
 
     A candidate that was chosen by its score costs more than its own steps, since the choice depends on the data, too.
     """
@@ -459,7 +459,7 @@ def _seen(ledger: Ledger, name: str) -> str:
 
 
 def _early(ledger: Ledger, name: str, delta: float) -> str:
-    """Return the meaning of an early end, with the epsilon that also covers an end decided by the data."""
+    """Return the assumption about a run that ended early, and the epsilon that holds without this assumption."""
     spent, plan = ledger.runs[name], ledger.headers[name][-1].plan
     text = (
         f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
@@ -546,7 +546,7 @@ def _claim(table: Table, row: int) -> Claim:
 
 
 def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
-    """Return the bracket that the file states, and an objection to the bracket, or an empty text."""
+    """Return (bracket that the file states, empty text), or (None, the objection) if that is no valid bracket."""
     low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
     kind, status = safe(str(cells.get("kind", ""))), str(cells.get("status", ""))
     without = math.isnan(high) and not kind  # only a row without an answer has no kind

@@ -48,7 +48,7 @@ LIMITS = (
     "file states.",
     "Epsilon and delta are upper bounds on what any attacker can do. They do not measure what a known attack achieves.",
 )
-"""Limits of every claim; `PERSONS` holds the limits about persons, by the unit."""
+"""What no claim says; for each unit, `PERSONS` holds what no claim says about persons."""
 SECRECY = (
     "The random keys and the noise stay secret, and the noise has the stated law to anybody else. Whoever has the keys "
     "can take the noise away."
@@ -144,7 +144,7 @@ _CHANGE = {
     "add_one": "The probability of any result without a record is at most {times} times what it is with that record",
     "remove_one": "The probability of any result with a record is at most {times} times what it is without that record",
 }
-"""For each relation, the sentence that compares the two probabilities."""
+"""For each relation, the sentence that compares the probabilities of a result under neighbouring data sets."""
 
 
 def in_words(claim: Claim) -> str:
