@@ -20,11 +20,11 @@ from jaxacct.cli.arguments import REQUIRED, SINGLE, WHOLE_NUMBERS, UsageError, p
 __all__ = ["command", "main"]
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 and the number of SIGINT."""
+"""Exit status after Ctrl-C: 128 plus the number of SIGINT."""
 TERMINATED = 143
-"""Exit status after SIGTERM: 128 and the number of SIGTERM."""
+"""Exit status after SIGTERM: 128 plus the number of SIGTERM."""
 BROKEN_PIPE = 141
-"""Exit status where the reader of standard output has gone: 128 and the number of SIGPIPE."""
+"""Exit status where the reader of standard output has gone: 128 plus the number of SIGPIPE."""
 
 RUNS = {
     **{name: ("questions", name) for name in ("risk", "select", "verify")},
@@ -39,7 +39,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def command() -> int:
-    """Run `main` as a process of its own, which ends before there is much garbage to collect."""
+    """Run `main` as a process of its own; collect garbage rarely, since the process ends soon."""
     gc.set_threshold(200_000)
     received: list[int] = []
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxacct.core.validation import InputError
 
         try:
-            files.join(options)  # before anything asks JAX for its devices
+            files.join(options)  # JAX must join them before it is asked for its devices
             with warnings.catch_warnings():
                 warnings.showwarning = _shown(command, warnings.showwarning)
                 status = run(options)

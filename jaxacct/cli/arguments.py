@@ -64,13 +64,13 @@ QUESTION = {
         "seconds": "time limit of each row (default 60)",
     },
 }
-"""Numeric options of each command beyond the configuration, each with its help."""
+"""Numeric options of each command, without those that describe the DP-SGD run, each with its help."""
 PLOT = ("kind", "x", "by", "value", "where", "rows")
 """Options of `jaxacct plot`."""
 WHOLE_NUMBERS = ("block", "process_id", "process_count")
 """Options that take one whole number."""
 SINGLE = {"risk": ("above_fpr",), "ledger": ("delta",), "report": ("delta", "prior"), "verify": ("delta", "seconds")}
-"""Numeric options of a command that take one number."""
+"""Options of each command that take one number, not a list."""
 REQUIRED = {
     "sweep": {"grid": "GRID is missing; give a .toml or .csv file"},
     "merge": {"out": "--out is missing; name the result, such as --out result.csv"},

@@ -158,7 +158,7 @@ def _claim(row: dict[str, Any]) -> str:
 
 
 def _beside(risk: str, row: dict[str, Any]) -> str:
-    """Return the settings of a risk in words; without its floor, a claim of mu would be false."""
+    """Return the settings of a risk in words; a claim of mu must state the smallest error rate for which it holds."""
     if risk == "target_mu":
         floor = float(row.get("above_fpr", math.nan))
         return f" where both error rates are at least {USUAL_FLOOR if math.isnan(floor) else floor!r}"

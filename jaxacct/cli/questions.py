@@ -30,7 +30,7 @@ from jaxacct.sweeps.table import ENDINGS
 CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 """Parameters for which a calibration can solve."""
 REFUTED, UNDECIDED = 3, 4
-"""Exit statuses of a verification: a bracket is refuted; no bracket is refuted and one is undecided."""
+"""Exit statuses of a verification: a bracket is refuted; no bracket is refuted, but one is undecided."""
 SECONDS = 60.0
 """Default time limit of the second program for each configuration."""
 
@@ -39,7 +39,7 @@ Run = Callable[[int], Mechanism]
 
 
 def _fields(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the given options among these names, and the batch rule."""
+    """Return the options of these names that the user gave, and the batch rule unless it is Poisson."""
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return given | ({} if options.sampling == "poisson" else {"sampling": options.sampling})
 
@@ -166,7 +166,7 @@ def select(options: argparse.Namespace) -> int:
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """Solve for the worst score by a small sweep; use other bounds and candidates law by law."""
+    """Answer the selections: in one sweep for the usual bound and candidates, otherwise one law of K at a time."""
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))

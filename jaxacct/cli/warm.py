@@ -1,7 +1,7 @@
 """`jaxacct warm`: compile the programs of sweeps and of training ahead, and keep the programs on the disk.
 
 There is no list of programs.  The command asks a few questions through the public functions, which compile the programs
-that they need.  Together the questions reach every rung of the ladder.
+that they need.  Together the questions need a program of every size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
 Large sweeps take XLA.  Plans and ledgers ask few questions, for which a CPU compiles nothing.
 """
 NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
-"""Runs of the questions for epsilon and delta: from few expected hits to many, so that all rungs answer."""
+"""Runs of the questions for epsilon and delta: a record is in few to many batches, so that all programs are needed."""
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
 """Deltas of the questions for epsilon, and epsilons of the questions for delta."""
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
@@ -42,7 +42,7 @@ Question = Callable[[], object]
 
 def run(options: argparse.Namespace) -> int:
     """Run `jaxacct warm` and return its exit status."""
-    purpose = vars(options)["for"]  # `options.for` is no Python
+    purpose = vars(options)["for"]  # `for` is a keyword of Python
     if purpose not in PURPOSES:
         raise InputError(f"--for = {purpose!r} must be one of {', '.join(PURPOSES)}")
     before = programs.cache_info()

@@ -27,15 +27,15 @@ from jaxacct.sweeps.table import TEXT, Table, measures, place, read_table, solve
 KINDS = ("curve", "heatmap", "profile", "tradeoff")
 """The kinds of pictures."""
 MOST_CURVES = 8
-"""Most curves of one picture; a reader could not distinguish more."""
+"""Largest number of curves of one picture; a reader could not distinguish more."""
 MOST_MARKED_POINTS = 25
-"""Most points of a curve that are marked; more marks would hide the curve."""
+"""Largest number of points for which a curve has marks; more marks would hide the curve."""
 EPSILONS_PER_PROFILE = 64
-"""Values of epsilon at which a profile is computed: enough for a smooth curve."""
+"""Number of values of epsilon at which a profile is computed: enough for a smooth curve."""
 SMALLEST_DELTA = 1e-10
-"""Least delta of a drawn profile, below any delta that is claimed in practice."""
+"""Smallest delta of a drawn profile, below any delta that is claimed in practice."""
 MOST_ROWS = 6
-"""Default number of drawn rows: their legend still fits."""
+"""Largest number of rows that are drawn by default: their legend still fits."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
 
 
@@ -115,7 +115,7 @@ def plot(
 
 
 def draw_curves(view: View, canvas: Any, axes: Any) -> int:
-    """Draw the value against x, one curve per value of `by`, with the bracket as a band; return how many."""
+    """Draw the value against x, one curve per value of `by`, with the bracket as a band; return how many curves."""
     table, (low, middle, high) = view.table, view.ends()
     families = [None] if view.by is None else list(dict.fromkeys(table[view.by].tolist()))
     if view.by is not None and view.by not in TEXT:
@@ -217,7 +217,7 @@ class View:
 
 
 def measured(quantity: str) -> str:
-    """Return the quantity that lower, estimate and upper bracket."""
+    """Return the name of the quantity whose bracket is in the columns `lower`, `estimate` and `upper`."""
     return quantity if measures(quantity) else "epsilon"
 
 
@@ -334,9 +334,10 @@ def pick(table: Table, rows: list[int] | None) -> Table:
 
 
 def profile(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Compute (epsilon, and lower, estimate, upper of delta), each (rows, points), from epsilon 0 to delta 1e-10.
+    """Return four arrays (rows, points): epsilon; then `lower`, `estimate` and `upper` of delta.
 
-    Values of epsilon are denser near 0, where the trade-off function needs them.  A progress bar counts rows.
+    Epsilon goes from 0 to where delta is 1e-10.  Its values are denser near 0, where the trade-off function needs them.
+    A progress bar counts rows.
     """
     relation = str(table["relation"][0])
     found, bar = np.zeros((len(table), 4, EPSILONS_PER_PROFILE)), Progress(len(table), None, unit="profiles")
@@ -356,7 +357,7 @@ def profile(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 
 def tradeoff(epsilon: np.ndarray, delta: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Bound the false negative rate from below at false positive rates alpha, by points of a privacy profile.
+    """Return lower bounds on the false negative rates at false positive rates alpha, from points of a privacy profile.
 
     `f(alpha) = max over the points of max(0, 1 - delta - e^eps alpha, e^-eps (1 - delta - alpha))`, for a profile
     that holds in both directions [Dong, Roth and Su 2022, Proposition 2.5].  With upper ends of delta, f is a certified

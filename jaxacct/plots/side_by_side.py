@@ -21,11 +21,11 @@ from jaxacct.plots.results import MOST_CURVES, SMALLEST_DELTA
 from jaxacct.representations.mechanism_profile import Profile, profile
 
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
-"""Deltas at which a curve may end: a curve ends at the smallest one whose epsilon is finite."""
+"""Deltas at which a curve may end: a curve ends at the smallest of them whose epsilon is finite."""
 EPSILONS = 120
-"""Values of epsilon at which a profile is computed: its chords still look smooth on a logarithmic scale."""
+"""Number of values of epsilon at which a profile is computed: the chords between them look smooth on a log scale."""
 POINTS_PER_CHORD = 8
-"""Points drawn from one computed epsilon to the next."""
+"""Number of points drawn from one computed epsilon to the next."""
 LEAST_DRAWN = 1e-300
 """Stand-in for a lower end of 0 on a logarithmic axis: below every visible delta."""
 RATES = 81
@@ -184,9 +184,10 @@ def _elements(name: str, whole: Profile, room: int) -> list[_Curve]:
 
 
 def _epsilons(curves: list[_Curve]) -> np.ndarray:
-    """Return values of epsilon from 0, denser near 0, up to the largest end of a curve, with all ends among them.
+    """Return values of epsilon, denser near 0, from 0 to the largest epsilon at which a curve ends.
 
-    A curve ends where delta is small, or, where there is mass at infinity, as small as delta gets.
+    The epsilon at which a curve ends is one of the values.  Its delta is the smallest of `ENDS_TRIED` whose epsilon is
+    finite; a curve for which none is finite ends at epsilon 10.
     """
     ends = []
     for _, one in curves:
@@ -216,7 +217,7 @@ def _looks(curves: list[_Curve]) -> list[tuple[_Curve, Any, str]]:
 
 
 def _draw(axes: Any, look: tuple[_Curve, Any, str], grid: np.ndarray, found: Bounds, end: str) -> np.ndarray:
-    """Draw one curve: a line for the claimable end, and a band for the bracket; return the values of the line."""
+    """Draw one curve: a line for the end of the bracket that a claim may use, and a band; return the line's values."""
     curve, colour, dash = look
     kinds = "; ".join(dict.fromkeys(np.ravel(found.kind).tolist()))
     unsure = float(np.mean(~np.asarray(found.ok)))
@@ -233,7 +234,7 @@ def _draw(axes: Any, look: tuple[_Curve, Any, str], grid: np.ndarray, found: Bou
 
 
 def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return points on the chords of delta in e^eps, the given points among them.
+    """Return points on the chords between the given points (e^eps, delta), and the given points.
 
     >>> at, chord = _chords(np.array([0.0, 1.0]), np.array([1.0, 0.0]))
     >>> at.size, bool(np.allclose(chord, 1 - np.expm1(at) / np.expm1(1.0)))
