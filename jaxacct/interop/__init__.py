@@ -35,5 +35,5 @@ _HOMES = {
     "to_dp_accounting_pld": "dp_accounting_pld",
     "to_dp_event": "dp_events",
 }
-if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "from_json", "to_json")

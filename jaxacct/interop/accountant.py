@@ -195,7 +195,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        if isinstance(step, Selection):  # its pair is slow, and its base refuses the same events
+        if isinstance(step, Selection):  # its pair is slow to compute; its base mechanism refuses the same events
             repeat(step, count)
             self._check(step.mechanism, 1)
             return
@@ -232,7 +232,8 @@ def _under(mechanism: Mechanism, relation: str) -> Mechanism:
     """Return the mechanism with its randomized responses replaced where the relation changes their neighbours.
 
     Under zero_out the special record's answer is uniform.  The outputs of the pair are "the true answer" and "another
-    answer".  The true answer is likelier, so that moving the two laws' masses apart by four rounding units dominates.
+    answer".  The true answer is likelier for the record than for the uniform answer.  Moving the two probabilities
+    apart by four rounding units therefore gives a pair that dominates the exact one.
     """
     if relation != "zero_out" or not _answers_at_random(mechanism):
         return mechanism

@@ -20,7 +20,7 @@ from jaxacct.core.validation import InputError, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
 
 LONGEST = 10_000
-"""Most characters of an expression, so that a hostile expression cannot take long."""
+"""Largest number of characters of an expression, so that a hostile expression cannot take long."""
 _MAKERS = {
     "jaxacct.mechanisms": ("compose", "repeat", "dp_sgd"),
     "jaxacct.selection": ("select", "Geometric", "Logarithmic"),
@@ -39,25 +39,25 @@ FORMAT = "jaxacct.mechanism"
 VERSION = 1
 """The version of the format that is written, and the only version that is read."""
 HOMES = ("jaxacct.mechanisms", "jaxacct.selection")
-"""Modules with the public mechanisms and laws of K of documents."""
+"""Modules whose public mechanisms and laws of K a document may name."""
 MAX_CHARACTERS = 2**23
-"""Most characters of a document: this limit and those below protect memory and stack from hostile documents."""
+"""Largest number of characters of a document. This and the next limits protect memory and stack from hostile ones."""
 MAX_DEPTH = 64
-"""Most mechanisms inside one another."""
+"""Largest number of mechanisms inside one another."""
 MAX_MECHANISMS = 2**15
-"""Most mechanisms in one document."""
+"""Largest number of mechanisms in one document."""
 MAX_BATCH = 2**20
-"""Most elements of the batch to which the shapes in a document broadcast."""
+"""Largest number of elements of the batch to which the shapes in a document broadcast."""
 MAX_AXES = 16
-"""Most axes of an array; NumPy itself allows 64."""
+"""Largest number of axes of an array; NumPy itself allows 64."""
 NAMES_SHOWN = 12
-"""Most names of classes in a refusal."""
+"""Largest number of class names in an error message."""
 MAX_WORD = 64
-"""Most characters of a field that holds a word, such as the name of a noise."""
+"""Largest number of characters of a field that holds a word, such as the name of a noise."""
 MAX_INTEGER = 2**53
 """Largest integer: float64 holds all integers up to this one."""
 MAX_INTEGER_CHARACTERS = 17
-"""Most characters of an integer with its sign; a longer text is refused before conversion."""
+"""Largest number of characters of an integer with its sign; a longer text is refused before conversion."""
 
 
 class _Object(NamedTuple):

@@ -17,7 +17,7 @@ from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import ConcentratedPart, FinitePart, GaussianPart, Part
 
 LONGEST_LOSS = 2**24
-"""Most intervals from 0 to the largest finite loss, so that the distribution fits in memory."""
+"""Largest number of intervals from 0 to the largest finite loss, so that the distribution fits in memory."""
 
 
 def to_dp_accounting_pld(
@@ -128,7 +128,7 @@ def _rounded(part: FinitePart, step: float, pessimistic: bool) -> pld_pmf.PLDPmf
             f"value_discretization_interval = {step!r} is too short for losses up to {np.abs(loss).max():.3g}; "
             f"use {np.abs(loss).max() / LONGEST_LOSS:.1g} or more"
         )
-    beyond = 1e-15 * np.abs(place)  # more than the rounding errors of loss and quotient
+    beyond = 1e-15 * np.abs(place)  # above the rounding errors of `loss` and `place`
     keys = np.ceil(place + beyond) if pessimistic else np.floor(place - beyond)
     masses = {int(key): math.fsum(mass[keys == key]) for key in np.unique(keys)}
     return pld_pmf.create_pmf(masses, step, float(part.infinity), pessimistic)

@@ -43,17 +43,17 @@ from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial
 SIMPLEST = 10**6
 """Largest data-set size tried for the simplest fraction that equals a sampling ratio to the last bit."""
 MAX_SENSITIVITIES = 1000
-"""Most numbers of a field that is a list."""
+"""Largest number of elements of a field that is a list."""
 LARGEST_WHOLE = 2**53
 """Largest whole number: float64 holds all whole numbers up to this one."""
 MAX_DEPTH = 64
-"""Most events inside one another; this limit also ends cycles."""
+"""Largest number of events inside one another; this limit also ends cycles."""
 MAX_EVENTS = 2**15
-"""Most events in one tree."""
+"""Largest number of events in one tree."""
 LARGEST_SCALE = 1e300
-"""Scale of discrete Laplace noise whose parameter is so small that its inverse may be beyond float64."""
+"""Scale that replaces a larger scale of discrete Laplace noise, which may be beyond float64."""
 LARGEST_DATASET = 10**9
-"""Most records of a data set from which samples of a capped or a fixed size are drawn."""
+"""Largest number of records of a data set from which samples of a capped or a fixed size are drawn."""
 Leaf = Callable[[Any, str], Mechanism | None]
 
 
@@ -89,12 +89,12 @@ def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
     if not 0 < noise < math.inf:
         refuse(event, path, f"noise_parameter = {noise!r:.30} must be >= 0 and finite; use the inverse of the scale")
     scale = rounded(1 / Fraction(noise), 0.0) if noise > 1 / LARGEST_SCALE else LARGEST_SCALE
-    moved: Any = number(event, "sensitivity", path)  # the constructor refuses a non-integer
+    moved: Any = number(event, "sensitivity", path)  # `DiscreteLaplace` refuses a non-integer
     return checked(event, path, lambda: DiscreteLaplace(scale, moved))
 
 
 def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
-    """Read the noise itself in one dimension, otherwise its zCDP, which only the Euclidean shift determines."""
+    """Read the noise itself in one dimension, otherwise its zCDP, for which a Euclidean sensitivity is enough."""
     sigma, moved, dimension = number(event, "sigma", path), number(event, "sensitivity", path), event.dimension
     if dimension is not None and (type(dimension) is not int or dimension < 1):
         refuse(event, path, f"dimension = {dimension!r:.30} must be a whole number or None; use that of the vector")
@@ -136,7 +136,7 @@ def _zcdp(event: Any, path: str) -> Mechanism | None:
 
 
 def _tree(event: Any, path: str) -> Mechanism | None:
-    """Read a tree: a record changes the nodes above its leaf, at most as many as the steps have binary digits."""
+    """Read a tree: a record changes the nodes above its leaf, at most one for each binary digit of the step count."""
     counts = event.step_counts
     counts = list(counts) if type(counts) in (list, tuple) else [counts]
     if not counts or any(type(n) is not int or not 0 <= n <= 2**53 for n in counts):
@@ -187,15 +187,14 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     * DiscreteGaussian in one dimension is the noise itself. Otherwise it is zCDP with rho = sensitivity^2/(2 sigma^2),
       where the sensitivity is Euclidean and that of the relation in use.
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
-    * RandomizedResponse answers at random with its noise parameter p as probability. It becomes the probability
-      1 - p + p/k of the true answer, rounded up, so that the loss is never understated. Its guarantee is for replacing
-      a record.
+    * RandomizedResponse answers at random with a probability p, its noise parameter. The true answer then has the
+      probability 1 - p + p/k, rounded up, so that the loss is never understated. The guarantee is for replacing a
+      record.
     * RepeatAndSelect becomes `selection.select`, whose answer is the exact worst case over scores. The parameter of the
       law of K is solved for, so that the mean equals the event's mean to the last digits.
     * ZCDp becomes `ZCDP`, whose rho and xi add in every composition.
     * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. The guarantee holds where no record moves
-    to
-      another leaf: for zero-out, not for add/remove.
+      to another leaf: for zero-out, not for add/remove.
     * The source data set of a batch of a fixed size is the larger of the two neighbours.
 
     Parameters
@@ -332,7 +331,7 @@ def _selected(event: Any, path: str, inner: Mechanism | None) -> Mechanism | Non
 
 
 def _negative_binomial(mean: float, shape: float) -> Law | None:
-    """Return the law with this shape and mean; None for one run.
+    """Return the law of K with this shape and mean; None if K is always 1.
 
     The mean falls from infinity to 1 as gamma rises to 1.
     """
@@ -440,7 +439,7 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
     Randomized response needs a probability of at least 1/k. Its noise parameter is rounded down, so that the event
     never promises more. A sampling ratio becomes the smallest sample and data set with this ratio. dp_accounting 0.6.0
     has no event for PureDP(epsilon > 0), ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and
-    RandomAllocation; later versions have.
+    RandomAllocation; later versions have such events.
 
     Parameters
     ----------

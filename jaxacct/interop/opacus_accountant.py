@@ -18,9 +18,9 @@ MECHANISM = "jaxacct"
 class OpacusAccountant(IAccountant):
     """An accountant of Opacus's DP-SGD (Poisson sampling, add or remove one record) with certified upper ends.
 
-    `history` is Opacus's list of (noise_multiplier, sample_rate, steps), in which equal neighbours are joined. Users
-    may assign it, as Opacus's own `get_noise_multiplier` does; every read checks it. `len` is the number of steps.
-    Steps without noise make epsilon infinite.
+    `history` is Opacus's list of (noise_multiplier, sample_rate, steps), in which equal consecutive entries are
+    joined. Users may assign it, as Opacus's own `get_noise_multiplier` does; every read checks it. `len` is the number
+    of steps. Steps without noise make epsilon infinite.
 
     After `register_opacus()`: `PrivacyEngine(accountant="jaxacct")`,
     `get_noise_multiplier(accountant="jaxacct", ...)`.
@@ -34,7 +34,7 @@ class OpacusAccountant(IAccountant):
 
     history: list[Any]
 
-    def __init__(self) -> None:  # abstract in Opacus
+    def __init__(self) -> None:  # Opacus's class leaves it abstract
         super().__init__()
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
@@ -51,7 +51,7 @@ class OpacusAccountant(IAccountant):
     ) -> float:
         """Return the certified upper end of epsilon at `delta`, strictly between 0 and 1.
 
-        alphas, eps_error, delta_error : accepted and ignored, as Opacus's accountants have them.
+        alphas, eps_error, delta_error : accepted, since Opacus's accountants have them, and ignored.
         poisson : False is refused.
         """
         if not poisson:
@@ -104,7 +104,7 @@ class OpacusAccountant(IAccountant):
 
 
 def register_opacus() -> None:
-    """Register `accountant="jaxacct"` with Opacus; another call changes nothing.
+    """Register `accountant="jaxacct"` with Opacus; a second call changes nothing.
 
     >>> from opacus.accountants import create_accountant
     >>> register_opacus()

@@ -19,7 +19,7 @@ from jaxacct.core.progress import say
 from jaxacct.site import tutorials
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-"""The checkout."""
+"""The root folder of the checkout."""
 FOLDERS = ("jaxacct", "examples", "benchmarks", "tests")
 """Folders that are copied beside the files at the top, so that links between pages and files hold unchanged."""
 
@@ -85,7 +85,7 @@ def write(source: Path, run: bool = True) -> None:
 
 
 def packages() -> list[str]:
-    """Return `jaxacct`, then its packages with public names; pages of commands are made from their help."""
+    """Return `jaxacct`, then its packages with public names, without `jaxacct.cli`: its page is made from the help."""
     found = [f"jaxacct.{m.name}" for m in pkgutil.iter_modules(jaxacct.__path__) if m.ispkg and m.name != "cli"]
     return ["jaxacct", *(name for name in sorted(found) if getattr(importlib.import_module(name), "__all__", []))]
 

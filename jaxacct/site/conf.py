@@ -37,12 +37,12 @@ toc_object_entries_show_parents = "hide"
 
 ROOMS = "audit|interop|mechanisms|plots|report|representations|samplers|selection|sweeps|training|tuning|verification"
 NAME = re.compile(rf"```.*?```|(?<![`\[}}])`((?:ja|jaxacct(?:\.\w+)?|{ROOMS})\.)(\w+)([^`<>|\n]*)`(?!`)", re.DOTALL)
-"""Code on a page, which stays unchanged, or a public name in a code span."""
+"""Matches a code block of a page, which stays unchanged, or a public name in a code span."""
 
 
 def setup(app: Any) -> None:
     """Connect the functions that escape docstrings and link names; docstrings and pages are plain text."""
-    app.connect("autodoc-process-docstring", _begin_examples, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", _begin_examples, priority=400)  # napoleon must see the title
     app.connect("autodoc-process-docstring", _escape)
     app.connect("source-read", _link)
 
@@ -59,7 +59,7 @@ def _escape(app: Any, what: str, name: str, value: Any, options: Any, lines: lis
     for place, line in enumerate(lines):
         if line.lstrip().startswith(">>>"):
             break
-        line = re.sub(r"(?<=\w)``(?=[_\[])", r"``\\ ", line.replace("|", r"\|"))  # of ``a``_i only a is code
+        line = re.sub(r"(?<=\w)``(?=[_\[])", r"``\\ ", line.replace("|", r"\|"))  # in ``a``_i only a is code
         lines[place] = re.sub(r"(?<=\w)_(?![\w`])|(?<=, )\*(?=\w)", r"\\\g<0>", line)
 
 

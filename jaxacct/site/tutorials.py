@@ -23,7 +23,7 @@ BLOCK = re.compile(r"^```(python|bash)( not run)?\n(.*?)^```$|^<!-- check: (.*?)
 LIMIT_SECONDS = 300
 """Time limit of a tutorial; each should take less than 20 seconds, or 40 if it trains."""
 SHOWN_LINES = 60
-"""Most lines of output that are shown of one block."""
+"""Largest number of lines that are shown of the output of one block."""
 
 
 class TutorialError(Exception):
