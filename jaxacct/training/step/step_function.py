@@ -54,7 +54,7 @@ class Carried(NamedTuple):
 class Numbers(NamedTuple):
     """Numbers that may differ between steps of one compiled program; all follow from the plan's segment.
 
-    threshold : the bound below which Poisson sampling takes a record's random number.
+    threshold : Poisson sampling draws a record if the record's random number is below this.
     size : the number of records in a batch of fixed size; with random allocation, the number of slots of the round.
     position : the batch's number in its pass; with random allocation, the slot.
     gradient_noise : noise multiplier on the gradients.
@@ -155,7 +155,7 @@ class StepRule:
 
 
 class Sums(NamedTuple):
-    """Sums over the members of a batch that were added so far: clipped gradients, their number, losses and aux."""
+    """Sums over the members of a batch so far: of clipped gradients, of the members themselves, of losses and aux."""
 
     clipped: Clipped
     members: Any
