@@ -15,6 +15,7 @@ from jaxacct.mechanisms.dp_sgd_run import SAMPLING, dp_sgd
 from jaxacct.mechanisms.finite import ApproximateDP, FiniteOutput, PureDP, RandomisedResponse, RandomizedResponse
 from jaxacct.mechanisms.gaussian_mixtures import MixtureOfGaussians
 from jaxacct.mechanisms.loss_components import Components, components, directions
+from jaxacct.mechanisms.matrix_mechanism import MatrixMechanism
 from jaxacct.mechanisms.noisy_choices import (
     AboveThreshold,
     ExponentialMechanism,
@@ -52,6 +53,7 @@ __all__ = [
     "GaussianNoisyMax",
     "Laplace",
     "Mechanism",
+    "MatrixMechanism",
     "MixtureOfGaussians",
     "NumericSparse",
     "PoissonSampled",

@@ -1,0 +1,169 @@
+"""Matrix mechanisms: Gaussian noise that is correlated over the steps of a run."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import Leaf
+from jaxacct.core.validation import POSITIVE, InputError, shown
+from jaxacct.mechanisms import random_allocation
+from jaxacct.mechanisms.additive_noise import Gaussian
+from jaxacct.mechanisms.base import Combinator, Mechanism, register, weakest
+from jaxacct.mechanisms.combinators import compose, repeat
+from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.poisson_sampled import PoissonSampled
+from jaxacct.strategies.participation import BallsInBins, CyclicPoisson, FixedEpochs, Participation, require_divisor
+from jaxacct.strategies.strategy import Strategy
+
+SAME = 1e-12
+"""Relative difference up to which the norms of two columns count as one norm."""
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class MatrixMechanism(Combinator):
+    """The release of C X + Z: row i of X is the sum of the clipped gradients of step i, Z has N(0, s^2) entries.
+
+    C is the ``strategy``, and s = ``noise_multiplier`` times the clip norm. Noisy prefix sums of the gradients, and so
+    every model of a run with the correlated noise C^-1 Z, follow from the release. Gradients may depend on all earlier
+    outputs.
+
+    * Without sampling it is one Gaussian of noise multiplier s / sens(C): exact.
+    * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands it is ceil(n/b) Poisson sampled Gaussians of
+      noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ...: exact for add, remove and zero-out. It is
+      ``dp_sgd(s / ||C e_0||, q, ceil(n/b))``, but for a last block that the end of the run cuts.
+    * With ``BallsInBins(b)`` and orthogonal columns it is one round of random allocation.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        One strategy for the whole batch, such as ``strategies.Banded(bands=8, steps=512)``.
+    noise_multiplier : array_like > 0
+        s, relative to the add/remove clip norm.
+    participation : Participation, optional
+        ``FixedEpochs`` with the strategy's epochs by default.
+
+    References
+    ----------
+    Denisov et al. (2022), arXiv:2202.08312. Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization,
+    arXiv:2306.08153. Proofs: jaxacct/strategies/README.md.
+
+    >>> import jaxacct as ja
+    >>> from jaxacct import strategies
+    >>> sampled = strategies.CyclicPoisson(groups=8, sampling_probability=0.08)
+    >>> run = ja.MatrixMechanism(strategies.Banded(bands=8, steps=512), 1.0, sampled)
+    >>> bool(ja.epsilon(run, 1e-5).upper <= ja.epsilon(ja.dp_sgd(1.0, 0.08, 64), 1e-5).upper * 1.000001)
+    True
+    """
+
+    strategy: Strategy = field(metadata={"static": True})
+    noise_multiplier: Leaf
+    participation: Participation | None = field(default=None, metadata={"static": True})
+    constraints: ClassVar = {"noise_multiplier": POSITIVE}
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.strategy, Strategy):
+            raise InputError(
+                f"strategy = {shown(self.strategy)} is no strategy; use one such as strategies.Banded(bands=8, steps=512)"
+            )
+        if self.participation is None:
+            object.__setattr__(self, "participation", FixedEpochs(self.strategy.epochs))
+        if not isinstance(self.participation, Participation):
+            raise InputError(
+                f"participation = {shown(self.participation)} is not known; use strategies.FixedEpochs(1), "
+                "MinSeparation, SingleParticipation, CyclicPoisson or BallsInBins"
+            )
+        super().__post_init__()
+        self._divisors()
+
+    def inside(self) -> list[Mechanism]:
+        return [self.equivalent()]
+
+    def equivalent(self, below: bool = False) -> Mechanism:
+        """Return Gaussians, sampled or not, that are this mechanism; the noise is rounded up where `below` is asked for.
+
+        >>> from jaxacct import strategies
+        >>> MatrixMechanism(strategies.Toeplitz((3.0, 4.0), steps=8), 10.0).equivalent().noise_multiplier.round(9)
+        2.0
+        """
+        noise = np.asarray(self.noise_multiplier, np.float64) * (1.0 + (2.0 if below else -2.0) * ROUNDOFF)
+        runs = _runs([pair[0 if below else 1] for pair in self._divisors()], below)
+        match self.participation:
+            case CyclicPoisson(sampling_probability=rate):
+                # a block without noise to bound (norm 0, from below) tells nothing
+                return compose(*(repeat(PoissonSampled(Gaussian(noise / d), rate), n) for d, n in runs if d > 0.0))
+            case BallsInBins(bins=bins):
+                with warnings.catch_warnings(action="ignore"):
+                    return random_allocation.BallsInBins(
+                        Gaussian(noise / runs[0][0]), bins, self.strategy.steps // bins
+                    )
+        return Gaussian(noise / runs[0][0])
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self.equivalent().expand(relation, direction)
+
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        return self.equivalent(below=True).expand_below(relation, direction)
+
+    def has_bracket(self) -> bool:
+        return True  # noise divided by a sensitivity is rounded
+
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        return weakest(["bound", self.equivalent().kind_under(relation, composed)])
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        return self.equivalent().kind_of_bracket(relation, composed)
+
+    def _divisors(self) -> list[tuple[float, float]]:
+        """Return lower and upper bounds of s / noise for each Gaussian of the run, or refuse the participation."""
+        strategy, participation = self.strategy, self.participation
+        if isinstance(participation, CyclicPoisson):
+            return _norms_of_blocks(strategy, participation.groups)
+        if isinstance(participation, BallsInBins):
+            if strategy.overlap > 1:
+                raise InputError(
+                    f"participation = BallsInBins is not supported for {type(strategy).__name__}, whose columns overlap; "
+                    "use CyclicPoisson, or a strategy of one band"
+                )
+            require_divisor(participation.bins, strategy.steps, "bins")
+            lower, upper = strategy.squared_norms()
+            return [(_root(lower.min(), -1.0), _root(upper.max(), 1.0))]
+        bounds = strategy.sensitivity(participation)
+        return [(float(bounds.lower), float(bounds.upper))]
+
+
+def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
+    """Return bounds of the norms ||C e_i|| of a record's blocks, the largest first; the lower ones are of one group."""
+    if strategy.overlap > groups:
+        raise InputError(
+            f"groups = {groups} must be >= {strategy.overlap}, the number of bands of the strategy: blocks of one record "
+            "would overlap, and no bound is known for them; use more groups or fewer bands"
+        )
+    lower, upper = strategy.squared_norms()
+    blocks = -(-strategy.steps // groups)
+    by_group = lambda norms: np.pad(norms, (0, blocks * groups - norms.size)).reshape(blocks, groups).T
+    of_groups = np.sort(by_group(lower), 1)[:, ::-1]
+    least = of_groups[np.argmax(of_groups.sum(1))]
+    most = np.sort(by_group(upper), 1)[:, ::-1].max(0)
+    return [(_root(a, -1.0), _root(b, 1.0)) for a, b in zip(least, most, strict=True)]
+
+
+def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
+    """Return falling divisors as (divisor, count); neighbours that differ by rounding become the safe one of them."""
+    runs: list[tuple[float, int]] = []
+    for divisor in divisors:
+        if runs and divisor >= runs[-1][0] * (1.0 - SAME):
+            runs[-1] = divisor if below else runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((divisor, 1))
+    return runs
+
+
+def _root(square: float, side: float) -> float:
+    """Return the square root, rounded down (side -1) or up (side 1)."""
+    return float(np.sqrt(max(square, 0.0))) * (1.0 + side * 2.0 * ROUNDOFF)

@@ -1,0 +1,31 @@
+"""Strategies of matrix mechanisms, which correlate the noise of the steps of a run."""
+
+from jaxacct.strategies.column_normalised import ColumnNormalised
+from jaxacct.strategies.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    FixedEpochs,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from jaxacct.strategies.strategy import Strategy
+from jaxacct.strategies.toeplitz import BLT, Banded, BandedInverse, Identity, Toeplitz
+from jaxacct.strategies.tree import PrefixSum
+
+__all__ = [
+    "BLT",
+    "BallsInBins",
+    "Banded",
+    "BandedInverse",
+    "ColumnNormalised",
+    "CyclicPoisson",
+    "FixedEpochs",
+    "Identity",
+    "MinSeparation",
+    "Participation",
+    "PrefixSum",
+    "SingleParticipation",
+    "Strategy",
+    "Toeplitz",
+]

@@ -1,0 +1,155 @@
+"""Search for the strategy of least mean squared error, by L-BFGS on JAX's gradients in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@functools.lru_cache(maxsize=256)
+def banded(bands: int, steps: int) -> tuple[float, ...]:
+    """Return the first column of the best banded Toeplitz matrix, of norm 1."""
+
+    def loss(rest: Any) -> Any:
+        column = jnp.concatenate([jnp.ones(1), rest])
+        return _log_error(_inverse(column, steps)) + jnp.log(jnp.sum(column**2))
+
+    column = np.concatenate([[1.0], _minimise(loss, _square_root(bands)[1:])])
+    return tuple((column / np.linalg.norm(column)).tolist())
+
+
+@functools.lru_cache(maxsize=256)
+def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
+    """Return the first column of C^-1, 1 at its top, of the best Toeplitz matrix whose inverse has so many bands."""
+
+    def loss(rest: Any) -> Any:
+        inverse = jnp.concatenate([jnp.ones(1), rest])
+        column = _inverse(inverse, steps)
+        return _log_error(jnp.pad(inverse, (0, steps - bands))) + _log_square(column, steps // epochs)
+
+    start = np.diff(_square_root(bands), prepend=0.0)  # the inverse of the square root, cut
+    return tuple([1.0, *_minimise(loss, start[1:]).tolist()])
+
+
+@functools.lru_cache(maxsize=256)
+def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return scales and decays of the best buffered linear Toeplitz matrix."""
+
+    def parts(values: Any) -> tuple[Any, Any]:
+        # the scales sum to less than 1, and the column falls
+        logits, places = jnp.split(values, 2)
+        scales = jax.nn.softmax(jnp.append(logits, 0.0))[:-1]
+        return scales, jax.nn.sigmoid(places)
+
+    def loss(values: Any) -> Any:
+        scales, decays = parts(values)
+        column = jnp.append(jnp.ones(1), scales @ decays[:, None] ** jnp.arange(steps - 1.0))
+
+        def step(state: Any, unit: Any) -> tuple[Any, Any]:
+            noise = unit - scales @ state
+            return decays * state + noise, noise
+
+        _, inverse = jax.lax.scan(step, jnp.zeros(buffers), jnp.zeros(steps).at[0].set(1.0))
+        return _log_error(inverse) + _log_square(column, steps // epochs)
+
+    found = [_minimise(loss, _exponential_fit(buffers, steps, slowest)) for slowest in (0.9, 0.5)]
+    with jax.enable_x64():
+        scales, decays = (np.asarray(part) for part in parts(jnp.asarray(min(found, key=loss))))
+    return tuple(scales.tolist()), tuple(decays.tolist())
+
+
+@functools.lru_cache(maxsize=64)
+def column_normalised(bands: int, steps: int) -> np.ndarray:
+    """Return the diagonals of the best banded matrix whose columns have norm 1, (bands, n)."""
+    lengths = np.minimum(bands, steps - np.arange(steps))
+    inside = np.arange(bands)[:, None] < lengths
+
+    def diagonals(values: Any) -> Any:
+        entries = jnp.where(inside, jnp.reshape(values, (bands, steps)), 0.0)
+        return entries / jnp.sqrt(jnp.sum(entries**2, 0))
+
+    loss = lambda values: jnp.log(jnp.mean(banded_errors(diagonals(values))))
+    start = np.broadcast_to(np.array(banded(bands, steps))[:, None], inside.shape)
+    found = _minimise(loss, start.ravel())
+    with jax.enable_x64():
+        return np.asarray(diagonals(found))
+
+
+def banded_errors(diagonals: Any) -> Any:
+    """Return the variance of each noisy prefix sum, (n,), for C[i + l, i] = diagonals[l, i]."""
+    bands, steps = diagonals.shape
+    # row i of C has the entries diagonals[l, i - l]
+    row = jnp.stack([jnp.pad(diagonals[lag, : steps - lag], (lag, 0)) for lag in range(bands)], 1)
+
+    def step(state: Any, at: Any) -> tuple[Any, Any]:
+        recent, total = state
+        entries, place = at
+        noise = (jnp.zeros(steps).at[place].set(1.0) - entries[1:] @ recent) / entries[0]
+        total = total + noise
+        return (jnp.concatenate([noise[None], recent])[: bands - 1], total), jnp.sum(total**2)
+
+    start = jnp.zeros((bands - 1, steps)), jnp.zeros(steps)
+    return jax.lax.scan(step, start, (row, jnp.arange(steps)))[1]
+
+
+def _exponential_fit(buffers: int, steps: int, fastest: float) -> np.ndarray:
+    """Return a start for `buffered`: exponentials whose sum is near the square root of the prefix sums."""
+    from scipy import optimize, special  # slow to import
+
+    decays = 1.0 - np.geomspace(fastest, min(1.0 / steps, 0.5 * fastest), buffers)
+    powers = decays[:, None] ** np.arange(steps - 1.0)
+    scales = np.maximum(optimize.nnls(powers.T, _square_root(steps)[1:])[0], 1e-3)
+    scales /= max(1.0, scales.sum() / 0.9)
+    return np.concatenate([np.log(scales / (1.0 - scales.sum())), special.logit(decays)])
+
+
+def _square_root(count: int) -> np.ndarray:
+    """Return the first entries of the square root of the matrix of prefix sums: binom(2 j, j) / 4^j."""
+    index = np.arange(1, count)
+    return np.concatenate([[1.0], np.cumprod(1.0 - 0.5 / index)])
+
+
+def _inverse(column: Any, steps: int) -> Any:
+    """Return the first column of the inverse of a Toeplitz matrix with 1 on its diagonal, (n,)."""
+
+    def step(recent: Any, unit: Any) -> tuple[Any, Any]:
+        entry = unit - recent @ column[1:]
+        return jnp.append(entry, recent)[: recent.size], entry
+
+    return jax.lax.scan(step, jnp.zeros(column.size - 1), jnp.zeros(steps).at[0].set(1.0))[1]
+
+
+def _log_error(inverse: Any) -> Any:
+    """Return the log of the mean variance of the prefix sums, from the first column of C^-1."""
+    squares = jnp.cumsum(inverse) ** 2
+    return jnp.log(jnp.mean(squares * jnp.arange(inverse.size, 0.0, -1.0)))
+
+
+def _log_square(column: Any, period: int) -> Any:
+    """Return the log of the squared sensitivity of the steps 0, period, 2 period, ... ."""
+    steps = column.size
+    total = sum(jnp.pad(column, (start, 0))[:steps] for start in range(0, steps, period))
+    return jnp.log(jnp.sum(jnp.asarray(total) ** 2))
+
+
+def _minimise(loss: Callable[[Any], Any], start: np.ndarray) -> np.ndarray:
+    """Return the minimiser that L-BFGS finds from a start."""
+    if not start.size:
+        return start
+    from scipy import optimize  # slow to import
+
+    with jax.enable_x64():
+        both = jax.jit(jax.value_and_grad(loss))
+        found = optimize.minimize(
+            lambda x: [np.asarray(value, np.float64) for value in both(x)],
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30},
+        )
+    return np.asarray(found.x)

@@ -1,0 +1,298 @@
+"""Toeplitz strategies: C is lower triangular and determined by its first column."""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, check, check_int
+from jaxacct.strategies import optimise
+from jaxacct.strategies.participation import FixedEpochs, MinSeparation, Participation, require_divisor
+from jaxacct.strategies.sensitivity import Lags, Square
+from jaxacct.strategies.strategy import Strategy, check_run
+
+_DECAY = Constraint("use numbers below 1", 0, 1, upper_open=True)
+
+
+class ToeplitzStrategy(Strategy):
+    """A strategy with C[i + l, i] = column[l]."""
+
+    @property
+    @abstractmethod
+    def column(self) -> np.ndarray:
+        """The first column of C without the zeros at its end."""
+
+    @property
+    def overlap(self) -> int:
+        return int(self.column.size)
+
+    def lags(self) -> Lags:
+        column, count = self.column, self.overlap
+        lower, upper = np.zeros((2, count, self.steps))
+        for lag in range(count):
+            products = column[: count - lag] * column[lag:]
+            for bound, side in ((lower, -1.0), (upper, 1.0)):
+                bound[lag, : self.steps - lag] = _cut_sums(products, self.steps - lag, side)
+        return Lags(lower, upper)
+
+    def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
+        squares = np.square(self.column)
+        return _cut_sums(squares, self.steps, -1.0), _cut_sums(squares, self.steps, 1.0)
+
+    def squared_errors(self) -> np.ndarray:
+        return np.cumsum(np.square(np.cumsum(self.inverse_column())))
+
+    def inverse_column(self) -> np.ndarray:
+        """Return the first column of C^-1, (n,)."""
+        from scipy import signal  # slow to import
+
+        return np.asarray(signal.lfilter([1.0], self.column, np.eye(1, self.steps)[0]))
+
+    def _square(self, participation: Participation) -> Square:
+        if isinstance(participation, FixedEpochs):
+            period = require_divisor(participation.epochs, self.steps)
+            apart = MinSeparation(period, participation.epochs)
+        elif isinstance(participation, MinSeparation):
+            apart = participation
+        else:
+            return super()._square(participation)
+        column = self.column
+        monotone = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
+        if not monotone and column.size > apart.separation:
+            return super()._square(participation)
+        # the pattern 0, b, 2b, ... is worst (README.md, "Sensitivity"); signs do not matter where no columns overlap
+        starts = range(0, self.steps, apart.separation)[: apart.most]
+        total = np.zeros(self.steps + column.size)
+        for start in starts:
+            total[start : start + column.size] += np.abs(column)
+        square = math.fsum(np.square(total[: self.steps]))
+        rounding = 4.0 * (len(starts) + 2) * ROUNDOFF
+        return Square(square * (1.0 - rounding), square * (1.0 + rounding))
+
+
+@dataclass(frozen=True)
+class Toeplitz(ToeplitzStrategy):
+    """The lower triangular Toeplitz matrix with a given first column.
+
+    Parameters
+    ----------
+    coefficients : sequence of float
+        c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
+    steps : int
+        n, the size of the matrix, at least p.
+    epochs : int
+        Fixed epochs for which ``error`` and ``max_error`` are stated; it divides ``steps``.
+
+    >>> strategy = Toeplitz((1.0, 0.5), steps=4)
+    >>> round(strategy.sensitivity().upper ** 2, 9), round(strategy.error, 6)
+    (1.25, 2.180664)
+    """
+
+    coefficients: tuple[float, ...]
+    steps: int
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        check_run(self)
+        _store_column(self, "coefficients", self.coefficients)
+
+    @property
+    def column(self) -> np.ndarray:
+        return np.array(self.coefficients)
+
+
+@dataclass(frozen=True)
+class Identity(ToeplitzStrategy):
+    """The identity: independent noise in each step, as in DP-SGD.
+
+    >>> Identity(steps=64).error
+    32.5
+    """
+
+    steps: int
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        check_run(self)
+
+    @property
+    def column(self) -> np.ndarray:
+        return np.ones(1)
+
+
+@dataclass(frozen=True)
+class Banded(ToeplitzStrategy):
+    """The banded Toeplitz matrix of least mean squared error of the prefix sums; its columns have norm 1.
+
+    It is the best one for ``epochs`` fixed epochs of at least ``bands`` steps, and for cyclic Poisson sampling from at
+    least ``bands`` groups: the privacy of both depends on C only through the norm of its first column.
+
+    Parameters
+    ----------
+    bands : int
+        p, the number of steps that share noise.
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        Fixed epochs; it divides ``steps``, and steps/epochs >= bands.
+    coefficients : tuple of float, optional
+        The first column, if it is known; otherwise it is searched for.
+
+    References
+    ----------
+    Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization, arXiv:2306.08153.
+
+    >>> round(Banded(2, steps=64).error, 6)
+    17.654779
+    """
+
+    bands: int
+    steps: int
+    epochs: int = 1
+    coefficients: tuple[float, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_run(self)
+        object.__setattr__(self, "bands", check_int("bands", self.bands, 1, "use a whole number"))
+        if self.bands * self.epochs > self.steps:
+            raise InputError(
+                f"bands = {self.bands} must be <= steps / epochs = {self.steps // self.epochs}, or the columns of one "
+                "record overlap; use fewer bands"
+            )
+        _store_column(self, "coefficients", self.coefficients or optimise.banded(self.bands, self.steps))
+
+    @property
+    def column(self) -> np.ndarray:
+        return np.array(self.coefficients)
+
+
+@dataclass(frozen=True)
+class BLT(ToeplitzStrategy):
+    """A buffered linear Toeplitz matrix: c_0 = 1, c_j = sum_k scales_k decays_k^(j-1); its noise needs d buffers.
+
+    Parameters
+    ----------
+    buffers : int
+        d, the number of terms.
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        Fixed epochs, for which the mean squared error of the prefix sums is least; it divides ``steps``.
+    scales, decays : tuple of float, optional
+        d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
+
+    References
+    ----------
+    Dvijotham et al. (2024), Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy,
+    arXiv:2404.16706.
+
+    >>> blt = BLT(3, steps=64)
+    >>> round(blt.error, 2)
+    4.89
+    """
+
+    buffers: int
+    steps: int
+    epochs: int = 1
+    scales: tuple[float, ...] = field(default=(), repr=False)
+    decays: tuple[float, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_run(self)
+        object.__setattr__(self, "buffers", check_int("buffers", self.buffers, 1, "use a whole number"))
+        scales, decays = self.scales, self.decays
+        if not scales:
+            scales, decays = optimise.buffered(self.buffers, self.steps, self.epochs)
+        for name, values, rule in (("scales", scales, POSITIVE), ("decays", decays, _DECAY)):
+            values = np.atleast_1d(check(name, values, rule))
+            if values.shape != (self.buffers,):
+                raise InputError(f"{name} must be buffers = {self.buffers} numbers, found shape {values.shape}")
+            object.__setattr__(self, name, tuple(values.tolist()))
+
+    @functools.cached_property
+    def _column(self) -> np.ndarray:
+        powers = np.array(self.decays)[:, None] ** np.arange(self.steps - 1)
+        return np.concatenate([[1.0], np.array(self.scales) @ powers])
+
+    @property
+    def column(self) -> np.ndarray:
+        return self._column
+
+
+@dataclass(frozen=True)
+class BandedInverse(ToeplitzStrategy):
+    """The Toeplitz matrix whose inverse has a few bands: its noise is a sum of the last independent noises.
+
+    C itself is full, so no cyclic sampling amplifies its privacy. Its noise can be drawn again from the keys of the
+    last steps alone.
+
+    Parameters
+    ----------
+    bands : int
+        p, the number of bands of C^-1.
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        Fixed epochs, for which the mean squared error of the prefix sums is least; it divides ``steps``.
+    inverse : tuple of float, optional
+        The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
+
+    References
+    ----------
+    Kalinin et al. (2025), Back to Square Roots, arXiv:2505.12128.
+
+    >>> strategy = BandedInverse(4, steps=64)
+    >>> round(strategy.error, 2)
+    5.99
+    """
+
+    inverse_bands: int
+    steps: int
+    epochs: int = 1
+    inverse: tuple[float, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_run(self)
+        object.__setattr__(
+            self, "inverse_bands", check_int("inverse_bands", self.inverse_bands, 1, "use a whole number")
+        )
+        if self.inverse_bands > self.steps:
+            raise InputError(f"inverse_bands = {self.inverse_bands} must be <= steps = {self.steps}; use fewer bands")
+        _store_column(
+            self, "inverse", self.inverse or optimise.banded_inverse(self.inverse_bands, self.steps, self.epochs)
+        )
+
+    @functools.cached_property
+    def _column(self) -> np.ndarray:
+        from scipy import signal  # slow to import
+
+        return np.asarray(signal.lfilter([1.0], self.inverse, np.eye(1, self.steps)[0]))
+
+    @property
+    def column(self) -> np.ndarray:
+        return self._column
+
+    def inverse_column(self) -> np.ndarray:
+        return np.pad(np.array(self.inverse), (0, self.steps - len(self.inverse)))
+
+
+def _store_column(strategy: Strategy, name: str, column: tuple[float, ...]) -> None:
+    """Check the first column of a matrix and store it as a tuple of floats."""
+    values = np.atleast_1d(check(name, column, REAL))
+    if values.ndim != 1 or not 1 <= values.size <= strategy.steps:
+        raise InputError(f"{name} must be 1 to steps = {strategy.steps} numbers, found shape {values.shape}")
+    check(f"{name}[0]", values[0], POSITIVE)
+    object.__setattr__(strategy, name, tuple(values.tolist()))
+
+
+def _cut_sums(products: np.ndarray, count: int, side: float) -> np.ndarray:
+    """Bound sum_{l < count - i} products_l for i < count, from below (side -1) or above (side 1), (count,)."""
+    sums, sizes = np.cumsum(products), np.cumsum(np.abs(products))
+    sums += side * 2.0 * (products.size + 2) * ROUNDOFF * sizes
+    ends = np.minimum(count - np.arange(count), products.size) - 1
+    return np.asarray(sums[ends])

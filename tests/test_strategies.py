@@ -1,0 +1,169 @@
+"""Strategies: sensitivity against brute force over patterns, error against dense matrices and published values."""
+
+import csv
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+
+from jaxacct import InputError, strategies
+from jaxacct.strategies import (
+    BLT,
+    Banded,
+    BandedInverse,
+    ColumnNormalised,
+    FixedEpochs,
+    Identity,
+    MinSeparation,
+    PrefixSum,
+    SingleParticipation,
+    Toeplitz,
+)
+
+with open(pathlib.Path(__file__).parent / "data" / "banded.csv") as file:
+    TABLE = [row for row in csv.DictReader(file) if int(row["n"]) <= 256]
+
+
+def dense(strategy):
+    """C as a matrix, from the definition of each class."""
+    n = strategy.steps
+    match strategy:
+        case PrefixSum():
+            rows = []
+            for begin in range(0, n, strategy.block):
+                for level in range(strategy.block.bit_length()):
+                    for node in range(strategy.block >> level):
+                        first = begin + (node << level)
+                        rows.append([first <= i < first + (1 << level) for i in range(n)])
+            return np.array(rows, float)
+        case ColumnNormalised():
+            return sum(np.diag(row[: n - lag], -lag) for lag, row in enumerate(strategy.diagonals))
+        case BLT():
+            column = [1.0] + [
+                sum(w * t**j for w, t in zip(strategy.scales, strategy.decays, strict=True)) for j in range(n - 1)
+            ]
+        case BandedInverse():
+            inverse = sum(np.diag(np.full(n - lag, d), -lag) for lag, d in enumerate(strategy.inverse))
+            return np.linalg.inv(inverse)
+        case Identity():
+            return np.eye(n)
+        case _:
+            column = strategy.coefficients
+    return sum(np.diag(np.full(n - lag, c), -lag) for lag, c in enumerate(column))
+
+
+def patterns(n, separation, most):
+    """Every pattern with steps at least `separation` apart."""
+    for size in range(1, most + 1):
+        for steps in itertools.combinations(range(n), size):
+            if all(b - a >= separation for a, b in itertools.pairwise(steps)):
+                yield list(steps)
+
+
+def brute(matrix, chosen):
+    """The largest sum of |C^T C| over a pattern, and whether no sign is lost there."""
+    gram = matrix.T @ matrix
+    return np.sqrt(max(np.abs(gram[np.ix_(p, p)]).sum() for p in chosen)), bool((gram >= -1e-13).all())
+
+
+def of_size(n):
+    """One strategy of every class, and Toeplitz matrices with signs and rising entries."""
+    draw = np.random.default_rng(n)
+    yield from (Identity(n), PrefixSum(n), Banded(min(2, n), n), ColumnNormalised(min(3, n), n))
+    yield from (BandedInverse(min(3, n), n), Toeplitz((1.0, 0.0, 0.0, 1.0)[:n], n))
+    yield Toeplitz(tuple(np.r_[1.0, draw.normal(size=min(n - 1, 3))]), n)
+    if n > 1:
+        yield BLT(2, n)
+    if n % 2 == 0:
+        yield PrefixSum(n, restarts=2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, pytest.param(11, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.slow)])
+def test_sensitivity_is_that_of_all_patterns(n):
+    for strategy in of_size(n):
+        matrix = dense(strategy)
+        for separation, most in itertools.product(range(1, n + 1), {1, 2, n}):
+            true, positive = brute(matrix, patterns(n, separation, most))
+            found = strategy.sensitivity(MinSeparation(separation, most))
+            assert found.upper >= true * (1 - 1e-14), (strategy, separation, most)
+            assert found.lower <= true * (1 + 1e-14), (strategy, separation, most)
+            if positive or most <= 2:
+                np.testing.assert_allclose([found.lower, found.upper], true, rtol=1e-12, err_msg=f"{strategy}")
+            if n % separation == 0 and most == n:
+                epochs = [list(range(first, n, separation)) for first in range(separation)]
+                found = strategy.sensitivity(FixedEpochs(n // separation))
+                np.testing.assert_allclose(found.upper, brute(matrix, epochs)[0], rtol=1e-12)
+        single = strategy.sensitivity(SingleParticipation()).upper
+        np.testing.assert_allclose(single, np.linalg.norm(matrix, axis=0).max(), rtol=1e-12)
+
+
+def test_a_later_step_may_be_worse_than_the_next_possible_one():
+    assert Toeplitz((1.0, 0.0, 0.0, 1.0), 4).sensitivity(MinSeparation(2)).upper ** 2 == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("n", [1, 6, 16])
+def test_errors_are_those_of_dense_matrices(n):
+    for strategy in of_size(n):
+        if not isinstance(strategy, PrefixSum):  # its matrix is not square
+            decoder = np.tri(n) @ np.linalg.inv(dense(strategy))
+            np.testing.assert_allclose(strategy.squared_errors(), (decoder**2).sum(1), rtol=1e-10, err_msg=f"{strategy}")
+
+
+def test_the_tree_decodes_prefix_sums_from_disjoint_nodes():
+    for n, restarts in ((1, 1), (7, 1), (16, 1), (24, 4)):
+        tree = PrefixSum(n, restarts=restarts)
+        nodes = {tuple(np.flatnonzero(row)) for row in dense(tree)}
+        for i, variance in enumerate(tree.squared_errors()):
+            left, used = i + 1, 0
+            while left:  # the largest node that ends here
+                left -= max(len(node) for node in nodes if node[-1] == left - 1)
+                used += 1
+            assert variance == used, (n, i)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row['n']}-{row['bands']}-{row['epochs']}-{row['kind']}")
+def test_published_errors(row):
+    n, bands, epochs = (int(row[name]) for name in ("n", "bands", "epochs"))
+    toeplitz = Banded(bands, n, epochs)
+    if row["kind"] == "toeplitz":
+        assert toeplitz.error == pytest.approx(float(row["error"]), rel=1e-7)
+        assert toeplitz.max_error == pytest.approx(float(row["max_error"]), rel=1e-5)
+        assert toeplitz.sensitivity().upper ** 2 == pytest.approx(float(row["sens2"]), rel=1e-12)
+    else:
+        error = ColumnNormalised(bands, n, epochs).error
+        assert error <= float(row["error"]) * 1.001
+        assert 0.95 < error / toeplitz.error < 0.985
+
+
+def test_full_strategies_are_near_the_best_lower_triangular_one():
+    best = Banded(64, 64).error
+    assert best < BLT(3, 64).error < 1.002 * best
+    assert best < BandedInverse(8, 64).error < 1.02 * best
+
+
+@pytest.mark.parametrize(
+    "build, words",
+    [
+        (lambda: Banded(9, 64, epochs=8), "bands = 9 must be <= steps / epochs = 8"),
+        (lambda: Banded(2, 64, epochs=7), "epochs = 7 must divide steps = 64"),
+        (lambda: Toeplitz((0.0, 1.0), 4), r"coefficients\[0\] = 0.0 must be > 0"),
+        (lambda: Toeplitz((1.0, float("nan")), 4), r"coefficients\[1\] = nan"),
+        (lambda: Toeplitz((1.0,) * 5, 4), "coefficients must be 1 to steps = 4 numbers"),
+        (lambda: BLT(2, 8, scales=(0.5, 0.1), decays=(0.5, 1.0)), r"decays\[1\] = 1.0 must be"),
+        (lambda: Identity(0), "steps = 0 must be an integer >= 1"),
+        (lambda: Identity(8).sensitivity(strategies.CyclicPoisson(2, 0.1)), "CyclicPoisson has no single sensitivity"),
+        (lambda: strategies.CyclicPoisson(2, 1.5), "sampling_probability = 1.5 must be"),
+        (lambda: MinSeparation(0), "separation = 0 must be an integer >= 1"),
+    ],
+)
+def test_refusals_are_one_line(build, words):
+    with pytest.raises(InputError, match=words) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_search_is_left_out_where_the_matrix_is_given():
+    found = Banded(3, 64)
+    again = Banded(3, 64, coefficients=found.coefficients)
+    assert again == found and hash(again) == hash(found)
