@@ -5,7 +5,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import strategies
-from jaxacct.strategies import Banded, BallsInBins, ColumnNormalised, CyclicPoisson, FixedEpochs, Identity, Toeplitz
+from jaxacct.strategies import BallsInBins, Banded, ColumnNormalised, CyclicPoisson, FixedEpochs, Identity, Toeplitz
 
 
 def monte_carlo(strategy, noise, groups, rate, eps, draws, seed=0):
@@ -31,7 +31,9 @@ def unit(*column):
     return tuple((np.array(column) / np.linalg.norm(column)).tolist())
 
 
-@pytest.mark.parametrize("noise, rate, n, bands, groups", [(1.0, 0.08, 512, 8, 8), (0.7, 0.5, 60, 3, 6), (3.0, 0.01, 128, 1, 1)])
+@pytest.mark.parametrize(
+    "noise, rate, n, bands, groups", [(1.0, 0.08, 512, 8, 8), (0.7, 0.5, 60, 3, 6), (3.0, 0.01, 128, 1, 1)]
+)
 def test_whole_blocks_are_dp_sgd(noise, rate, n, bands, groups):
     run = ja.MatrixMechanism(Banded(bands, n), noise, CyclicPoisson(groups, rate))
     plain = ja.dp_sgd(noise, rate, n // groups)
@@ -44,7 +46,9 @@ def test_whole_blocks_are_dp_sgd(noise, rate, n, bands, groups):
 def test_a_cut_last_block_costs_less_than_a_whole_one():
     run = ja.MatrixMechanism(Toeplitz(unit(1, -0.7), 5), 1.5, CyclicPoisson(2, 0.5))
     # mpmath values of the composition with the cut block; without the cut they are .2262, .0910, .0284
-    np.testing.assert_allclose([ja.delta(run, eps).upper for eps in (0.0, 0.5, 1.0)], [0.213727, 0.079404, 0.022163], atol=1e-6)
+    np.testing.assert_allclose(
+        [ja.delta(run, eps).upper for eps in (0.0, 0.5, 1.0)], [0.213727, 0.079404, 0.022163], atol=1e-6
+    )
 
 
 def test_what_the_exact_likelihood_ratio_draws():
@@ -69,7 +73,9 @@ def test_without_sampling_it_is_one_gaussian():
 
 def test_one_band_in_bins_is_balls_in_bins():
     run = ja.MatrixMechanism(Identity(40), 2.0, BallsInBins(40))
-    np.testing.assert_allclose(ja.epsilon(run, 1e-5).upper, ja.epsilon(ja.RandomAllocation(ja.Gaussian(2.0), 40), 1e-5).upper, rtol=1e-9)
+    np.testing.assert_allclose(
+        ja.epsilon(run, 1e-5).upper, ja.epsilon(ja.RandomAllocation(ja.Gaussian(2.0), 40), 1e-5).upper, rtol=1e-9
+    )
 
 
 def test_columns_that_differ_by_rounding_are_one_law():

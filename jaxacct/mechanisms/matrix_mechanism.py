@@ -16,7 +16,7 @@ from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import Combinator, Mechanism, register, weakest
 from jaxacct.mechanisms.combinators import compose, repeat
 from jaxacct.mechanisms.parts import Part
-from jaxacct.mechanisms.poisson_sampled import PoissonSampled
+from jaxacct.mechanisms.sampled_batches import PoissonSampled
 from jaxacct.strategies.participation import BallsInBins, CyclicPoisson, FixedEpochs, Participation, require_divisor
 from jaxacct.strategies.strategy import Strategy
 
@@ -69,7 +69,7 @@ class MatrixMechanism(Combinator):
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, Strategy):
             raise InputError(
-                f"strategy = {shown(self.strategy)} is no strategy; use one such as strategies.Banded(bands=8, steps=512)"
+                f"strategy = {shown(self.strategy)} is no strategy; use strategies.Banded(bands=8, steps=512), say"
             )
         if self.participation is None:
             object.__setattr__(self, "participation", FixedEpochs(self.strategy.epochs))
@@ -85,7 +85,7 @@ class MatrixMechanism(Combinator):
         return [self.equivalent()]
 
     def equivalent(self, below: bool = False) -> Mechanism:
-        """Return Gaussians, sampled or not, that are this mechanism; the noise is rounded up where `below` is asked for.
+        """Return the Gaussians, sampled or not, that are this mechanism; `below` rounds noise up, not down.
 
         >>> from jaxacct import strategies
         >>> MatrixMechanism(strategies.Toeplitz((3.0, 4.0), steps=8), 10.0).equivalent().noise_multiplier.round(9)
@@ -127,8 +127,8 @@ class MatrixMechanism(Combinator):
         if isinstance(participation, BallsInBins):
             if strategy.overlap > 1:
                 raise InputError(
-                    f"participation = BallsInBins is not supported for {type(strategy).__name__}, whose columns overlap; "
-                    "use CyclicPoisson, or a strategy of one band"
+                    f"participation = BallsInBins is not supported for {type(strategy).__name__}, whose columns "
+                    "overlap; use CyclicPoisson, or a strategy of one band"
                 )
             require_divisor(participation.bins, strategy.steps, "bins")
             lower, upper = strategy.squared_norms()
@@ -141,8 +141,8 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
     """Return bounds of the norms ||C e_i|| of a record's blocks, the largest first; the lower ones are of one group."""
     if strategy.overlap > groups:
         raise InputError(
-            f"groups = {groups} must be >= {strategy.overlap}, the number of bands of the strategy: blocks of one record "
-            "would overlap, and no bound is known for them; use more groups or fewer bands"
+            f"groups = {groups} must be >= {strategy.overlap}, the number of bands of the strategy: blocks of one "
+            "record would overlap, and no bound is known for them; use more groups or fewer bands"
         )
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)

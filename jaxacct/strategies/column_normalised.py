@@ -75,6 +75,11 @@ class ColumnNormalised(Strategy):
             upper[lag, : self.steps - lag] = products.sum(0) + off
         return Lags(lower, upper)
 
+    def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
+        squares = np.square(self.entries).sum(0)
+        off = 2.0 * (self.bands + 2) * ROUNDOFF * squares
+        return squares - off, squares + off
+
     def squared_errors(self) -> np.ndarray:
         with jax.enable_x64():
             return np.asarray(optimise.banded_errors(self.entries))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
+
+TIGHT = 1e-13
+"""Relative difference below which the pattern found is taken for the worst one."""
+MOST_WORK = 200_000
+"""Steps that the search for the worst pattern looks at: all patterns of some dozen steps, a second for many."""
 
 
 class Lags(NamedTuple):
@@ -31,10 +37,12 @@ def of_patterns(lags: Lags, separation: int, most: int) -> Square:
     """Bound the largest squared sensitivity over patterns of at most `most` steps, each `separation` apart."""
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
-    best = int(np.argmax(lags.lower[0]))
-    attained = max(_attained(lags, pattern), _attained(lags, [best]))
+    lower = max(_attained(lags, pattern), _attained(lags, [int(np.argmax(lags.lower[0]))]))
+    if lower < upper * (1.0 - TIGHT):
+        upper, pattern = _search(lags, weights, separation, most)
+        lower = max(lower, _attained(lags, pattern))
     rounding = 8.0 * (weights.size + 1) * ROUNDOFF
-    return Square(min(attained * (1.0 - rounding), upper), upper * (1.0 + rounding))
+    return Square(min(lower * (1.0 - rounding), upper), upper * (1.0 + rounding))
 
 
 def of_epochs(lags: Lags, period: int) -> Square:
@@ -66,6 +74,34 @@ def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
         nearest[1:] = np.maximum(nearest[1:], magnitude[lag] + (after[1:] if free else after[:-1]))
         best[lag % separation] = nearest
     return magnitude[0] + 2.0 * nearest[layers]
+
+
+def _search(lags: Lags, weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
+    """Return the largest sum of |G_ij| over a pattern, or a bound of it, and the best pattern (branch and bound)."""
+    magnitude = np.maximum(lags.upper, -lags.lower)
+    steps = weights.size
+    bound, _ = _heaviest(weights, separation, most)
+    best, best_pattern = 0.0, [0]
+    open_nodes: list[tuple[float, float, tuple[int, ...]]] = [(-bound, 0.0, ())]
+    work = 0
+    while open_nodes and -open_nodes[0][0] > best * (1.0 + TIGHT):
+        if work > MOST_WORK:
+            return -open_nodes[0][0], best_pattern
+        _, value, pattern = heapq.heappop(open_nodes)
+        for step in range(pattern[-1] + separation if pattern else 0, steps):
+            longer = (*pattern, step)
+            beside = np.zeros(steps)  # |G_ij| of a later step j, summed over the pattern
+            for earlier in longer:
+                count = min(magnitude.shape[0], steps - earlier)
+                beside[earlier : earlier + count] += magnitude[:count, earlier]
+            total = value + magnitude[0, step] + 2.0 * (beside[step] - magnitude[0, step])
+            if total > best:
+                best, best_pattern = total, list(longer)
+            after = np.where(np.arange(steps) >= step + separation, weights + 2.0 * beside, 0.0)
+            bound = total + (_heaviest(after, separation, most - len(longer))[0] if len(longer) < most else 0.0)
+            heapq.heappush(open_nodes, (-bound, total, longer))
+            work += steps
+    return best * (1.0 + TIGHT), best_pattern
 
 
 def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:

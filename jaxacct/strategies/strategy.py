@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import InputError, check_int
+from jaxacct.core.validation import Constraint, InputError, check_int, check_one
 from jaxacct.strategies import sensitivity
 from jaxacct.strategies.participation import (
     FixedEpochs,
@@ -19,8 +19,9 @@ from jaxacct.strategies.participation import (
 )
 from jaxacct.strategies.sensitivity import Lags, Square
 
-MOST_STEPS = 20_000
-"""Steps up to which the sensitivity of a strategy without a closed form is searched for: time grows as their square."""
+MOST_ENTRIES = 2**25
+"""Largest number of entries of C^T C among which the worst pattern is searched for: some 1 GB of memory."""
+STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)
 
 
 class Strategy(ABC):
@@ -45,10 +46,9 @@ class Strategy(ABC):
     def squared_errors(self) -> np.ndarray:
         """Return the variance of each noisy prefix sum where every entry of Z has variance 1, (n,)."""
 
+    @abstractmethod
     def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
         """Return lower and upper bounds of the squared norm of each column, (n,) each."""
-        lags = self.lags()
-        return lags.lower[0], lags.upper[0]
 
     def sensitivity(self, participation: Participation | None = None) -> Bounds:
         """Bound the sensitivity of C X under add or remove of one record, in clip norms.
@@ -88,18 +88,25 @@ class Strategy(ABC):
                 return Square(float(lower.max()), float(upper.max()))
             case FixedEpochs(epochs=epochs):
                 period = require_divisor(epochs, self.steps)
-                return sensitivity.of_epochs(self.lags(), period)
+                return sensitivity.of_epochs(self._near(period), period)
             case MinSeparation(separation=separation, most=most):
-                if self.overlap > separation and self.steps > MOST_STEPS:
-                    raise InputError(
-                        f"steps = {self.steps} must be <= {MOST_STEPS} for a strategy with columns that overlap at separation"
-                        f" = {separation}; use FixedEpochs"
-                    )
-                return sensitivity.of_patterns(self.lags(), separation, most or self.steps)
+                return sensitivity.of_patterns(self._near(separation), separation, most or self.steps)
         raise InputError(
             f"{type(participation).__name__} has no single sensitivity, since records are sampled; "
             "ask ja.epsilon(ja.MatrixMechanism(strategy, noise_multiplier, participation), delta)"
         )
+
+    def _near(self, separation: int) -> Lags:
+        """Return the entries of C^T C that steps of one record reach, which lie `separation` apart."""
+        if self.overlap <= separation:
+            lower, upper = self.squared_norms()
+            return Lags(lower[None], upper[None])
+        if self.overlap * self.steps > MOST_ENTRIES:
+            raise InputError(
+                f"steps = {self.steps} of a strategy with {self.overlap} overlapping columns must be <= "
+                f"{MOST_ENTRIES // self.overlap}; use a participation whose steps lie {self.overlap} apart"
+            )
+        return self.lags()
 
     @property
     def error(self) -> float:
@@ -120,6 +127,7 @@ class Strategy(ABC):
 
 def check_run(strategy: Strategy) -> None:
     """Check the number of steps and of epochs of a strategy, and store them as ints."""
-    for name in ("steps", "epochs"):
-        object.__setattr__(strategy, name, check_int(name, getattr(strategy, name), 1, "use a whole number"))
+    steps = check_one("steps", strategy.steps, STEPS, "a strategy is for one run")
+    object.__setattr__(strategy, "steps", int(steps))
+    object.__setattr__(strategy, "epochs", check_int("epochs", strategy.epochs, 1, "use a whole number"))
     require_divisor(strategy.epochs, strategy.steps)

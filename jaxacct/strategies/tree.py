@@ -65,6 +65,12 @@ class PrefixSum(Strategy):
                 shared[lag] += whole & (node == (leaf + lag) >> level)
         return Lags(shared, shared)
 
+    def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
+        leaf = np.arange(self.steps) % self.block
+        levels = np.arange(self.block.bit_length())[:, None]
+        nodes = np.sum(((leaf >> levels) + 1) << levels <= self.block, 0).astype(np.float64)
+        return nodes, nodes
+
     def squared_errors(self) -> np.ndarray:
         blocks, leaves = np.divmod(np.arange(self.steps) + 1, self.block)
         return blocks * float(self.block.bit_count()) + np.array([int(count).bit_count() for count in leaves], float)
