@@ -5,7 +5,15 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import strategies
-from jaxacct.strategies import BallsInBins, Banded, ColumnNormalised, CyclicPoisson, FixedEpochs, Identity, Toeplitz
+from jaxacct.strategies import (
+    BallsInBinsSampling,
+    Banded,
+    ColumnNormalised,
+    CyclicPoisson,
+    FixedEpochs,
+    Identity,
+    Toeplitz,
+)
 
 
 def monte_carlo(strategy, noise, groups, rate, eps, draws, seed=0):
@@ -72,7 +80,7 @@ def test_without_sampling_it_is_one_gaussian():
 
 
 def test_one_band_in_bins_is_balls_in_bins():
-    run = ja.MatrixMechanism(Identity(40), 2.0, BallsInBins(40))
+    run = ja.MatrixMechanism(Identity(40), 2.0, BallsInBinsSampling(40))
     np.testing.assert_allclose(
         ja.epsilon(run, 1e-5).upper, ja.epsilon(ja.RandomAllocation(ja.Gaussian(2.0), 40), 1e-5).upper, rtol=1e-9
     )
@@ -89,11 +97,14 @@ def test_columns_that_differ_by_rounding_are_one_law():
     [
         (lambda: ja.MatrixMechanism(Banded(8, 64), 1.0, CyclicPoisson(4, 0.1)), "groups = 4 must be >= 8"),
         (lambda: ja.MatrixMechanism(strategies.PrefixSum(64), 1.0, CyclicPoisson(4, 0.1)), "groups = 4 must be >= 64"),
-        (lambda: ja.MatrixMechanism(Banded(2, 64), 1.0, BallsInBins(64)), "BallsInBins is not supported for Banded"),
+        (
+            lambda: ja.MatrixMechanism(Banded(2, 64), 1.0, BallsInBinsSampling(64)),
+            "is not supported for Banded, whose columns",
+        ),
         (lambda: ja.MatrixMechanism("banded", 1.0), "strategy = 'banded' is no strategy"),
         (lambda: ja.MatrixMechanism(Banded(2, 64), 1.0, "cyclic"), "participation = 'cyclic' is not known"),
         (lambda: ja.MatrixMechanism(Banded(2, 64), -1.0), "noise_multiplier = -1.0 must be > 0"),
-        (lambda: ja.MatrixMechanism(Identity(10), 1.0, BallsInBins(4)), "bins = 4 must divide steps = 10"),
+        (lambda: ja.MatrixMechanism(Identity(10), 1.0, BallsInBinsSampling(4)), "bins = 4 must divide steps = 10"),
     ],
 )
 def test_refusals_are_one_line(build, words):

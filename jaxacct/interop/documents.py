@@ -187,6 +187,13 @@ def laws() -> dict[str, type[Any]]:
     return _public(importlib.import_module("jaxacct.selection").Law)
 
 
+@functools.cache
+def strategies() -> dict[str, type[Any]]:
+    """Return the strategies of matrix mechanisms, and the ways of participating in them, by name."""
+    home = importlib.import_module("jaxacct.strategies")
+    return {name: getattr(home, name) for name in home.__all__ if dataclasses.is_dataclass(getattr(home, name))}
+
+
 def _public(base: type[Any]) -> dict[str, type[Any]]:
     found = {}
     for home in HOMES:
@@ -218,6 +225,8 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
         elif laws().get(type(value).__name__) is type(value):
             numbers = {name: _encode_numbers(getattr(value, name)) for name in value.constraints}
             out[field.name] = {"type": type(value).__name__, **numbers}
+        elif strategies().get(type(value).__name__) is type(value):
+            out[field.name] = {"type": type(value).__name__, **dataclasses.asdict(value)}
         else:
             out[field.name] = _static(value, here)
     return out
@@ -249,7 +258,7 @@ def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism
         if field_name in cls.constraints:
             values[field_name] = _decode_numbers(value, here)
         elif field.metadata.get("static"):
-            values[field_name] = _static(value, here)
+            values[field_name] = (_decode_strategy if isinstance(value, _Object) else _static)(value, here)
         elif isinstance(value, list):
             items = enumerate(value)
             values[field_name] = tuple(_decode(item, f"{here}[{i}]", depth + 1, count) for i, item in items)
@@ -264,6 +273,24 @@ def _decode_law(node: Any, path: str) -> Any:
     cls = _class_of(node, path, laws())
     keys = _keys(node, path, {"type", *cls.constraints})
     return _built(cls, path, {name: _decode_numbers(keys[name], f"{path}.{name}") for name in cls.constraints})
+
+
+def _decode_strategy(node: Any, path: str) -> Any:
+    """Return a strategy or a participation; a matrix that would have to be searched for is refused."""
+    cls = _class_of(node, path, strategies())
+    keys = _keys(node, path, {"type", *(field.name for field in dataclasses.fields(cls))})
+    values = {}
+    for name in keys.keys() - {"type"}:
+        value, here = keys[name], f"{path}.{name}"
+        if isinstance(value, list):
+            rows = value if value and isinstance(value[0], list) else [value]
+            numbers = [tuple(_number(item, here) for item in row) for row in rows if isinstance(row, list)]
+            if not numbers or len(numbers) < len(rows) or not all(numbers):
+                _refuse(here, "must be a list of numbers, or of lists of numbers", value)
+            values[name] = tuple(numbers) if rows is value else numbers[0]
+        else:
+            values[name] = value if value is None else _number(value, here)
+    return _built(cls, path, values)
 
 
 def _class_of(node: Any, path: str, known: dict[str, type[Any]]) -> type[Any]:
@@ -414,7 +441,7 @@ def _operand(node: ast.expr) -> Any:
 def _called(function: ast.expr) -> Callable[..., Any]:
     """Return the class or function of a name such as Gaussian, ja.Gaussian or selection.select."""
     makers = ((name, importlib.import_module(home)) for home, names in _MAKERS.items() for name in names)
-    known = classes() | laws() | {name: getattr(module, name) for name, module in makers}
+    known = classes() | laws() | strategies() | {name: getattr(module, name) for name, module in makers}
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if name not in known:
         hint = nearest(name, known)

@@ -23,6 +23,7 @@ from jaxacct.mechanisms import (
     ExponentialMechanism,
     Gaussian,
     Laplace,
+    MatrixMechanism,
     Mechanism,
     MixtureOfGaussians,
     PoissonSampled,
@@ -472,6 +473,8 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
 
 def _event(mechanism: Mechanism) -> dp_event.DpEvent:
     """Return the event of a mechanism; refuse it where the installed dp_accounting lacks the class."""
+    if isinstance(mechanism, MatrixMechanism):
+        return _event(mechanism.equivalent())
     name, given = _named(mechanism)
     kind = getattr(dp_event, name, None)
     if kind is None:

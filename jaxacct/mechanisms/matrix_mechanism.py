@@ -17,7 +17,13 @@ from jaxacct.mechanisms.base import Combinator, Mechanism, register, weakest
 from jaxacct.mechanisms.combinators import compose, repeat
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
-from jaxacct.strategies.participation import BallsInBins, CyclicPoisson, FixedEpochs, Participation, require_divisor
+from jaxacct.strategies.participation import (
+    BallsInBinsSampling,
+    CyclicPoisson,
+    FixedEpochs,
+    Participation,
+    require_divisor,
+)
 from jaxacct.strategies.strategy import Strategy
 
 SAME = 1e-12
@@ -37,7 +43,7 @@ class MatrixMechanism(Combinator):
     * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands it is ceil(n/b) Poisson sampled Gaussians of
       noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ...: exact for add, remove and zero-out. It is
       ``dp_sgd(s / ||C e_0||, q, ceil(n/b))``, but for a last block that the end of the run cuts.
-    * With ``BallsInBins(b)`` and orthogonal columns it is one round of random allocation.
+    * With ``BallsInBinsSampling(b)`` and orthogonal columns it is one round of random allocation.
 
     Parameters
     ----------
@@ -76,7 +82,7 @@ class MatrixMechanism(Combinator):
         if not isinstance(self.participation, Participation):
             raise InputError(
                 f"participation = {shown(self.participation)} is not known; use strategies.FixedEpochs(1), "
-                "MinSeparation, SingleParticipation, CyclicPoisson or BallsInBins"
+                "MinSeparation, SingleParticipation, CyclicPoisson or BallsInBinsSampling"
             )
         super().__post_init__()
         self._divisors()
@@ -97,7 +103,7 @@ class MatrixMechanism(Combinator):
             case CyclicPoisson(sampling_probability=rate):
                 # a block without noise to bound (norm 0, from below) tells nothing
                 return compose(*(repeat(PoissonSampled(Gaussian(noise / d), rate), n) for d, n in runs if d > 0.0))
-            case BallsInBins(bins=bins):
+            case BallsInBinsSampling(bins=bins):
                 with warnings.catch_warnings(action="ignore"):
                     return random_allocation.BallsInBins(
                         Gaussian(noise / runs[0][0]), bins, self.strategy.steps // bins
@@ -124,11 +130,11 @@ class MatrixMechanism(Combinator):
         strategy, participation = self.strategy, self.participation
         if isinstance(participation, CyclicPoisson):
             return _norms_of_blocks(strategy, participation.groups)
-        if isinstance(participation, BallsInBins):
+        if isinstance(participation, BallsInBinsSampling):
             if strategy.overlap > 1:
                 raise InputError(
-                    f"participation = BallsInBins is not supported for {type(strategy).__name__}, whose columns "
-                    "overlap; use CyclicPoisson, or a strategy of one band"
+                    f"participation = BallsInBinsSampling is not supported for {type(strategy).__name__}, whose "
+                    "columns overlap; use CyclicPoisson, or a strategy of one band"
                 )
             require_divisor(participation.bins, strategy.steps, "bins")
             lower, upper = strategy.squared_norms()

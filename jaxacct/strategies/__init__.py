@@ -2,7 +2,7 @@
 
 from jaxacct.strategies.column_normalised import ColumnNormalised
 from jaxacct.strategies.participation import (
-    BallsInBins,
+    BallsInBinsSampling,
     CyclicPoisson,
     FixedEpochs,
     MinSeparation,
@@ -15,7 +15,7 @@ from jaxacct.strategies.tree import PrefixSum
 
 __all__ = [
     "BLT",
-    "BallsInBins",
+    "BallsInBinsSampling",
     "Banded",
     "BandedInverse",
     "ColumnNormalised",

@@ -90,7 +90,7 @@ class CyclicPoisson:
 
 
 @dataclass(frozen=True)
-class BallsInBins:
+class BallsInBinsSampling:
     """Each record is put into one of the ``bins`` at random; a step of each epoch processes one bin, in a fixed order.
 
     Parameters
@@ -105,7 +105,7 @@ class BallsInBins:
         object.__setattr__(self, "bins", int(check_one("bins", self.bins, COUNT, "a strategy is for one run")))
 
 
-Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisson | BallsInBins
+Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisson | BallsInBinsSampling
 
 
 def require_divisor(count: int, steps: int, name: str = "epochs") -> int:

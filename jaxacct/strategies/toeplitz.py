@@ -164,7 +164,7 @@ class Banded(ToeplitzStrategy):
                 f"bands = {self.bands} must be <= steps / epochs = {self.steps // self.epochs}, or the columns of one "
                 "record overlap; use fewer bands"
             )
-        _store_column(self, "coefficients", self.coefficients or optimise.banded(self.bands, self.steps))
+        _store_column(self, "coefficients", self.coefficients or optimise.banded(self.bands, self.steps), self.bands)
 
     @property
     def column(self) -> np.ndarray:
@@ -233,7 +233,7 @@ class BandedInverse(ToeplitzStrategy):
 
     Parameters
     ----------
-    bands : int
+    inverse_bands : int
         p, the number of bands of C^-1.
     steps : int
         n, the size of the matrix.
@@ -281,11 +281,12 @@ class BandedInverse(ToeplitzStrategy):
         return np.pad(np.array(self.inverse), (0, self.steps - len(self.inverse)))
 
 
-def _store_column(strategy: Strategy, name: str, column: tuple[float, ...]) -> None:
-    """Check the first column of a matrix and store it as a tuple of floats."""
+def _store_column(strategy: Strategy, name: str, column: tuple[float, ...], size: int | None = None) -> None:
+    """Check the first column of a matrix, of `size` entries or at most n, and store it as a tuple of floats."""
     values = np.atleast_1d(check(name, column, REAL))
-    if values.ndim != 1 or not 1 <= values.size <= strategy.steps:
-        raise InputError(f"{name} must be 1 to steps = {strategy.steps} numbers, found shape {values.shape}")
+    if values.ndim != 1 or not 1 <= values.size <= strategy.steps or size not in (None, values.size):
+        wanted = f"1 to steps = {strategy.steps}" if size is None else str(size)
+        raise InputError(f"{name} must be {wanted} numbers, found shape {values.shape}")
     check(f"{name}[0]", values[0], POSITIVE)
     object.__setattr__(strategy, name, tuple(values.tolist()))
 
