@@ -23,6 +23,7 @@ from jaxacct.mechanisms import (
     Gaussian,
     GaussianNoisyMax,
     Laplace,
+    MatrixMechanism,
     Mechanism,
     MixtureOfGaussians,
     NumericSparse,
@@ -42,6 +43,7 @@ from jaxacct.mechanisms import (
 from jaxacct.mechanisms.random_allocation import replaced_in_two_steps
 from jaxacct.representations import rdp_epsilon
 from jaxacct.representations.mechanism_profile import Profile, profile
+from jaxacct.strategies import Identity
 
 Sampling = Callable[[BaseMechanism, float], Mechanism]
 """A class of sampled mechanisms: takes a base mechanism and a rate or share."""
@@ -62,6 +64,7 @@ EXAMPLES: tuple[Mechanism, ...] = (
     GaussianNoisyMax(4.0, 10),
     RandomAllocation(Gaussian(4.0), 10),
     BallsInBins(Gaussian(4.0), 10, 1),
+    MatrixMechanism(Identity(4), 4.0),
     MixtureOfGaussians(2.0, [0.0, 1.0, 2.0], [0.5, 0.4, 0.1]),
     SmoothSensitivityGaussian(4.0, 0.05),
     AboveThreshold(4.0, 4.0),

@@ -21,7 +21,8 @@ FOUNDATIONS = {"core"}
 ARROWS: dict[str, set[str]] = {
     "core": set(),
     "kernels": set(),
-    "mechanisms": {"kernels"},
+    "strategies": set(),
+    "mechanisms": {"kernels", "strategies"},
     "engines": {"kernels", "mechanisms"},
     "accounting": {"engines", "kernels", "mechanisms"},
     "representations": {"accounting", "engines", "mechanisms"},
@@ -31,7 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "sweeps": {"accounting", "calibration", "engines", "mechanisms", "selection"},
     "plots": {"accounting", "mechanisms", "representations", "sweeps"},
     "verification": {"mechanisms"},
-    "interop": {"accounting", "mechanisms", "representations", "selection"},
+    "interop": {"accounting", "mechanisms", "representations", "selection", "strategies"},
     "training": {"accounting", "calibration", "interop", "mechanisms", "representations", "samplers", "selection"},
     "tuning": {"accounting", "calibration", "mechanisms", "plots", "samplers", "selection", "training"},
     "audit": {"accounting", "engines", "mechanisms", "plots", "representations", "selection", "training"},
