@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,18 +10,15 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import POSITIVE, InputError, shown
-from jaxacct.mechanisms import random_allocation
 from jaxacct.mechanisms.additive_noise import Gaussian
 from jaxacct.mechanisms.base import Combinator, Mechanism, register, weakest
 from jaxacct.mechanisms.combinators import compose, repeat
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 from jaxacct.strategies.participation import (
-    BallsInBinsSampling,
     CyclicPoisson,
     FixedEpochs,
     Participation,
-    require_divisor,
 )
 from jaxacct.strategies.strategy import Strategy
 
@@ -43,7 +39,6 @@ class MatrixMechanism(Combinator):
     * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands it is ceil(n/b) Poisson sampled Gaussians of
       noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ...: exact for add, remove and zero-out. It is
       ``dp_sgd(s / ||C e_0||, q, ceil(n/b))``, but for a last block that the end of the run cuts.
-    * With ``BallsInBinsSampling(b)`` and orthogonal columns it is one round of random allocation.
 
     Parameters
     ----------
@@ -82,7 +77,7 @@ class MatrixMechanism(Combinator):
         if not isinstance(self.participation, Participation):
             raise InputError(
                 f"participation = {shown(self.participation)} is not known; use strategies.FixedEpochs(1), "
-                "MinSeparation, SingleParticipation, CyclicPoisson or BallsInBinsSampling"
+                "MinSeparation, SingleParticipation or CyclicPoisson"
             )
         super().__post_init__()
         self._divisors()
@@ -94,20 +89,16 @@ class MatrixMechanism(Combinator):
         """Return the Gaussians, sampled or not, that are this mechanism; `below` rounds noise up, not down.
 
         >>> from jaxacct import strategies
-        >>> MatrixMechanism(strategies.Toeplitz((3.0, 4.0), steps=8), 10.0).equivalent().noise_multiplier.round(9)
+        >>> run = MatrixMechanism(strategies.Toeplitz((3.0, 4.0), steps=8), 10.0)
+        >>> round(float(run.equivalent().noise_multiplier), 9)
         2.0
         """
-        noise = np.asarray(self.noise_multiplier, np.float64) * (1.0 + (2.0 if below else -2.0) * ROUNDOFF)
+        noise = np.asarray(self.noise_multiplier, np.float64) * (1.0 + (4.0 if below else -4.0) * ROUNDOFF)
         runs = _runs([pair[0 if below else 1] for pair in self._divisors()], below)
-        match self.participation:
-            case CyclicPoisson(sampling_probability=rate):
-                # a block without noise to bound (norm 0, from below) tells nothing
-                return compose(*(repeat(PoissonSampled(Gaussian(noise / d), rate), n) for d, n in runs if d > 0.0))
-            case BallsInBinsSampling(bins=bins):
-                with warnings.catch_warnings(action="ignore"):
-                    return random_allocation.BallsInBins(
-                        Gaussian(noise / runs[0][0]), bins, self.strategy.steps // bins
-                    )
+        if isinstance(self.participation, CyclicPoisson):
+            rate = self.participation.sampling_probability
+            # a lower bound of 0 for a norm leaves the block out
+            return compose(*(repeat(PoissonSampled(Gaussian(noise / d), rate), n) for d, n in runs if d > 0.0))
         return Gaussian(noise / runs[0][0])
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
@@ -130,15 +121,6 @@ class MatrixMechanism(Combinator):
         strategy, participation = self.strategy, self.participation
         if isinstance(participation, CyclicPoisson):
             return _norms_of_blocks(strategy, participation.groups)
-        if isinstance(participation, BallsInBinsSampling):
-            if strategy.overlap > 1:
-                raise InputError(
-                    f"participation = BallsInBinsSampling is not supported for {type(strategy).__name__}, whose "
-                    "columns overlap; use CyclicPoisson, or a strategy of one band"
-                )
-            require_divisor(participation.bins, strategy.steps, "bins")
-            lower, upper = strategy.squared_norms()
-            return [(_root(lower.min(), -1.0), _root(upper.max(), 1.0))]
         bounds = strategy.sensitivity(participation)
         return [(float(bounds.lower), float(bounds.upper))]
 

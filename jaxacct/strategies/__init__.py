@@ -2,7 +2,6 @@
 
 from jaxacct.strategies.column_normalised import ColumnNormalised
 from jaxacct.strategies.participation import (
-    BallsInBinsSampling,
     CyclicPoisson,
     FixedEpochs,
     MinSeparation,
@@ -15,7 +14,6 @@ from jaxacct.strategies.tree import PrefixSum
 
 __all__ = [
     "BLT",
-    "BallsInBinsSampling",
     "Banded",
     "BandedInverse",
     "ColumnNormalised",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxacct.core.validation import COUNT, PROBABILITY, InputError, check_int, check_one
+from jaxacct.core.validation import PROBABILITY, InputError, check_int, check_one
 
 _WHOLE = "use a whole number"
 
@@ -14,7 +14,7 @@ class SingleParticipation:
     """A record takes part in at most one step.
 
     >>> from jaxacct.strategies import Banded
-    >>> round(Banded(4, steps=64).sensitivity(SingleParticipation()).upper, 9)
+    >>> float(round(Banded(4, steps=64).sensitivity(SingleParticipation()).upper, 9))
     1.0
     """
 
@@ -29,7 +29,7 @@ class FixedEpochs:
         Passes over the data; it divides the number of steps.
 
     >>> from jaxacct.strategies import Banded
-    >>> round(Banded(4, steps=64).sensitivity(FixedEpochs(4)).upper, 9)
+    >>> float(round(Banded(4, steps=64).sensitivity(FixedEpochs(4)).upper, 9))
     2.0
     """
 
@@ -51,7 +51,7 @@ class MinSeparation:
         Largest number of steps of one record; ceil(n/b), which no pattern exceeds, by default.
 
     >>> from jaxacct.strategies import Banded
-    >>> round(Banded(4, steps=64).sensitivity(MinSeparation(16)).upper, 9)
+    >>> float(round(Banded(4, steps=64).sensitivity(MinSeparation(16)).upper, 9))
     2.0
     """
 
@@ -89,30 +89,14 @@ class CyclicPoisson:
         object.__setattr__(self, "sampling_probability", float(rate))
 
 
-@dataclass(frozen=True)
-class BallsInBinsSampling:
-    """Each record is put into one of the ``bins`` at random; a step of each epoch processes one bin, in a fixed order.
-
-    Parameters
-    ----------
-    bins : int
-        Steps of one epoch.
-    """
-
-    bins: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bins", int(check_one("bins", self.bins, COUNT, "a strategy is for one run")))
+Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisson
 
 
-Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisson | BallsInBinsSampling
-
-
-def require_divisor(count: int, steps: int, name: str = "epochs") -> int:
-    """Return steps / count, or refuse a count that does not divide the steps."""
-    if steps % count:
+def require_divisor(epochs: int, steps: int) -> int:
+    """Return the steps of one epoch, or refuse epochs that do not divide the steps."""
+    if steps % epochs:
         raise InputError(
-            f"{name} = {count} must divide steps = {steps}; use {steps // count * count} steps, or "
-            f"MinSeparation(separation=...), which covers a partial epoch"
+            f"epochs = {epochs} must divide steps = {steps}; use {steps // epochs * epochs or epochs} steps, or "
+            "MinSeparation(separation=...), which covers a partial epoch"
         )
-    return steps // count
+    return steps // epochs

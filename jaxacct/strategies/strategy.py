@@ -72,7 +72,7 @@ class Strategy(ABC):
         Streams. README.md of this folder, "Sensitivity".
 
         >>> from jaxacct.strategies import FixedEpochs, Identity
-        >>> round(Identity(steps=64).sensitivity(FixedEpochs(16)).upper, 9)
+        >>> float(round(Identity(steps=64).sensitivity(FixedEpochs(16)).upper, 9))
         4.0
         """
         square = self._square(participation or FixedEpochs(self.epochs))

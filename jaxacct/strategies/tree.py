@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct.core.validation import check_int
-from jaxacct.strategies.participation import require_divisor
+from jaxacct.core.validation import InputError, check_int
 from jaxacct.strategies.sensitivity import Lags
 from jaxacct.strategies.strategy import Strategy, check_run
 
@@ -33,7 +32,7 @@ class PrefixSum(Strategy):
     Kairouz et al. (2021), Practical and Private (Deep) Learning without Sampling or Shuffling, arXiv:2103.00039.
 
     >>> tree = PrefixSum(steps=64)
-    >>> round(tree.sensitivity().upper ** 2, 9), round(tree.error, 4)
+    >>> float(round(tree.sensitivity().upper ** 2, 9)), round(tree.error, 4)
     (7.0, 21.1094)
     """
 
@@ -44,7 +43,8 @@ class PrefixSum(Strategy):
     def __post_init__(self) -> None:
         check_run(self)
         object.__setattr__(self, "restarts", check_int("restarts", self.restarts, 1, "use a whole number"))
-        require_divisor(self.restarts, self.steps)
+        if self.steps % self.restarts:
+            raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
 
     @property
     def block(self) -> int:
