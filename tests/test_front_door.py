@@ -29,6 +29,7 @@ PACKAGES = (
             "representations",
             "samplers",
             "selection",
+            "strategies",
             "sweeps",
             "training",
             "tuning",

@@ -35,7 +35,10 @@ html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 toc_object_entries_show_parents = "hide"
 
-ROOMS = "audit|interop|mechanisms|plots|report|representations|samplers|selection|strategies|sweeps|training|tuning|verification"
+ROOMS = (
+    "audit|interop|mechanisms|plots|report|representations|samplers|selection|strategies|sweeps|training|tuning|"
+    "verification"
+)
 NAME = re.compile(rf"```.*?```|(?<![`\[}}])`((?:ja|jaxacct(?:\.\w+)?|{ROOMS})\.)(\w+)([^`<>|\n]*)`(?!`)", re.DOTALL)
 """Matches a code block of a page, which stays unchanged, or a public name in a code span."""
 

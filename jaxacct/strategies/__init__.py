@@ -5,7 +5,6 @@ from jaxacct.strategies.participation import (
     CyclicPoisson,
     FixedEpochs,
     MinSeparation,
-    Participation,
     SingleParticipation,
 )
 from jaxacct.strategies.strategy import Strategy
@@ -21,7 +20,6 @@ __all__ = [
     "FixedEpochs",
     "Identity",
     "MinSeparation",
-    "Participation",
     "PrefixSum",
     "SingleParticipation",
     "Strategy",

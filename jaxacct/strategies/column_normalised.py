@@ -31,6 +31,10 @@ class ColumnNormalised(Strategy):
     diagonals : array of shape (bands, steps), optional
         C[i + l, i] in row l, if the matrix is known; otherwise it is searched for.
 
+    References
+    ----------
+    McKenna (2024), Scaling up the Banded Matrix Factorization Mechanism, arXiv:2405.15913.
+
     >>> from jaxacct.strategies import Banded
     >>> round(ColumnNormalised(2, steps=16).error, 4), round(Banded(2, steps=16).error, 4)
     (5.1322, 5.2117)

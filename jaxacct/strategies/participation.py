@@ -28,6 +28,10 @@ class FixedEpochs:
     epochs : int
         Passes over the data; it divides the number of steps.
 
+    References
+    ----------
+    Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization, arXiv:2306.08153.
+
     >>> from jaxacct.strategies import Banded
     >>> float(round(Banded(4, steps=64).sensitivity(FixedEpochs(4)).upper, 9))
     2.0
@@ -49,6 +53,10 @@ class MinSeparation:
         b: steps i < j of one record have j - i >= b.
     most : int, optional
         Largest number of steps of one record; ceil(n/b), which no pattern exceeds, by default.
+
+    References
+    ----------
+    Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization, arXiv:2306.08153.
 
     >>> from jaxacct.strategies import Banded
     >>> float(round(Banded(4, steps=64).sensitivity(MinSeparation(16)).upper, 9))
@@ -78,6 +86,13 @@ class CyclicPoisson:
         b, at least the number of bands of the strategy.
     sampling_probability : float in [0, 1]
         q, the chance of each record of a group; a constant, which is not computed from the group's size.
+
+    References
+    ----------
+    Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization, arXiv:2306.08153.
+
+    >>> CyclicPoisson(groups=8, sampling_probability=0.08)
+    CyclicPoisson(groups=8, sampling_probability=0.08)
     """
 
     groups: int

@@ -28,6 +28,10 @@ class Strategy(ABC):
     """A matrix C of n columns, one for each step, whose noisy product C X + Z determines noisy prefix sums of X.
 
     The rows of X are the gradient sums of the steps; one record moves each of the rows it takes part in by at most 1.
+
+    >>> from jaxacct.strategies import Banded
+    >>> isinstance(Banded(2, steps=8), Strategy)
+    True
     """
 
     steps: int

@@ -88,6 +88,10 @@ class Toeplitz(ToeplitzStrategy):
     epochs : int
         Fixed epochs for which ``error`` and ``max_error`` are stated; it divides ``steps``.
 
+    References
+    ----------
+    Kalinin and Lampert (2024), Banded Square Root Matrix Factorization, arXiv:2405.13763.
+
     >>> strategy = Toeplitz((1.0, 0.5), steps=4)
     >>> float(round(strategy.sensitivity().upper ** 2, 9)), round(strategy.error, 6)
     (1.25, 1.958008)
@@ -109,6 +113,17 @@ class Toeplitz(ToeplitzStrategy):
 @dataclass(frozen=True)
 class Identity(ToeplitzStrategy):
     """The identity: independent noise in each step, as in DP-SGD.
+
+    Parameters
+    ----------
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        Fixed epochs for which ``error`` and ``max_error`` are stated; it divides ``steps``.
+
+    References
+    ----------
+    Denisov et al. (2022), arXiv:2202.08312.
 
     >>> Identity(steps=64).error
     32.5

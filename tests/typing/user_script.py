@@ -11,10 +11,36 @@ from typing import Any
 import numpy as np
 
 import jaxacct as ja
-from jaxacct import audit, interop, mechanisms, plots, representations, samplers, selection, sweeps, training, tuning
+from jaxacct import (
+    audit,
+    interop,
+    mechanisms,
+    plots,
+    representations,
+    samplers,
+    selection,
+    strategies,
+    sweeps,
+    training,
+    tuning,
+)
 from jaxacct import report as reporting
 from jaxacct import verification as verifying
 from jaxacct.sweeps import merge
+
+
+def strategies_of_every_kind() -> list[float]:
+    found: list[strategies.Strategy] = [
+        strategies.BLT(2, steps=8),
+        strategies.Banded(2, steps=8, epochs=2),
+        strategies.BandedInverse(2, steps=8),
+        strategies.ColumnNormalised(2, steps=8),
+        strategies.Identity(steps=8),
+        strategies.PrefixSum(steps=8, restarts=2),
+        strategies.Toeplitz((1.0, 0.5), steps=8),
+    ]
+    ways = (strategies.SingleParticipation(), strategies.FixedEpochs(2), strategies.MinSeparation(4, most=2))
+    return [float(strategy.sensitivity(way).upper) for strategy in found for way in ways]
 
 
 def mechanisms_of_every_kind() -> list[ja.Mechanism]:
@@ -30,6 +56,7 @@ def mechanisms_of_every_kind() -> list[ja.Mechanism]:
         ja.FiniteOutput(p=[0.75, 0.25], q=[0.25, 0.75]),
         ja.GaussianNoisyMax(noise_multiplier=10.0, candidates=100, monotone=False),
         ja.Laplace(scale=10.0),
+        ja.MatrixMechanism(strategies.Banded(2, 8), 2.0, strategies.CyclicPoisson(2, 0.1)),
         ja.MixtureOfGaussians(2.0, sensitivities=[0, 1], probabilities=[0.9, 0.1]),
         ja.NumericSparse(threshold_scale=4.0, query_scale=8.0, value_scale=4.0),
         ja.ProposeTestRelease(gaussian, test_scale=2.0, threshold=30.0),
@@ -66,6 +93,7 @@ def parts_of(mechanism: mechanisms.Mechanism) -> mechanisms.Components:
         mechanisms.Gaussian,
         mechanisms.GaussianNoisyMax,
         mechanisms.Laplace,
+        mechanisms.MatrixMechanism,
         mechanisms.MixtureOfGaussians,
         mechanisms.NumericSparse,
         mechanisms.PoissonSampled,
