@@ -111,3 +111,32 @@ def test_more_bands_than_groups_would_be_a_false_claim():
         weight = 0.3 ** sum(choice) * 0.7 ** (3 - sum(choice))
         ratio = ratio + weight * np.exp(rows @ shift - shift @ shift / 2)
     assert np.mean(np.maximum(0, 1 - np.e / ratio)) > 0.055
+
+
+def test_json_expressions_and_events_say_the_same():
+    from jaxacct import interop
+
+    for strategy in (Banded(3, 12), strategies.PrefixSum(8, 2, 2), ColumnNormalised(2, 6), strategies.BLT(2, 8)):
+        run = ja.MatrixMechanism(strategy, [1.0, 2.0], strategies.MinSeparation(2))
+        assert interop.from_json(interop.to_json(run)) == run
+    run = ja.MatrixMechanism(Banded(2, 4), 1.5, CyclicPoisson(2, 0.1))
+    back = interop.from_dp_event(interop.to_dp_event(run))
+    np.testing.assert_allclose(ja.epsilon(back, 1e-5).upper, ja.epsilon(run, 1e-5).upper, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ('"coefficients": [', '"coefficients": [], "x": [', "unknown key"),
+        ('"steps": 12', '"steps": 1e30', r"mechanism.strategy: steps = 1e\+30 must be"),
+        ('"type": "Banded"', '"type": "Gaussian"', "must be an object whose type is one of"),
+        (r'"epochs": 1}}', '"epochs": "one"}}', "mechanism.participation.epochs must be a number"),
+    ],
+)
+def test_documents_of_strangers_are_refused(old, new, words):
+    from jaxacct import interop
+
+    text = interop.to_json(ja.MatrixMechanism(Banded(3, 12), 1.0))
+    assert old in text
+    with pytest.raises(ja.InputError, match=words):
+        interop.from_json(text.replace(old, new))

@@ -279,7 +279,7 @@ def _decode_strategy(node: Any, path: str) -> Any:
     """Return a strategy or a participation; a matrix that would have to be searched for is refused."""
     cls = _class_of(node, path, strategies())
     keys = _keys(node, path, {"type", *(field.name for field in dataclasses.fields(cls))})
-    values = {}
+    values: dict[str, Any] = {}
     for name in keys.keys() - {"type"}:
         value, here = keys[name], f"{path}.{name}"
         if isinstance(value, list):
