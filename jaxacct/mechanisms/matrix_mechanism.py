@@ -15,12 +15,12 @@ from jaxacct.mechanisms.base import Combinator, Mechanism, register, weakest
 from jaxacct.mechanisms.combinators import compose, repeat
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
-from jaxacct.strategies.participation import (
+from jaxacct.strategies.strategy import (
     CyclicPoisson,
     FixedEpochs,
     Participation,
+    Strategy,
 )
-from jaxacct.strategies.strategy import Strategy
 
 SAME = 1e-12
 """Relative difference up to which the norms of two columns count as one norm."""

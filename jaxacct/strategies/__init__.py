@@ -1,15 +1,13 @@
 """Strategies of matrix mechanisms, which correlate the noise of the steps of a run."""
 
-from jaxacct.strategies.column_normalised import ColumnNormalised
-from jaxacct.strategies.participation import (
+from jaxacct.strategies.matrices import BLT, Banded, BandedInverse, ColumnNormalised, Identity, PrefixSum, Toeplitz
+from jaxacct.strategies.strategy import (
     CyclicPoisson,
     FixedEpochs,
     MinSeparation,
     SingleParticipation,
+    Strategy,
 )
-from jaxacct.strategies.strategy import Strategy
-from jaxacct.strategies.toeplitz import BLT, Banded, BandedInverse, Identity, Toeplitz
-from jaxacct.strategies.tree import PrefixSum
 
 __all__ = [
     "BLT",

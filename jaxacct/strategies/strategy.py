@@ -1,27 +1,138 @@
-"""A strategy: the matrix C of a matrix mechanism C X + Z, with its sensitivity and the error of its prefix sums."""
+"""A strategy: the matrix C of a matrix mechanism C X + Z, and its sensitivity for the ways of taking part in the steps.
+
+The proof of the bounds of the sensitivity is in README.md, "Sensitivity".
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import Constraint, InputError, check_int, check_one
-from jaxacct.strategies import sensitivity
-from jaxacct.strategies.participation import (
-    FixedEpochs,
-    MinSeparation,
-    Participation,
-    SingleParticipation,
-    require_divisor,
-)
-from jaxacct.strategies.sensitivity import Lags, Square
+from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_int, check_one
 
+_WHOLE = "use a whole number"
+TIGHT = 1e-13
+"""Relative difference below which the pattern found is taken for the worst one."""
+MOST_WORK = 200_000
+"""Steps that the search for the worst pattern looks at: all patterns of some dozen steps, a second for many."""
 MOST_ENTRIES = 2**25
 """Largest number of entries of C^T C among which the worst pattern is searched for: some 1 GB of memory."""
 STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)
+
+
+@dataclass(frozen=True)
+class SingleParticipation:
+    """A record takes part in at most one step.
+
+    >>> from jaxacct.strategies import Banded
+    >>> float(round(Banded(4, steps=64).sensitivity(SingleParticipation()).upper, 9))
+    1.0
+    """
+
+
+@dataclass(frozen=True)
+class FixedEpochs:
+    """A record takes part in steps j, j + n/epochs, j + 2 n/epochs, ... of n steps, for one j < n/epochs.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the data; it divides the number of steps.
+
+    References
+    ----------
+    Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization, arXiv:2306.08153.
+
+    >>> from jaxacct.strategies import Banded
+    >>> float(round(Banded(4, steps=64).sensitivity(FixedEpochs(4)).upper, 9))
+    2.0
+    """
+
+    epochs: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epochs", check_int("epochs", self.epochs, 1, _WHOLE))
+
+
+@dataclass(frozen=True)
+class MinSeparation:
+    """A record takes part in any steps of which two lie at least ``separation`` apart, at most ``most`` of them.
+
+    Parameters
+    ----------
+    separation : int
+        b: steps i < j of one record have j - i >= b.
+    most : int, optional
+        Largest number of steps of one record; ceil(n/b), which no pattern exceeds, by default.
+
+    References
+    ----------
+    Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization, arXiv:2306.08153.
+
+    >>> from jaxacct.strategies import Banded
+    >>> float(round(Banded(4, steps=64).sensitivity(MinSeparation(16)).upper, 9))
+    2.0
+    """
+
+    separation: int
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "separation", check_int("separation", self.separation, 1, _WHOLE))
+        if self.most is not None:
+            object.__setattr__(self, "most", check_int("most", self.most, 1, _WHOLE))
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Records are split into groups once; step i draws each record of group i mod ``groups`` independently.
+
+    The group of a record must not depend on the content of other records: draw it from a hash of the record's own
+    identifier. An equal split of a shuffled list moves other records when one is added, and holds for ``zero_out`` and
+    ``replace_one`` only.
+
+    Parameters
+    ----------
+    groups : int
+        b, at least the number of bands of the strategy.
+    sampling_probability : float in [0, 1]
+        q, the chance of each record of a group; a constant, which is not computed from the group's size.
+
+    References
+    ----------
+    Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization, arXiv:2306.08153.
+
+    >>> CyclicPoisson(groups=8, sampling_probability=0.08)
+    CyclicPoisson(groups=8, sampling_probability=0.08)
+    """
+
+    groups: int
+    sampling_probability: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", check_int("groups", self.groups, 1, _WHOLE))
+        rate = check_one("sampling_probability", self.sampling_probability, PROBABILITY, "a strategy is for one run")
+        object.__setattr__(self, "sampling_probability", float(rate))
+
+
+Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisson
+
+
+def require_divisor(epochs: int, steps: int) -> int:
+    """Return the steps of one epoch, or refuse epochs that do not divide the steps."""
+    if steps % epochs:
+        raise InputError(
+            f"epochs = {epochs} must divide steps = {steps}; use {steps // epochs * epochs or epochs} steps, or "
+            "MinSeparation(separation=...), which covers a partial epoch"
+        )
+    return steps // epochs
 
 
 class Strategy(ABC):
@@ -92,9 +203,9 @@ class Strategy(ABC):
                 return Square(float(lower.max()), float(upper.max()))
             case FixedEpochs(epochs=epochs):
                 period = require_divisor(epochs, self.steps)
-                return sensitivity.of_epochs(self._near(period), period)
+                return of_epochs(self._near(period), period)
             case MinSeparation(separation=separation, most=most):
-                return sensitivity.of_patterns(self._near(separation), separation, most or self.steps)
+                return of_patterns(self._near(separation), separation, most or self.steps)
         raise InputError(
             f"{type(participation).__name__} has no single sensitivity, since records are sampled; "
             "ask ja.epsilon(ja.MatrixMechanism(strategy, noise_multiplier, participation), delta)"
@@ -135,3 +246,139 @@ def check_run(strategy: Strategy) -> None:
     object.__setattr__(strategy, "steps", int(steps))
     object.__setattr__(strategy, "epochs", check_int("epochs", strategy.epochs, 1, "use a whole number"))
     require_divisor(strategy.epochs, strategy.steps)
+
+
+class Lags(NamedTuple):
+    """Bounds of the entries of C^T C by lag: ``lower[d, i] <= (C^T C)[i, i + d] <= upper[d, i]``, each (D, n).
+
+    Entries of a lag of D or more are 0, and so are those with i + d >= n.
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+class Square(NamedTuple):
+    """Bounds of the squared sensitivity."""
+
+    lower: float
+    upper: float
+
+
+def of_patterns(lags: Lags, separation: int, most: int) -> Square:
+    """Bound the largest squared sensitivity over patterns of at most `most` steps, each `separation` apart."""
+    weights = _weights(lags, separation, most)
+    upper, pattern = _heaviest(weights, separation, most)
+    lower = max(_attained(lags, pattern), _attained(lags, [int(np.argmax(lags.lower[0]))]))
+    if lower < upper * (1.0 - TIGHT):
+        upper, pattern = _search(lags, weights, separation, most)
+        lower = max(lower, _attained(lags, pattern))
+    rounding = 8.0 * (weights.size + 1) * ROUNDOFF
+    return Square(min(lower * (1.0 - rounding), upper), upper * (1.0 + rounding))
+
+
+def of_epochs(lags: Lags, period: int) -> Square:
+    """Bound the largest squared sensitivity over the patterns j, j + period, j + 2 period, ..., for j < period."""
+    steps = lags.lower.shape[1]
+    patterns = [range(first, steps, period) for first in range(min(period, steps))]
+    magnitude = np.maximum(lags.upper, -lags.lower)
+    upper = max(_total(magnitude, pattern) for pattern in patterns)
+    lower = max(_attained(lags, pattern) for pattern in patterns)
+    rounding = 8.0 * (steps + 1) * ROUNDOFF
+    return Square(min(lower * (1.0 - rounding), upper), upper * (1.0 + rounding))
+
+
+def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
+    """Return, for each step i, a bound of |G_ii| + 2 sum_j |G_ij| over the later steps j of any pattern, (n,)."""
+    magnitude = np.maximum(lags.upper, -lags.lower)
+    count, steps = magnitude.shape
+    possible = (count - 1) // separation  # later steps within the lags
+    later = min(most - 1, possible)
+    if later <= 0:
+        return magnitude[0]
+    free = later == possible  # the gaps alone limit the number of later steps
+    layers = 1 if free else later  # layer m: at most m later steps
+    best = np.zeros((separation, layers + 1, steps))  # a ring over lags
+    nearest = np.zeros((layers + 1, steps))
+    for lag in range(count - 1, separation - 1, -1):
+        after = best[lag % separation]  # of lag + separation
+        nearest = nearest.copy()
+        nearest[1:] = np.maximum(nearest[1:], magnitude[lag] + (after[1:] if free else after[:-1]))
+        best[lag % separation] = nearest
+    return magnitude[0] + 2.0 * nearest[layers]
+
+
+def _search(lags: Lags, weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
+    """Return the largest sum of |G_ij| over a pattern, or a bound of it, and the best pattern (branch and bound)."""
+    magnitude = np.maximum(lags.upper, -lags.lower)
+    steps = weights.size
+    bound, _ = _heaviest(weights, separation, most)
+    best, best_pattern = 0.0, [0]
+    open_nodes: list[tuple[float, float, tuple[int, ...]]] = [(-bound, 0.0, ())]
+    work = 0
+    while open_nodes and -open_nodes[0][0] > best * (1.0 + TIGHT):
+        if work > MOST_WORK:
+            return -open_nodes[0][0], best_pattern
+        _, value, pattern = heapq.heappop(open_nodes)
+        for step in range(pattern[-1] + separation if pattern else 0, steps):
+            longer = (*pattern, step)
+            beside = np.zeros(steps)  # |G_ij| of a later step j, summed over the pattern
+            for earlier in longer:
+                count = min(magnitude.shape[0], steps - earlier)
+                beside[earlier : earlier + count] += magnitude[:count, earlier]
+            total = value + magnitude[0, step] + 2.0 * (beside[step] - magnitude[0, step])
+            if total > best:
+                best, best_pattern = total, list(longer)
+            after = np.where(np.arange(steps) >= step + separation, weights + 2.0 * beside, 0.0)
+            bound = total + (_heaviest(after, separation, most - len(longer))[0] if len(longer) < most else 0.0)
+            heapq.heappush(open_nodes, (-bound, total, longer))
+            work += steps
+    return best * (1.0 + TIGHT), best_pattern
+
+
+def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
+    """Return the largest sum of weights over at most `most` steps, each `separation` apart, and these steps."""
+    steps = weights.size
+    most = min(most, -(-steps // separation))
+    free = most * separation >= steps  # no pattern has more steps than `most`
+    layers = 1 if free else most
+    best = np.zeros((layers + 1, steps + separation))
+    for step in range(steps - 1, -1, -1):
+        after = best[1:, step + separation] if free else best[:-1, step + separation]
+        best[1:, step] = np.maximum(best[1:, step + 1], weights[step] + after)
+    pattern, layer, step = [], layers, 0
+    while step < steps and layer > 0:
+        if best[layer, step] > best[layer, step + 1]:
+            pattern.append(step)
+            layer -= 0 if free else 1
+            step += separation
+        else:
+            step += 1
+    return float(best[layers, 0]), pattern
+
+
+def _total(entries: np.ndarray, pattern: range | list[int]) -> float:
+    """Sum the entries G_ij over all i, j of a pattern."""
+    steps = np.asarray(pattern)
+    first, second = np.triu_indices(steps.size)
+    lag = steps[second] - steps[first]
+    kept = lag < entries.shape[0]
+    values = entries[lag[kept], steps[first][kept]]
+    return math.fsum(np.where(lag[kept] > 0, 2.0, 1.0) * values)
+
+
+def _attained(lags: Lags, pattern: range | list[int]) -> float:
+    """Return a squared norm that gradients e_1 s_i on the pattern reach, signs s_i chosen one after the other."""
+    steps = np.asarray(pattern)
+    signs = np.ones(steps.size)
+    total = 0.0
+    for place, step in enumerate(steps):
+        lag = step - steps[:place]
+        kept = lag < lags.lower.shape[0]
+        earlier, sign = (lag[kept], steps[:place][kept]), signs[:place][kept]
+        lower, upper = lags.lower[earlier], lags.upper[earlier]
+        same = math.fsum(np.where(sign > 0, lower, -upper))
+        opposite = math.fsum(np.where(sign > 0, -upper, lower))
+        signs[place] = 1.0 if same >= opposite else -1.0
+        total += float(lags.lower[0, step]) + 2.0 * max(same, opposite)
+    return max(total, 0.0)

@@ -1,4 +1,4 @@
-"""Toeplitz strategies: C is lower triangular and determined by its first column."""
+"""The matrices: Toeplitz, with equal columns; banded, with columns that differ; and trees."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
 
+import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, check, check_int
 from jaxacct.strategies import optimise
-from jaxacct.strategies.participation import FixedEpochs, MinSeparation, Participation, require_divisor
-from jaxacct.strategies.sensitivity import Lags, Square
-from jaxacct.strategies.strategy import Strategy, check_run
+from jaxacct.strategies.strategy import (
+    FixedEpochs,
+    Lags,
+    MinSeparation,
+    Participation,
+    Square,
+    Strategy,
+    check_run,
+    require_divisor,
+)
 
 _DECAY = Constraint("use numbers below 1", 0, 1, upper_open=True)
 
@@ -312,3 +320,143 @@ def _cut_sums(products: np.ndarray, count: int, side: float) -> np.ndarray:
     sums += side * 2.0 * (products.size + 2) * ROUNDOFF * sizes
     ends = np.minimum(count - np.arange(count), products.size) - 1
     return np.asarray(sums[ends])
+
+
+@dataclass(frozen=True)
+class ColumnNormalised(Strategy):
+    """The banded matrix with columns of norm 1 whose prefix sums have the least mean squared error.
+
+    Its error is some 2 to 5 % below that of ``Banded``, since the last columns need not be cut.
+
+    Parameters
+    ----------
+    bands : int
+        p, the number of steps that share noise.
+    steps : int
+        n, the size of the matrix.
+    epochs : int
+        Fixed epochs; it divides ``steps``, and steps/epochs >= bands.
+    diagonals : array of shape (bands, steps), optional
+        C[i + l, i] in row l, if the matrix is known; otherwise it is searched for.
+
+    References
+    ----------
+    McKenna (2024), Scaling up the Banded Matrix Factorization Mechanism, arXiv:2405.15913.
+
+    >>> from jaxacct.strategies import Banded
+    >>> round(ColumnNormalised(2, steps=16).error, 4), round(Banded(2, steps=16).error, 4)
+    (5.1322, 5.2117)
+    """
+
+    bands: int
+    steps: int
+    epochs: int = 1
+    diagonals: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_run(self)
+        object.__setattr__(self, "bands", check_int("bands", self.bands, 1, "use a whole number"))
+        if self.bands * self.epochs > self.steps:
+            raise InputError(
+                f"bands = {self.bands} must be <= steps / epochs = {self.steps // self.epochs}, or the columns of one "
+                "record overlap; use fewer bands"
+            )
+        found = self.diagonals if len(self.diagonals) else optimise.column_normalised(self.bands, self.steps)
+        values = np.asarray(check("diagonals", found, REAL))
+        if values.shape != (self.bands, self.steps):
+            raise InputError(f"diagonals must have shape {(self.bands, self.steps)}, found {values.shape}")
+        object.__setattr__(self, "diagonals", tuple(map(tuple, values.tolist())))
+
+    @property
+    def overlap(self) -> int:
+        return self.bands
+
+    @property
+    def entries(self) -> np.ndarray:
+        """C[i + l, i] in row l and column i, (bands, n); 0 where i + l >= n."""
+        inside = np.arange(self.bands)[:, None] < self.steps - np.arange(self.steps)
+        return np.where(inside, np.asarray(self.diagonals), 0.0)
+
+    def lags(self) -> Lags:
+        entries = self.entries
+        lower, upper = np.zeros((2, self.bands, self.steps))
+        for lag in range(self.bands):
+            products = entries[lag:, : self.steps - lag] * entries[: self.bands - lag, lag:]
+            off = 2.0 * (self.bands + 2) * ROUNDOFF * np.abs(products).sum(0)
+            lower[lag, : self.steps - lag] = products.sum(0) - off
+            upper[lag, : self.steps - lag] = products.sum(0) + off
+        return Lags(lower, upper)
+
+    def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
+        squares = np.square(self.entries).sum(0)
+        off = 2.0 * (self.bands + 2) * ROUNDOFF * squares
+        return squares - off, squares + off
+
+    def squared_errors(self) -> np.ndarray:
+        with jax.enable_x64():
+            return np.asarray(optimise.banded_errors(self.entries))
+
+
+@dataclass(frozen=True)
+class PrefixSum(Strategy):
+    """Tree aggregation: C has one row for each node of a binary tree over the steps of a block.
+
+    A prefix sum adds the nodes of its binary expansion to those of the whole blocks before it.
+
+    Parameters
+    ----------
+    steps : int
+        n, the number of leaves.
+    epochs : int
+        Fixed epochs for which ``error`` and ``max_error`` are stated; it divides ``steps``.
+    restarts : int
+        Number of blocks, each with trees of its own; it divides ``steps``. With as many restarts as epochs each pass is
+        one block.
+
+    References
+    ----------
+    Kairouz et al. (2021), Practical and Private (Deep) Learning without Sampling or Shuffling, arXiv:2103.00039.
+
+    >>> tree = PrefixSum(steps=64)
+    >>> float(round(tree.sensitivity().upper ** 2, 9)), round(tree.error, 4)
+    (7.0, 21.1094)
+    """
+
+    steps: int
+    epochs: int = 1
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        check_run(self)
+        object.__setattr__(self, "restarts", check_int("restarts", self.restarts, 1, "use a whole number"))
+        if self.steps % self.restarts:
+            raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
+
+    @property
+    def block(self) -> int:
+        """Steps of a block."""
+        return self.steps // self.restarts
+
+    @property
+    def overlap(self) -> int:
+        return 1 << (self.block.bit_length() - 1)  # leaves of the largest node
+
+    def lags(self) -> Lags:
+        leaf = np.arange(self.steps) % self.block
+        shared = np.zeros((self.overlap, self.steps))
+        for level in range(self.block.bit_length()):
+            node = leaf >> level
+            whole = (node + 1) << level <= self.block  # the tree has no node that ends after the block
+            for lag in range(1 << level):
+                shared[lag] += whole & (node == (leaf + lag) >> level)
+        return Lags(shared, shared)
+
+    def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
+        leaf = np.arange(self.steps) % self.block
+        levels = np.arange(self.block.bit_length())[:, None]
+        nodes = np.sum(((leaf >> levels) + 1) << levels <= self.block, 0).astype(np.float64)
+        return nodes, nodes
+
+    def squared_errors(self) -> np.ndarray:
+        blocks, leaves = np.divmod(np.arange(self.steps) + 1, self.block)
+        return blocks * float(self.block.bit_count()) + np.array([int(count).bit_count() for count in leaves], float)
