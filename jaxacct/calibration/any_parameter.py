@@ -258,7 +258,7 @@ def _started(
     step = 1e-3
     slope = (_known(guess(rows, np.exp(x + step))) - _known(guess(rows, np.exp(x)))) / step
     at, before, seen, fresh = np.arange(rows.size), np.full(rows.size, np.nan), np.full(rows.size, np.nan), slope.copy()
-    for _ in range(5):  # steps from the guess to the solution by estimates
+    for _ in range(5):  # move from the guess to the solution in steps that use estimates only
         found = excess(rows[at], np.exp(x[at]))
         if found is None:
             break

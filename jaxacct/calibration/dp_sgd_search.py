@@ -94,7 +94,7 @@ class RiskTarget(NamedTuple):
 
 
 def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) -> RiskTarget | None:
-    """Return the risk that is the only target, or None where epsilon with delta is; raise InputError otherwise."""
+    """Return the risk if it is the only target, None if epsilon with delta is the only one; else raise InputError."""
     named = [name for name in TARGETS if risks[name] is not None]
     wanted = [*(["target_epsilon"] if target_epsilon is not None or target_delta is not None else []), *named]
     choices = f"target_epsilon with target_delta, or one of {', '.join(TARGETS)}"

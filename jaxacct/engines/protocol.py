@@ -161,7 +161,7 @@ class MechanismEngine(ABC):
 
 
 ENGINES: list[Engine | MechanismEngine] = []
-"""All engines in the order in which they are asked. Importing the accounting room registers its own engines."""
+"""All engines in the order in which they are asked. Importing `jaxacct.accounting` registers its engines."""
 
 
 def register(engine: Engine | MechanismEngine) -> None:

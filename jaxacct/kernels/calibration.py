@@ -342,7 +342,7 @@ def solve_rate(
 
 
 class Solved(NamedTuple):
-    """The solution of a call. Slopes are derivatives in x."""
+    """What one call of the solver returns. Slopes are derivatives in x."""
 
     x: Array
     slope: Array  # d log delta / dx

@@ -134,8 +134,8 @@ class Cells(NamedTuple):
 
     low, high : hat masses at the node of lower and of higher loss.
     eta : bound of their relative error, below 1/4.
-    whole : mass of the parts of a cell without a useful bound. It moves as a whole: to the node of higher loss in an
-        upper law, to the node of lower loss in a lower law.
+    whole : mass of those panels of a cell whose quadrature error has no useful bound. It moves as a
+        whole: to the node of higher loss in an upper law, to the node of lower loss in a lower law.
     """
 
     low: Array

@@ -149,7 +149,7 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return the pair of largest loss l: hats e^{(x - l)/2} tanh(d/4) on losses x at distance d, atoms at both ends."""
+    """Return the pair of largest loss l: masses e^{(x - l)/2} tanh(d/4) at losses x, d apart, an atom at each end."""
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     ends = (place == 0.0) | (place == 1.0)

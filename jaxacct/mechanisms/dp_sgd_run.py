@@ -260,7 +260,7 @@ class Rule(NamedTuple):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Numbers that the rule needs besides noise, rate and length."""
+        """Numbers that the batch rule needs besides the noise, the sampling rate and the number of steps."""
         return tuple(name for name in self.takes if name not in ("sampling_probability", "slots"))
 
 

@@ -206,7 +206,7 @@ def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePar
 
 
 def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
-    """Return one step of a pair, in the form of `expand`."""
+    """Return one step of a pair, in the form that `Mechanism.expand` returns."""
     return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
 
 

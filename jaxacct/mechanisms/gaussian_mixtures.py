@@ -84,7 +84,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return the pair that dominates the points of both directions; `scale` is the largest shift in deviations."""
+    """Return the pair that dominates both directions' points (eps, delta); `scale`: largest shift, in deviations."""
     least = LEAST_RELATIVE_GAP * scale
     # a profile falls, so delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)

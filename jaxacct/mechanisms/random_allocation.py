@@ -61,7 +61,7 @@ Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
 """Profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
-"""Sets of losses of a round: "dense" if the bracket of a composition is wide, "far" if its upper end is infinite."""
+"""Sets of losses of a round. "dense" is used if a composition's bracket is wide, "far" if its upper end is infinite."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")

@@ -234,7 +234,7 @@ class PoissonSampled(OfGaussianMixtures):
         return True
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return shifts in deviations and weights of a group under a Gaussian base, for every configuration."""
+        """Return a group's shifts (in standard deviations) and weights under a Gaussian base, by configuration."""
         base, rate = self._flat()
         found = []
         for sigma, q in rows_of(self, cast(Gaussian, base).noise_multiplier, rate):
@@ -803,7 +803,7 @@ class SampledWithReplacement(OfGaussianMixtures):
         return relation in LOSS_OF_PRESENCE
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return shifts in deviations and weights of every configuration."""
+        """Return each configuration's shifts, in units of the standard deviation, and their weights."""
         found = []
         for sigma, batch, size in rows_of(self, self.mechanism.noise_multiplier, self.batch_size, self.dataset_size):
             with localcontext(prec=60):

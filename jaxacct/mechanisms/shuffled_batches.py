@@ -125,7 +125,7 @@ def _in_bulk(mechanism: Mechanism, sensitivity: float) -> bool:
 
 
 def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
-    """Return the mechanism with the output that an attack uses in place of every pass over shuffled batches."""
+    """Return the mechanism with every pass over shuffled batches replaced by the output that an attack uses."""
     match mechanism:
         case ShuffledBatches():
             return _SeenBatches(mechanism.mechanism, mechanism.batches, attack)

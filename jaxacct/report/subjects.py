@@ -389,7 +389,7 @@ def _candidate(ledger: Ledger) -> str:
 
 
 def _spent(ledger: Ledger, delta: float) -> Rows:
-    """Return every release that counts; for several runs also the epsilon of each run by itself."""
+    """Return every release that counts towards epsilon; for several runs also the epsilon of each run by itself."""
     several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
     for name, spent in ledger.runs.items():
         lines = [_release(plan, "Gaussian noise, ", *item) for item in spent.releases.items()]

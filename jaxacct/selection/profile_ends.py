@@ -70,7 +70,7 @@ LEAST_SLOPE = 1e-290
 
 
 class Limits(NamedTuple):
-    """Certified limits of one direction of one selection."""
+    """Certified limits of delta and of the losses, for one direction of one selection."""
 
     leak: tuple[float, float]  # (lower, upper) of delta at infinity
     largest: float  # upper bound of all finite losses; inf if unknown
@@ -314,7 +314,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
 
 def growth(law: Law, base: Direction) -> float:
     """Bound `log phi'(T(v) - p) - log phi'(v)` over all v from above, for one law; inf if no bound is known."""
-    # outcomes with dP = 0 are not counted by the largest loss of the reverse direction
+    # the largest finite loss of the reverse direction leaves out the outcomes with dP = 0
     back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
     with np.errstate(divide="ignore", over="ignore"):
         if isinstance(law, TruncatedNegativeBinomial):

@@ -56,7 +56,7 @@ SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
 Fewer rows would not fill the compiled programs; with more rows a kill would lose more work.
 """
 SAMPLE_ROWS = 256
-"""Largest number of configurations of a quantity that a dry run solves to measure the rate, in about a second."""
+"""Largest number of configurations of each quantity that a dry run solves, in about a second, to measure its speed."""
 
 
 class SweepInterrupted(KeyboardInterrupt):

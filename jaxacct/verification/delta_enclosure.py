@@ -276,7 +276,7 @@ class _Step:
         return 1 - law.rate + law.rate * (u / law.sigma - 1 / (2 * law.sigma**2)).exp()
 
     def place(self, m: Any) -> Any:
-        """Return the output at which the ratio is m; not finite where that output is not analytic in m."""
+        """Return the output at which the likelihood ratio is m; not finite where that output is not analytic in m."""
         law = self.law
         return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
 

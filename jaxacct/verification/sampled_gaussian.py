@@ -187,7 +187,7 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Bound the ratio of |N(u) mix^e| on the line at an angle to its value on the real line, for a real e."""
+        """Bound |N(u) mix^e| on the line at this angle, divided by its value on the real line, for a real e."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 

@@ -517,9 +517,9 @@ class Contour(NamedTuple):
 def contours_at(
     sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
 ) -> list[tuple[Array, Contour]]:
-    """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all (B,).
+    """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all arrays are (B,).
 
-    Return (row numbers, contour) of each group of rows.  Its lines have similar lengths, so that little is padded.
+    Return (row numbers, contour) of each group of rows. Lines in a group have similar lengths, so little is padded.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)

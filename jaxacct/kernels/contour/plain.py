@@ -298,7 +298,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, at, log_bound = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    # 11 nats keep images at the smallest eps far below delta, which is seldom below e^-5 there
+    # a margin of 11 nats keeps images far below delta at the smallest eps, where delta is seldom below e^-5
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)

@@ -429,7 +429,7 @@ def _least(
 
 
 def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
-    """Bound what the path's sides add, relative to A(c) and B(c); `turning` is the phase per unit of height."""
+    """Bound the integral along the path's sides, relative to A(c) and B(c); `turning`: phase per unit of height."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step

@@ -238,7 +238,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Return epsilon of the spending of some runs, each given with its `run` lines (README.md, "Lines").
+    """Return epsilon of the spending of some runs, each given with its `run` lines (README.md, "What may be claimed").
 
     relation : by default that of the plans, which must then be the same for all.
     """

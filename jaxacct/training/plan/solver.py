@@ -429,7 +429,7 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = _tolerance(target)
-    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the second one if rounding breaks the first
+    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the lower aim, if rounding lifts epsilon above the target
         c = calibrate_noise_multiplier(
             aim,
             request.target_delta,

@@ -123,7 +123,7 @@ class Program:
         return (found.history.ledger is not None) == ledger
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
-        """Return four things: a step's lineage, keys, numbers, and the fingerprint of its pass or round, or ""."""
+        """Return a step's lineage, its keys, its `Numbers`, and the fingerprint of its pass or round ("" if none)."""
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]
