@@ -35,6 +35,9 @@ class MatrixMechanism(Combinator):
     every model of a run with the correlated noise C^-1 Z, follow from the release. Gradients may depend on all earlier
     outputs.
 
+    Adding or removing a record must not move other records to other steps. A list that is shuffled and cut into batches
+    moves them: ask for ``relation="zero_out"`` or ``"replace_one"`` there.
+
     * Without sampling it is one Gaussian of noise multiplier s / sens(C): exact.
     * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands it is ceil(n/b) Poisson sampled Gaussians of
       noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ...: exact for add, remove and zero-out. It is
