@@ -220,7 +220,7 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
 
 
 def effort_of_search(rtol: float) -> Effort:
-    """Return the effort of one evaluation in a search that ends within `rtol` of its target."""
+    """Return the accuracy setting (`Effort`) for each evaluation of a search that ends within `rtol` of its target."""
     return Effort(0.25 * rtol, in_search=True)
 
 
@@ -308,7 +308,7 @@ def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: n
 def _larger(question: MechanismQuestion, sides: list[Components], left: list[float] | None = None) -> Side:
     """Answer the rows of one block. Each end is the larger of the two directions' ends.
 
-    left : exact delta less the mass at infinity in each direction, for a single row.
+    left : target delta minus the mass at infinity, computed exactly, for each direction; given for a single row only.
     """
     given = question.given
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
@@ -524,7 +524,7 @@ def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
 def _epsilon_of_pairs(
     above: Components, below: Components, target: np.ndarray, ceiling: np.ndarray, effort: Effort
 ) -> Answer:
-    """Return epsilon at each delta for a mechanism between two pairs; NaN in rows without an answer.
+    """Return epsilon at each delta for a mechanism that one pair bounds from above, one from below; NaN if unanswered.
 
     ceiling : (B,) upper bound of epsilon in the other direction. An epsilon below it is not refined.
     """

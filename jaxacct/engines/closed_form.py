@@ -245,7 +245,7 @@ def epsilon_of_one_step(
     top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * ROUNDOFF)))
 
     def crossing(certain: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return (low, high) about the smallest eps at which delta certainly (or else possibly) meets the target."""
+        """Return (low, high) around the least eps where delta meets the target: surely if `certain`, else possibly."""
         low, high = np.zeros_like(top), top.copy()
         for turn in range(BISECTIONS):
             # The exponent of epsilon is halved first, since epsilon may be as small as the smallest float64.

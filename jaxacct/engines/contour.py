@@ -297,7 +297,7 @@ def delta(
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
     """Return brackets of the finite part of delta, from one contour for each row; [0, 1] where nothing is known.
 
-    epsilon : (B, K), at least 0. The values of a row should be within about one deviation of the loss.
+    epsilon : (B, K), at least 0. A row's values should differ by at most about one standard deviation of the loss.
     floor : (B, K). A bracket whose upper bound is at most this is not refined.
     width : relative width at which a bracket is narrow enough.
     tolerance : size of aliases and cut-off terms, relative to delta.

@@ -106,7 +106,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
     """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
 
     Where the sum is near 1 and the masses add up to 1, log(1 + sum_atoms mass (e^{c loss} - 1)) is more accurate.
-    Every mass may be off by 32 + 8 |log mass| units, as the lattice engine allows.
+    Every mass may have a relative error of 32 + 8 |log mass| unit roundoffs, as the lattice engine allows.
     """
     atoms = mass.shape[1] + 8.0
     exponent = c[:, None] * loss

@@ -75,7 +75,7 @@ class Kinds(NamedTuple):
     """(B,) whether mu^2 of Gaussians under- or overflows beside other parts, so that the kernels would take mu for 0.
     """
     nearly_always_sampled: np.ndarray
-    """(B,) whether some sampling rate is so high that sampling may change less than the width of a bracket."""
+    """(B,) whether a sampling rate is so high that sampling may change an answer by less than its bracket's width."""
     answered_by: dict[str, np.ndarray]
     """(B,) whether an engine can answer, by the name of each engine that does not decide it in `supports`."""
 

@@ -276,7 +276,7 @@ def _decode_law(node: Any, path: str) -> Any:
 
 
 def _decode_strategy(node: Any, path: str) -> Any:
-    """Return a strategy or a participation; a matrix that would have to be searched for is refused."""
+    """Return the document's strategy or participation; refuse an empty matrix, in whose place one would be computed."""
     cls = _class_of(node, path, strategies())
     keys = _keys(node, path, {"type", *(field.name for field in dataclasses.fields(cls))})
     values: dict[str, Any] = {}

@@ -61,7 +61,7 @@ class Payoff(NamedTuple):
 def compose(
     mass: Array, tilt: Array, direction: Array, count: Array, step: Array, roll: Array, upper: Array
 ) -> Composition:
-    """Compose R lattice laws. mass[i] of the answer is the tilted mass at cyclic index roll + i.
+    """Compose R lattice laws. In the result, mass[i] is the tilted mass at the cyclic index `roll` + i.
 
     mass : (R, N) at index k.
     tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt, and two for Chernoff bounds.

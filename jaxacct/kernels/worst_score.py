@@ -63,7 +63,7 @@ SHARE_OF_ALL = 1e-4
 LARGEST_FALL = 4.0
 """Largest change, in nats, that counts for a slope or phi' from one sketched row or column to the next."""
 BISECTIONS = 20
-"""Bisection steps for eps on the sketch: to a millionth of its range, far finer than the sketch."""
+"""Bisection steps for eps on the sketch. They find eps to a millionth of its range, far finer than the sketch is."""
 
 
 class Repetitions(Protocol):
@@ -290,7 +290,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return the best of the cells `at` for each group's end; if none gains, the one of least loss over cost."""
+        """Return each group end's best row of `at`: by gain less cost if any is positive, else by that over cost."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)

@@ -171,7 +171,7 @@ class _IntegerNoise(OfFinitePair):
 
     @abstractmethod
     def pair(self, shift: int) -> FinitePair:
-        """Return the pair of the noise plus `shift`, and the noise."""
+        """Return the pair (P, Q): P is the law of the noise plus `shift`, Q the law of the noise."""
 
     def finite_pair(self, relation: str) -> FinitePair:
         return self.pair(self.sensitivity * int(SENSITIVITY[relation]))

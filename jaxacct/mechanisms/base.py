@@ -256,7 +256,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
     >>> batch_shape(dp_sgd([0.8, 1.0, 1.2], 0.01, 10_000))
     (3,)
     """
-    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # kept by `Composed`, which may be long
+    known = vars(require_mechanism("mechanism", mechanism)).get("_shape")  # `Composed` may be long and caches it
     return cast(tuple[int, ...], known) if known is not None else broadcast_shape(dict(_shapes(mechanism)))
 
 

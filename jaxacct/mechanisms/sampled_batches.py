@@ -623,7 +623,8 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         base, ratio = self._base(up=True), np.asarray(self.sampling_ratio, np.float64)
         if self.group > 1:
             return super().expand_below(relation, direction)
-        if relation in ("replace_one", "zero_out") and not self._trivial():  # a joined pair has no lower bound
+        # the pair of `_replaced` bounds delta from above only; this part bounds it from below by 0
+        if relation in ("replace_one", "zero_out") and not self._trivial():
             nothing = np.zeros((*batch_shape(self), 1))
             return [(FinitePart(nothing, nothing + 1.0, nothing[..., 0]), np.asarray(1.0))]
         if isinstance(base, BaseMechanism):

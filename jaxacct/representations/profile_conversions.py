@@ -152,7 +152,7 @@ def tradeoff_from_approximate_dp(epsilon: ArrayLike, delta: ArrayLike, fpr: Arra
 
 
 def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return lower and upper values on the grid, and the kind of the results that follow from them."""
+    """Return lower bounds and upper bounds of the given values, and the `kind` of the results computed from them."""
     if isinstance(values, Bounds):
         kinds = np.unique(np.asarray(values.kind))
         if kinds.size > 1 or values.shape != shape:

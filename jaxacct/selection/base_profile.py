@@ -407,7 +407,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
     with np.errstate(over="ignore"):
         end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
-    if not end >= 1.0:  # for slopes below 1 nothing is better than T(u) >= u
+    if not end >= 1.0:  # if all slopes are below 1, the best lower bound is T(u) >= u
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
     slopes = np.concatenate([r, meet, [min(end, 1e290)]])
     values = np.concatenate([low, at, [0.0]])

@@ -155,7 +155,7 @@ class Law(ABC):
         return int(self._first_at_most(np.asarray(1.0 - generator(rng).random()), strict=True))
 
     def element(self, index: tuple[int, ...]) -> Self:
-        """Return one law of the batch."""
+        """Return the law at `index` of the batch."""
         return type(self)(**{name: value[index] for name, value in self._broadcast(self.shape)})
 
     def flattened(self, shape: tuple[int, ...]) -> Self:

@@ -99,7 +99,7 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # a bracket within 1e-3 that was hardly narrowed stays: its width is that of the base's own bracket
+            # a narrow bracket that this effort hardly narrowed is not refined again: its width is the base's
             due[wide] = ~((after > 0.8 * before) & (after <= 1e-3 * scale))
     return np.maximum(np.stack([low, high]), other)
 
@@ -107,7 +107,7 @@ def _solved(
 def _run(
     quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, plain: bool
 ) -> np.ndarray:
-    """Return brackets (2, B), one for each configuration, by NumPy if `plain`, otherwise by a compiled program."""
+    """Return brackets (2, B) of `quantity` in the worst case, by NumPy if `plain`, otherwise by a compiled program."""
     size, chunk = values.size, 1 if plain or values.size == 1 else PER_CALL
     if not plain:
         run = _compiled(quantity, effort)

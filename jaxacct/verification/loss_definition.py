@@ -390,7 +390,7 @@ def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_siz
 
 
 def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
-    """Define a hypergeometric number of the group's records, each of which displaces another record."""
+    """Define the loss if a hypergeometric number of the group's records is drawn, each in place of another record."""
     _refuse(asked, "a group of records sampled without replacement", "replace_one", "zero_out")
     size = int(dataset_size)
     weights = hypergeometric_weights(size, group, round(size * float(ratio)))

@@ -23,7 +23,7 @@ ROOM = 6.3
 SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
-"""Largest logarithm of a window's bound; a larger bound would say nothing."""
+"""Cap on the logarithm of the bound of a window's modulus; a larger bound would be useless."""
 SLACK = 1e-11
 """Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (section 5)."""
 

@@ -127,7 +127,7 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return two bounds: the two-sided error over Z, and the log of the images, which lower the lower bound only."""
+    """Return two error bounds: the two-sided one, over Z; the log of the periodic images, which affect `lower` only."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 

@@ -101,7 +101,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Bound -log|phi| from below at and beyond a frequency; `at_c` bounds the error of M(c) and of the level sets."""
+    """Bound -log|phi| from below from a frequency on; `at_c` bounds the relative errors of M(c) and of `levels`."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:

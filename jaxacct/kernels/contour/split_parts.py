@@ -81,7 +81,7 @@ class Grid(NamedTuple):
     gap: Array  # (X,) weight of a node: its du
     step: Array  # spacing in v
     warp: Array  # the factor in v = u + warp L(u)
-    slack: Array  # (X,) bound of the error of u as a solution for its v
+    slack: Array  # (X,) bound of the error of u as the solution of u + warp L(u) = v
     loss: Array  # (X,) log mix, the loss of the remove direction
     posterior: Array  # (X,)
     log_bulk: Array  # (X,) log of w1 w2 phi gap

@@ -36,7 +36,7 @@ At the lowest centre nearly all outcomes are jumps; at the highest the bulk reac
 TRIED_ABSCISSAE = np.geomspace(1.5, 150.0, 14)
 """Abscissae of the Chernoff bounds that choose windows, over 1/scale."""
 BULK_END = 13.0
-"""Widths of the low window beyond its centre at which the law of a bulk step ends; the mass beyond is added."""
+"""The law of a bulk step is cut this many window widths above the low window's centre; bounds add the mass cut off."""
 LARGEST_EXPONENT = 600.0
 """Largest eps that is exponentiated: e^600 is far from float64's limits."""
 LARGEST_MOMENT = 1e200
@@ -249,7 +249,7 @@ def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
 
 
 def far_above(bounds: Remainder, epsilon: Array) -> Array:
-    """Return an upper bound of the far compositions' share of delta."""
+    """Return an upper bound of what compositions with a far step contribute to delta."""
     xp = namespace(bounds.excess_log, epsilon)
     least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q

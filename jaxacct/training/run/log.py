@@ -461,7 +461,7 @@ class _Table:
         self._put(uppers)
 
     def _put(self, found: list[tuple[int, float]]) -> None:
-        """Fill the table with upper bounds after steps.  A bound for a later step also holds for an earlier one."""
+        """Fill the table with upper bounds of epsilon by step.  A later step's bound also holds for an earlier step."""
         found = sorted(found)
         least = np.minimum.accumulate([upper for _, upper in found[::-1]])[::-1]
         self._uppers = [step for step, _ in found], least.tolist()
@@ -474,7 +474,7 @@ def _even_steps(first: int, last: int, most: int) -> list[int]:
 
 
 class TablePoint(NamedTuple):
-    """Table of epsilon, and a step of it: what the table counts up to this step includes all releases so far."""
+    """A table of epsilon by step, and a step whose epsilon covers all releases so far."""
 
     table: _Table
     step: int
