@@ -140,3 +140,14 @@ def test_documents_of_strangers_are_refused(old, new, words):
     assert old in text
     with pytest.raises(ja.InputError, match=words):
         interop.from_json(text.replace(old, new))
+
+
+@pytest.mark.parametrize("given", ["[]", "null", '"all"', "[[]]"])
+def test_a_document_without_its_matrix_starts_no_search(given):
+    import re
+
+    from jaxacct import interop
+
+    text = interop.to_json(ja.MatrixMechanism(Banded(3, 12), 1.0))
+    with pytest.raises(ja.InputError, match="mechanism.strategy.coefficients must be"):
+        interop.from_json(re.sub(r'"coefficients": \[[^]]*\]', f'"coefficients": {given}', text))

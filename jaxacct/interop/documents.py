@@ -276,9 +276,10 @@ def _decode_law(node: Any, path: str) -> Any:
 
 
 def _decode_strategy(node: Any, path: str) -> Any:
-    """Return the document's strategy or participation; refuse an empty matrix, in whose place one would be computed."""
+    """Return a strategy or participation; refuse a matrix without entries, in whose place one would be searched for."""
     cls = _class_of(node, path, strategies())
-    keys = _keys(node, path, {"type", *(field.name for field in dataclasses.fields(cls))})
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    keys = _keys(node, path, {"type", *defaults})
     values: dict[str, Any] = {}
     for name in keys.keys() - {"type"}:
         value, here = keys[name], f"{path}.{name}"
@@ -289,7 +290,7 @@ def _decode_strategy(node: Any, path: str) -> Any:
                 _refuse(here, "must be a list of numbers, or of lists of numbers", value)
             values[name] = tuple(numbers) if rows is value else numbers[0]
         else:
-            values[name] = value if value is None else _number(value, here)
+            values[name] = None if value is None is defaults[name] else _number(value, here)
     return _built(cls, path, values)
 
 
