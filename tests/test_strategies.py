@@ -153,6 +153,9 @@ def test_full_strategies_are_near_the_best_lower_triangular_one():
         (lambda: Banded(2, 64, epochs=7), "epochs = 7 must divide steps = 64"),
         (lambda: Toeplitz((0.0, 1.0), 4), r"coefficients\[0\] = 0.0 must be > 0"),
         (lambda: Toeplitz((1.0, float("nan")), 4), r"coefficients\[1\] = nan"),
+        (lambda: Toeplitz((1e-160, 1e-161), 4), r"coefficients\[0\] = 1e-160 must be 0 or of size"),
+        (lambda: Toeplitz((1.0, 1e200), 4), r"coefficients\[1\] = 1e\+200 must be 0 or of size"),
+        (lambda: BandedInverse(2, 600, inverse=(1.0, -3.0)), "inverse has a matrix C whose entries exceed"),
         (lambda: Toeplitz((1.0,) * 5, 4), "coefficients must be 1 to steps = 4 numbers"),
         (lambda: BLT(2, 8, scales=(0.5, 0.1), decays=(0.5, 1.0)), r"decays\[1\] = 1.0 must be"),
         (lambda: Identity(0), "steps = 0"),
@@ -171,3 +174,24 @@ def test_the_search_is_left_out_where_the_matrix_is_given():
     found = Banded(3, 64)
     again = Banded(3, 64, coefficients=found.coefficients)
     assert again == found and hash(again) == hash(found)
+
+
+@pytest.mark.parametrize("n", [64, 512])
+def test_sensitivities_of_computed_columns_hold_in_exact_arithmetic(n):
+    """The columns of BLT and BandedInverse are rounded; 60 digits show that the upper bound covers that."""
+    import mpmath
+
+    with mpmath.workdps(60):
+        for strategy in (BLT(3, n), BandedInverse(4, n), BandedInverse(2, n)):
+            if isinstance(strategy, BLT):
+                terms = [(mpmath.mpf(w), mpmath.mpf(t)) for w, t in zip(strategy.scales, strategy.decays, strict=True)]
+                column = [mpmath.mpf(1)] + [sum(w * t**j for w, t in terms) for j in range(n - 1)]
+            else:
+                taps, column = [mpmath.mpf(d) for d in strategy.inverse], []
+                for i in range(n):
+                    rest = sum(taps[k] * column[i - k] for k in range(1, min(len(taps), i + 1)))
+                    column.append(((1 if i == 0 else 0) - rest) / taps[0])
+            norm = mpmath.sqrt(sum(c * c for c in column))
+            found = strategy.sensitivity(SingleParticipation())
+            assert mpmath.mpf(float(found.lower)) <= norm <= mpmath.mpf(float(found.upper)), strategy
+            assert found.upper <= found.lower * (1 + 1e-8)

@@ -133,7 +133,7 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
     if strategy.overlap > groups:
         raise InputError(
             f"groups = {groups} must be >= {strategy.overlap}, the number of bands of the strategy: blocks of one "
-            "record would overlap, and no bound is known for them; use more groups or fewer bands"
+            "record would overlap, and no bound is known for them; claim nothing, or train with more groups or fewer bands"
         )
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)
@@ -141,7 +141,8 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
     of_groups = np.sort(by_group(lower), 1)[:, ::-1]
     least = of_groups[np.argmax(of_groups.sum(1))]
     most = np.sort(by_group(upper), 1)[:, ::-1].max(0)
-    return [(_root(a, -1.0), _root(b, 1.0)) for a, b in zip(least, most, strict=True)]
+    spread = strategy.entry_error * strategy.steps**0.5  # norm of the error of a column
+    return [(max(_root(a, -1.0) - spread, 0.0), _root(b, 1.0) + spread) for a, b in zip(least, most, strict=True)]
 
 
 def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:

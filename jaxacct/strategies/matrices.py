@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, check, check_int
+from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, check, check_int, refuse_where
 from jaxacct.strategies import optimise
 from jaxacct.strategies.strategy import (
     FixedEpochs,
@@ -243,6 +243,10 @@ class BLT(ToeplitzStrategy):
         return np.concatenate([[1.0], np.array(self.scales) @ powers])
 
     @property
+    def entry_error(self) -> float:
+        return 2.0 * (self.buffers + 8) * ROUNDOFF * (1.0 + sum(self.scales))
+
+    @property
     def column(self) -> np.ndarray:
         return self._column
 
@@ -286,15 +290,22 @@ class BandedInverse(ToeplitzStrategy):
         )
         if self.inverse_bands > self.steps:
             raise InputError(f"inverse_bands = {self.inverse_bands} must be <= steps = {self.steps}; use fewer bands")
-        _store_column(
-            self, "inverse", self.inverse or optimise.banded_inverse(self.inverse_bands, self.steps, self.epochs)
-        )
+        found = self.inverse or optimise.banded_inverse(self.inverse_bands, self.steps, self.epochs)
+        _store_column(self, "inverse", found, self.inverse_bands)
+        if not np.all(np.abs(self.column) <= 1e100):
+            raise InputError("inverse has a matrix C whose entries exceed 1e100; use coefficients that decay")
 
     @functools.cached_property
     def _column(self) -> np.ndarray:
         from scipy import signal  # slow to import
 
         return np.asarray(signal.lfilter([1.0], self.inverse, np.eye(1, self.steps)[0]))
+
+    @property
+    def entry_error(self) -> float:
+        # the recursion leaves a residual r of C^-1 c, and the error of c is the convolution c * r
+        size, taps = np.abs(self.column), np.abs(self.inverse)
+        return float(8.0 * (taps.size + 2) * ROUNDOFF * taps.sum() * size.max() * size.sum())
 
     @property
     def column(self) -> np.ndarray:
@@ -311,7 +322,15 @@ def _store_column(strategy: Strategy, name: str, column: tuple[float, ...], size
         wanted = f"1 to steps = {strategy.steps}" if size is None else str(size)
         raise InputError(f"{name} must be {wanted} numbers, found shape {values.shape}")
     check(f"{name}[0]", values[0], POSITIVE)
+    require_range(name, values)
     object.__setattr__(strategy, name, tuple(values.tolist()))
+
+
+def require_range(name: str, values: np.ndarray) -> None:
+    """Refuse entries of a matrix whose squares float64 does not hold to full accuracy."""
+    size = np.abs(values)
+    bad = (values != 0.0) & ~((size >= 1e-100) & (size <= 1e100))
+    refuse_where(bad, name, values, "must be 0 or of size 1e-100 to 1e100; scale the matrix and the noise alike")
 
 
 def _cut_sums(products: np.ndarray, count: int, side: float) -> np.ndarray:
@@ -365,6 +384,7 @@ class ColumnNormalised(Strategy):
         values = np.asarray(check("diagonals", found, REAL))
         if values.shape != (self.bands, self.steps):
             raise InputError(f"diagonals must have shape {(self.bands, self.steps)}, found {values.shape}")
+        require_range("diagonals", values)
         object.__setattr__(self, "diagonals", tuple(map(tuple, values.tolist())))
 
     @property

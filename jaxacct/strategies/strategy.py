@@ -153,6 +153,11 @@ class Strategy(ABC):
     def overlap(self) -> int:
         """Columns i and j of C are orthogonal where ``|i - j| >= overlap``."""
 
+    @property
+    def entry_error(self) -> float:
+        """Bound of the error of each entry of C, where entries are computed from the fields and not given by them."""
+        return 0.0
+
     @abstractmethod
     def lags(self) -> Lags:
         """Return bounds of the entries of C^T C."""
@@ -191,7 +196,9 @@ class Strategy(ABC):
         4.0
         """
         square = self._square(participation or FixedEpochs(self.epochs))
-        lower, upper = np.sqrt(max(square.lower, 0.0)), np.sqrt(square.upper)
+        # the errors of C have a norm of at most sqrt(n) a column, and a pattern has at most n columns
+        spread = self.entry_error * self.steps**1.5
+        lower, upper = max(np.sqrt(max(square.lower, 0.0)) - spread, 0.0), np.sqrt(square.upper) + spread
         lower, upper = lower * (1.0 - 2.0 * ROUNDOFF), upper * (1.0 + 2.0 * ROUNDOFF)
         status = "ok" if upper <= lower * (1.0 + 1e-4) else "width"
         return Bounds(lower, 0.5 * (lower + upper), upper, "certified", status)
@@ -219,7 +226,7 @@ class Strategy(ABC):
         if self.overlap * self.steps > MOST_ENTRIES:
             raise InputError(
                 f"steps = {self.steps} of a strategy with {self.overlap} overlapping columns must be <= "
-                f"{MOST_ENTRIES // self.overlap}; use a participation whose steps lie {self.overlap} apart"
+                f"{MOST_ENTRIES // self.overlap}; claim nothing, or train for fewer steps"
             )
         return self.lags()
 
