@@ -133,7 +133,8 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
     if strategy.overlap > groups:
         raise InputError(
             f"groups = {groups} must be >= {strategy.overlap}, the number of bands of the strategy: blocks of one "
-            "record would overlap, and no bound is known for them; claim nothing, or train with more groups or fewer bands"
+            "record would overlap, and no bound is known for them; claim nothing, or train with more groups or fewer "
+            "bands"
         )
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)
