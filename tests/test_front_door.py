@@ -182,6 +182,12 @@ def test_the_signature_of_sweep_is_its_own():
     assert "noise" not in str(inspect.signature(jaxacct.sweep)) and "shard" in str(inspect.signature(jaxacct.sweep))
 
 
+def test_training_has_the_strategies():
+    from jaxacct import strategies, training
+
+    assert training.strategies is strategies and "strategies" in dir(training)
+
+
 # What a type checker knows
 
 

@@ -6,6 +6,7 @@ optax or orbax only by the code that needs them.
 
 from typing import TYPE_CHECKING
 
+from jaxacct import strategies as strategies
 from jaxacct.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
@@ -83,4 +84,4 @@ _HOMES = {
     "without_replacement": "sampling.sampler",
 }
 if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
-    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "strategies")

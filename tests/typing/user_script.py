@@ -36,6 +36,7 @@ def strategies_of_every_kind() -> list[float]:
         strategies.BandedInverse(2, steps=8),
         strategies.ColumnNormalised(2, steps=8),
         strategies.Identity(steps=8),
+        training.strategies.Identity(steps=8),
         strategies.PrefixSum(steps=8, restarts=2),
         strategies.Toeplitz((1.0, 0.5), steps=8),
     ]
