@@ -18,6 +18,8 @@ from jaxacct.sweeps.grid import FIELDS
 from jaxacct.training import Plan
 
 DELTA = 1e-5
+NOT_IN_PLANS = {"group", "bands", "groups"}
+"""The unit of a plan says whose the records are, and its noise has the bands."""
 SOLVED = {
     ja.calibrate_noise_multiplier: {"noise_multiplier"},
     ja.calibrate_sampling_probability: set(RATES),
@@ -30,6 +32,7 @@ RUNS = {
     "truncated_poisson": {"batch_size": 30, "dataset_size": 1000, "epochs": 2, "cap": 60},
     "without_replacement": {"batch_size": 30, "dataset_size": 1000, "epochs": 2},
     "with_replacement": {"batch_size": 2, "dataset_size": 20, "epochs": 0.1},
+    "cyclic_poisson": {"batch_size": 30, "dataset_size": 1000, "epochs": 2, "bands": 4, "groups": 5},
     "shuffled": {"slots": 34, "epochs": 2},
 }
 """A run by every batch rule."""
@@ -42,8 +45,7 @@ def doors():
         yield function.__name__, inspect.signature(function).parameters, solved
     yield "sweep", {*FIELDS, "sampling"}, set()
     yield "command line", {*CONFIGURATION, "sampling"}, set()
-    # of a plan the unit says whose the records are
-    yield "Plan", inspect.signature(Plan).parameters, {"group"}
+    yield "Plan", inspect.signature(Plan).parameters, NOT_IN_PLANS
 
 
 @pytest.mark.parametrize("door, taken, left", list(doors()), ids=lambda x: x if isinstance(x, str) else "")
@@ -62,6 +64,8 @@ def with_a_bad(name):
         run = {"noise_multiplier": 2.0, "sampling_probability": 0.1, "epochs": 2}
     elif name == "cap":
         run |= {"dataset_size": 1000, "cap": 60, "sampling": "truncated_poisson"}
+    elif name in ("bands", "groups"):
+        run |= {"bands": 4, "groups": 5, "sampling": "cyclic_poisson"}
     return run | {name: -1}
 
 
@@ -79,7 +83,7 @@ def test_every_door_reads_every_number(capsys, name):
             left = set(solved) | ({"steps"} if name == "epochs" else set())
             given = {word: number for word, number in run.items() if word not in left}
             assert name in refusal(calibrate, 1.0, DELTA, **given), calibrate
-    if name != "group":
+    if name not in NOT_IN_PLANS:
         said = refusal(Plan, target_delta=DELTA, **{"dataset_size": 1000, **run})
         assert name in said
 
@@ -113,7 +117,7 @@ def test_a_plan_gives_the_same_epsilon(sampling):
     assert float(Plan(target_delta=DELTA, **run).epsilon.upper) == pytest.approx(float(asked.upper), rel=1e-4)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "random_allocation", "with_replacement", "shuffled"])
+@pytest.mark.parametrize("sampling", ["poisson", "random_allocation", "with_replacement", "cyclic_poisson", "shuffled"])
 def test_calibrated_noise_meets_the_target_in_the_run(sampling):
     run, relation = RUNS[sampling], usual_relation(sampling)
     found = ja.calibrate_noise_multiplier(2.0, DELTA, **run, sampling=sampling)

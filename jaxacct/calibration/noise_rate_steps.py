@@ -41,6 +41,7 @@ from jaxacct.mechanisms.dp_sgd_run import (
     described,
     dp_sgd,
     numbers_of_rule,
+    rounds_of,
     rule_of,
     usual_relation,
 )
@@ -74,6 +75,8 @@ def calibrate_noise_multiplier(
     epochs: ArrayLike | None = None,
     sampling: str = "poisson",
     cap: ArrayLike | None = None,
+    bands: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
     group: int = 1,
     relation: str | None = None,
     rtol: float = 1e-4,
@@ -117,7 +120,7 @@ def calibrate_noise_multiplier(
         minute or more.
     candidates : {"iid", "adaptive"}
         Assumption on the candidates (`jaxacct.selection.select`).
-    batch_size, dataset_size, slots, epochs, sampling, cap, group
+    batch_size, dataset_size, slots, epochs, sampling, cap, bands, groups, group
         The run, as for `jaxacct.dp_sgd`: `batch_size` with `dataset_size`, or `slots`, in place of
         `sampling_probability`; `epochs` in place of `steps`.  Runs other than Poisson sampling of single records have
         epsilon and delta as their only target here.
@@ -178,6 +181,8 @@ def calibrate_sampling_probability(
     epochs: ArrayLike | None = None,
     sampling: str = "poisson",
     cap: ArrayLike | None = None,
+    bands: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
     group: int = 1,
     relation: str | None = None,
     rtol: float = 1e-4,
@@ -191,7 +196,7 @@ def calibrate_sampling_probability(
     ----------
     target_epsilon, target_delta, steps, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
-    at_fpr, prior, baseline, above_fpr, dataset_size, epochs, sampling, cap, group
+    at_fpr, prior, baseline, above_fpr, dataset_size, epochs, sampling, cap, bands, groups, group
         As for `calibrate_noise_multiplier`.  With `epochs` a larger sampling probability has fewer steps.
     noise_multiplier : array_like > 0
 
@@ -234,6 +239,8 @@ def calibrate_steps(
     slots: ArrayLike | None = None,
     sampling: str = "poisson",
     cap: ArrayLike | None = None,
+    bands: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
     group: int = 1,
     relation: str | None = None,
     rtol: float = 1e-4,
@@ -250,7 +257,7 @@ def calibrate_steps(
     ----------
     target_epsilon, target_delta, sampling_probability, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
-    at_fpr, prior, baseline, above_fpr, batch_size, dataset_size, slots, sampling, cap, group
+    at_fpr, prior, baseline, above_fpr, batch_size, dataset_size, slots, sampling, cap, bands, groups, group
         As for `calibrate_noise_multiplier`.
     noise_multiplier : array_like > 0
     max_steps : int >= 1
@@ -284,6 +291,9 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     numbers = numbers_of_rule(sampling, run, group)  # the numbers of the run without the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
+    if rule_of(sampling).in_turns and group == 1 and "steps" in numbers:  # the run is one of fewer Poisson samples
+        fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}
+        numbers, sampling = {name: numbers[name] for name in ORDER if name in numbers} | fewer, "poisson"
     settings = relation, limits, given["rtol"], backend
     beyond = _beyond_plain(unknown, numbers, sampling, group, relation)
     if risk is not None and law is not None:
@@ -345,6 +355,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
     def started(rows: np.ndarray) -> Start:
         start = calibration_start(near, rows)[0]
         x = start.x + math.log(group) if goal.unknown == "noise_multiplier" else start.x
+        x = x + np.log(goal.known["groups"][rows]) if goal.unknown == "steps" and "groups" in goal.known else x
         x = np.clip(x, np.log(search.lowest[rows]), np.log(search.highest[rows]))
         return Start(x, np.zeros(rows.size), np.zeros(rows.size, bool))
 

@@ -19,6 +19,8 @@ CONFIGURATION = {
     "slots": "of random_allocation and shuffled, instead of either: batches of a round or an epoch",
     "epochs": "instead of --steps: steps = ceil(epochs / sampling probability)",
     "cap": "of truncated_poisson: the most records of a batch",
+    "bands": "of cyclic_poisson: the number of steps that share noise",
+    "groups": "of cyclic_poisson: the number of groups that take turns (default: the bands)",
     "group": "records of one person, protected together (default 1)",
 }
 """Options that describe the DP-SGD run, each with its help: the numbers of `dp_sgd_run.NUMBERS`."""
@@ -130,7 +132,8 @@ _SAMPLING = _option(
     "sampling",
     "how batches are drawn: poisson (default), random_allocation (each record once in every 1/q steps), "
     "truncated_poisson (with --cap and --dataset-size), without_replacement, with_replacement (with --batch-size and "
-    "--dataset-size) or shuffled (fixed batches in a random order, as most loaders draw them; relation zero_out)",
+    "--dataset-size), cyclic_poisson (banded noise and Poisson samples of groups that take turns, with --bands) or "
+    "shuffled (fixed batches in a random order, as most loaders draw them; relation zero_out)",
     "S",
     default="poisson",
 )

@@ -47,6 +47,8 @@ NUMBERS: dict[str, Constraint] = {
     "sampling_probability": PROBABILITY,
     "steps": COUNT,
     "cap": COUNT,
+    "bands": COUNT,
+    "groups": COUNT,
     "group": COUNT,
 }
 """Numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
@@ -54,6 +56,8 @@ RATES = ("sampling_probability", "batch_size", "slots")
 """Numbers that give the batch size. A run has exactly one of these numbers; `batch_size` needs `dataset_size`."""
 LENGTHS = ("steps", "epochs")
 """Numbers that give the length of the run. A run has exactly one of these numbers."""
+OF_RULES = ("slots", "cap", "bands", "groups")
+"""Numbers that some batch rules alone take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
 """Numbers from which the sampling probability and the steps may follow."""
 NOISE_RANGE = (0.1, 1e6)
@@ -74,6 +78,8 @@ def dp_sgd(
     epochs: ArrayLike | None = None,
     sampling: str = "poisson",
     cap: ArrayLike | None = None,
+    bands: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
     group: int = 1,
 ) -> Repeated:
     """Describe DP-SGD: Gaussian steps on random batches.
@@ -87,12 +93,20 @@ def dp_sgd(
     * "truncated_poisson": a Poisson sample, cut to a uniformly random subset of ``cap`` records if it is larger;
     * "without_replacement": a uniformly random set of a share q of the data in every step;
     * "with_replacement": ``batch_size`` independent draws from the data in every step;
+    * "cyclic_poisson": the records are split into ``groups``, and step i draws every record of group i mod ``groups``
+      independently with probability q. ``bands`` steps share noise: see below;
     * "shuffled": the data are shuffled and cut into batches in every epoch, as most loaders do; an incomplete epoch
       counts as a whole one. The answer holds whether or not the loader drops a smaller last batch. Ask with
       ``relation="zero_out"``, the relation that holds for this rule.
 
     Give the size of batches by one of `sampling_probability`, `batch_size` (with `dataset_size`) and `slots`, and the
     length of the run by one of `steps` and `epochs`: `q = batch_size / dataset_size`, and `steps = ceil(epochs / q)`.
+    With "cyclic_poisson" q is larger by the factor ``groups``, since a batch is drawn from one group.
+
+    "cyclic_poisson" covers every banded strategy whose columns have norm at most 1, such as
+    ``strategies.Banded(bands, steps)`` and ``strategies.ColumnNormalised(bands, steps)``. The run is
+    ``ceil(steps / groups)`` Poisson sampled Gaussians. For ``Banded`` alone `MatrixMechanism` answers less where
+    `groups` does not divide `steps`. The group of a record must not depend on other records.
 
     Parameters
     ----------
@@ -112,10 +126,14 @@ def dp_sgd(
     epochs : array_like > 0
         Passes over the data.
     sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement", "with_replacement", \
-"shuffled"}
+"cyclic_poisson", "shuffled"}
         Batch rule. "fixed_batches", the word of `training.Plan`, means "shuffled".
     cap : array_like of whole numbers >= 1, optional
         Largest number of records of a batch, for "truncated_poisson".
+    bands : array_like of whole numbers from 1 to `groups`
+        Number of steps that share noise, for "cyclic_poisson".
+    groups : array_like of whole numbers >= 1, optional
+        Number of groups of records, for "cyclic_poisson"; `bands` by default.
     group : int >= 1
         Number of records of one person, which are protected together; one number for the whole batch.
 
@@ -127,6 +145,7 @@ def dp_sgd(
     References
     ----------
     Abadi et al. (2016), Deep Learning with Differential Privacy. README.md of this folder, for the other batch rules.
+    Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization, for "cyclic_poisson".
 
     >>> dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=1000).mechanism
     PoissonSampled(mechanism=Gaussian(noise_multiplier=1.0), sampling_probability=0.01)
@@ -137,6 +156,7 @@ def dp_sgd(
     """
     given = {"noise_multiplier": noise_multiplier, "sampling_probability": sampling_probability, "steps": steps}
     given |= {"batch_size": batch_size, "dataset_size": dataset_size, "slots": slots, "epochs": epochs, "cap": cap}
+    given |= {"bands": bands, "groups": groups}
     fields = described({name: value for name, value in given.items() if value is not None}, sampling, group)
     rule = rule_of(sampling)
     if group != 1 and rule.instead_of_groups:
@@ -144,7 +164,7 @@ def dp_sgd(
             f"group = {group!r} is not known with sampling = {rule_name(sampling)!r}; use {rule.instead_of_groups}, "
             "which leaks no less"
         )
-    count = rounds_of(fields["steps"], fields["slots"]) if rule.in_passes else fields["steps"]
+    count = rounds_of(fields["steps"], fields[rule.period]) if rule.period else fields["steps"]
     of_group = {} if group == 1 else {"group": group, **{name: fields[name] for name in rule.taken_for_groups}}
     step = rule.step(Gaussian(noise_multiplier), *(fields[name] for name in rule.takes), **of_group)
     return Repeated(step, count)
@@ -161,19 +181,30 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
     (4.0, 0.25, 8.0)
     """
     rule, fields = rule_of(sampling), dict(given)
+    if rule.in_turns and "bands" in fields:
+        fields.setdefault("groups", fields["bands"])
     check_one("group", group, NUMBERS["group"], "one size protects the whole batch")
     _require_numbers(rule, sampling, fields, group, unknown)
     checked = {n: x if isinstance(x, Tracer) else check(n, x, NUMBERS[n]) for n, x in fields.items()}
     broadcast_shape({name: np.shape(value) for name, value in checked.items()})
-    if rule.in_passes or "batch_size" in fields or "epochs" in fields:
+    if rule.period or "batch_size" in fields or "epochs" in fields:
         for name, value in fields.items():
             if name != "noise_multiplier" and isinstance(value, Tracer):
                 raise InputError(f"{name} is a tracer; inside jit build the mechanism of one step, and repeat it")
+    groups = np.asarray(checked["groups"] if rule.in_turns else 1.0)
+    if rule.in_turns:
+        reason = "or blocks of one record overlap, for which no bound is known; train with more groups or fewer bands"
+        require_at_most("bands", np.asarray(checked["bands"]), "groups", groups, reason)
+        fields["groups"] = _plain(np.maximum(groups, checked["bands"]))  # the shape of both
     if "batch_size" in fields:
         batch = np.asarray(check("batch_size", fields["batch_size"], COUNT if rule.of_one_size else POSITIVE))
         size = np.asarray(checked["dataset_size"])
         require_at_most("batch_size", batch, "dataset_size", size, "use a smaller batch_size")
-        fields["sampling_probability"] = _plain(batch / size)
+        if rule.in_turns:
+            require_at_most(
+                "batch_size", batch, "dataset_size / groups", size / groups, "use fewer groups or a smaller batch_size"
+            )
+        fields["sampling_probability"] = _plain(np.minimum(groups * batch / size, 1.0))
         if rule.in_passes:
             # some loaders drop a smaller last batch; an epoch then has fewer steps, and the run more epochs
             dropped = rule.of_one_size and "epochs" not in fields
@@ -193,7 +224,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
             rate = np.asarray(checked["sampling_probability"])
             if np.any(rate == 0.0):
                 raise InputError("epochs needs a sampling_probability > 0; give steps instead")
-            exact = epochs / rate
+            exact = epochs * groups / rate
         fields["steps"] = _plain(np.maximum(np.ceil(exact * (1.0 - ROUNDING)), 1.0))
         check("steps", fields["steps"], COUNT)
     return fields
@@ -201,7 +232,8 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
     """Return the numbers that `dp_sgd` needs for a batch rule, taken from a described run, without redundant ones."""
-    needs = _needs(rule_of(sampling), group)
+    rule = rule_of(sampling)
+    needs = (*_needs(rule, group), *(["groups"] if rule.in_turns else []))
     rate = () if "batch_size" in needs else ("sampling_probability",)
     names = ["noise_multiplier", *rate, "steps" if "steps" in fields else "epochs", *needs]
     return {name: fields[name] for name in names if name in fields}
@@ -232,13 +264,13 @@ def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> 
     return _plain(slots)
 
 
-def rounds_of(steps: Any, slots: Any) -> float | np.ndarray:
-    """Return the number of rounds or epochs that `steps` steps begin; an incomplete one counts as a whole one.
+def rounds_of(steps: Any, size: Any) -> float | np.ndarray:
+    """Return the number of rounds of `size` steps that the steps begin; an incomplete one counts as a whole one.
 
     >>> rounds_of(1001, 100.0)
     11.0
     """
-    return _plain(np.ceil(np.asarray(check("steps", steps, COUNT)) / np.asarray(slots)))
+    return _plain(np.ceil(np.asarray(check("steps", steps, COUNT)) / np.asarray(size)))
 
 
 class Rule(NamedTuple):
@@ -246,14 +278,16 @@ class Rule(NamedTuple):
 
     `taken_for_groups` are further numbers that the constructor takes for a group. `instead_of_groups` says what to use
     if groups are not accounted for. `in_passes` says that the steps are in rounds or epochs of `slots` batches, each of
-    which has every record once. `of_one_size` says that every batch has the same whole number of records. `relation` is
-    used when the caller gives none.
+    which has every record once. `in_turns` says that `groups` groups of records take turns, and that `bands` steps
+    share noise. `of_one_size` says that every batch has the same whole number of records. `relation` is used when the
+    caller gives none.
     """
 
     step: Callable[..., Mechanism]
     takes: tuple[str, ...]
     taken_for_groups: tuple[str, ...] = ()
     in_passes: bool = False
+    in_turns: bool = False
     of_one_size: bool = False
     relation: str = "add_or_remove_one"
     instead_of_groups: str = ""
@@ -261,7 +295,17 @@ class Rule(NamedTuple):
     @property
     def needs(self) -> tuple[str, ...]:
         """Numbers that the batch rule needs besides the noise, the sampling rate and the number of steps."""
-        return tuple(name for name in self.takes if name not in ("sampling_probability", "slots"))
+        own = tuple(name for name in self.takes if name not in ("sampling_probability", "slots"))
+        return (*own, "bands") if self.in_turns else own
+
+    @property
+    def period(self) -> str:
+        """The number of steps after which a record may take part again; empty if it may in every step."""
+        return "slots" if self.in_passes else "groups" if self.in_turns else ""
+
+    def knows(self, name: str) -> bool:
+        """Return whether the rule takes a number; most numbers belong to every rule."""
+        return name not in OF_RULES or name in (*self.needs, self.period)
 
 
 def rule_of(sampling: str) -> Rule:
@@ -289,11 +333,10 @@ def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group
             raise InputError(f"{name} is missing; give {name}, or {' or '.join(names[1:])} instead")
     if "batch_size" in fields and "dataset_size" not in fields:
         raise InputError("batch_size needs dataset_size; give both, or sampling_probability instead")
-    if "slots" in fields and not rule.in_passes:
-        words = " or ".join(repr(word) for word, other in RULES.items() if other.in_passes)
-        raise InputError(f"slots goes with sampling = {words}, not {sampling!r}; leave it out")
-    if "cap" in fields and "cap" not in rule.needs:
-        raise InputError(f"cap goes with sampling = 'truncated_poisson', not {sampling!r}; name that rule for a cap")
+    for name in fields:
+        if not rule.knows(name):
+            words = " or ".join(repr(word) for word, other in RULES.items() if other.knows(name))
+            raise InputError(f"{name} goes with sampling = {words}, not {sampling!r}; name the rule that is run")
     for name in _needs(rule, group):
         if name not in fields:
             of = "" if name in rule.needs else f" with group = {group!r}"
@@ -309,6 +352,7 @@ MEANING = {
     "cap": "the most records of a batch",
     "dataset_size": "the number of records",
     "batch_size": "the number of draws of a step",
+    "bands": "the number of steps that share noise",
 }
 """Meaning of each number, for the message about a missing number."""
 
@@ -330,6 +374,12 @@ RULES = {
         SampledWithoutReplacement, ("sampling_probability",), taken_for_groups=("dataset_size",), of_one_size=True
     ),
     "with_replacement": Rule(SampledWithReplacement, ("batch_size", "dataset_size"), of_one_size=True),
+    "cyclic_poisson": Rule(
+        PoissonSampled,
+        ("sampling_probability",),
+        in_turns=True,
+        instead_of_groups="ja.dp_sgd(noise_multiplier / group, 1.0, ceil(steps / groups))",
+    ),
     "shuffled": Rule(
         ShuffledBatches,
         ("slots",),

@@ -47,6 +47,8 @@ MEANING = {
     "epochs": "epochs",
     "sampling": "batch rule",
     "cap": "cap of a batch (records)",
+    "bands": "steps that share noise",
+    "groups": "groups that take turns",
     "group": "records of one person",
     "repetitions": "law of $K$",
     "eta": "$\\eta$ of the law of $K$",

@@ -50,7 +50,10 @@ _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
 """Default number of rows in the table, and in detail; largest number that a user may ask for (each takes a page)."""
-_SHOWN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps", "cap", "group", "repetitions")
+_SHOWN = (
+    *("name", "sampling", "noise_multiplier", "sampling_probability", "steps", "cap", "bands", "groups", "group"),
+    "repetitions",
+)
 """Columns of a result that the page shows if the result has them."""
 
 Tick = Callable[[str], None]

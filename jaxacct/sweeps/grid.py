@@ -32,7 +32,7 @@ from jaxacct.core.validation import (
     check,
     choice,
 )
-from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described, rule_name, rule_of
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, OF_RULES, RATES, RULES, described, rule_name, rule_of
 
 LAWS: dict[str, tuple[str, ...]] = {
     "geometric": ("gamma",),
@@ -275,10 +275,12 @@ def _require_law(given: Mapping[str, Any], solved: str) -> None:
 
 
 def _require_rule(given: Mapping[str, Any]) -> None:
-    """Refuse a cap without its batch rule, and a batch rule without its numbers."""
+    """Refuse a number without its batch rule, and a batch rule without its numbers."""
     rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
-    if "cap" in given and "truncated_poisson" not in rules:
-        raise InputError("cap needs sampling = 'truncated_poisson'; leave it out, or name that batch rule")
+    for name in OF_RULES[1:]:  # slots are refused with the run
+        if name in given and not any(rule_of(rule).knows(name) for rule in rules):
+            words = " or ".join(repr(word) for word, rule in RULES.items() if rule.knows(name))
+            raise InputError(f"{name} needs sampling = {words}; name the batch rule that is run")
     for rule in rules:
         for name in rule_of(rule).needs:
             if name not in given:
@@ -286,16 +288,18 @@ def _require_rule(given: Mapping[str, Any]) -> None:
 
 
 def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Return the columns, with the sampling probability and the steps where other columns determine them."""
-    if not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
+    """Return the columns, with the rate, steps and groups that follow from others; blank what a row's rule lacks."""
+    own = [name for name in OF_RULES if name in columns]
+    if not own and not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns
     size = next(iter(columns.values())).size
     rules = columns.get("sampling", np.full(size, "poisson", object))
-    found = {name: np.full(size, np.nan) for name in ("sampling_probability", "steps") if name != solved}
+    names = dict.fromkeys(("sampling_probability", "steps", "groups", *own))
+    found = {name: np.full(size, np.nan) for name in names if name != solved}
     for rule in dict.fromkeys(rules.tolist()):
         rows = np.flatnonzero(rules == rule)
-        names = [name for name in NUMBERS if name in columns and (name != "cap" or "cap" in rule_of(rule).needs)]
-        run = described({name: columns[name][rows] for name in names}, rule, unknown=solved)
+        given = [name for name in NUMBERS if name in columns and rule_of(rule).knows(name)]
+        run = described({name: columns[name][rows] for name in given}, rule, unknown=solved)
         for name, column in found.items():
             column[rows] = run.get(name, np.nan)
     return columns | {name: column for name, column in found.items() if not np.isnan(column).all()}
