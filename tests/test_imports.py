@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "calibration": {"accounting", "engines", "kernels", "mechanisms", "selection"},
     "sweeps": {"accounting", "calibration", "engines", "mechanisms", "selection"},
     "plots": {"accounting", "mechanisms", "representations", "sweeps"},
-    "verification": {"mechanisms"},
+    "verification": {"mechanisms", "strategies"},
     "interop": {"accounting", "mechanisms", "representations", "selection", "strategies"},
     "training": {"accounting", "calibration", "interop", "mechanisms", "representations", "samplers", "selection"}
     | {"strategies"},

@@ -351,7 +351,7 @@ def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Cal
         value = getattr(owner, field.name)
         if isinstance(value, Mechanism | tuple):
             value = _picked(value, shape, index, law)
-        elif dataclasses.is_dataclass(value):
+        elif dataclasses.is_dataclass(value) and not field.metadata.get("static"):
             value = law(owner, value)
         elif field.name in owner.vectors:
             value = np.broadcast_to(value, shape + np.shape(value)[-1:])[index]

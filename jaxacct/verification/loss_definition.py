@@ -6,10 +6,11 @@ These definitions follow the mechanisms' documentation and share no code with `M
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from jaxacct import mechanisms as known
 from jaxacct.mechanisms.random_allocation import RandomAllocation
-from jaxacct.verification.ball_arithmetic import NotCovered, arb, ball
+from jaxacct.verification.ball_arithmetic import NotCovered, arb, ball, ctx
 from jaxacct.verification.closed_form_losses import BoundedRange, GaussianLoss, LaplaceLoss, SampledLaplace
 from jaxacct.verification.finite_losses import (
     FiniteLosses,
@@ -37,6 +38,7 @@ from jaxacct.verification.gaussian_mixture import (
     binomial_weights,
     hypergeometric_weights,
 )
+from jaxacct.verification.matrix_losses import MATRICES, WAYS, Moves
 from jaxacct.verification.random_allocation import AllocationLoss
 from jaxacct.verification.sampled_gaussian import SampledGaussian
 
@@ -93,13 +95,17 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
     return RULES[type(mechanism)](asked, **held)
 
 
-def fields_of(mechanism: Any) -> dict[str, Any]:
-    """Return the fields of a mechanism; raise NotCovered if no rule defines it or the rule does not read a field."""
+def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
+    """Return the fields of a mechanism; raise NotCovered if no rule defines it or the rule does not read a field.
+
+    beside : fields that no definition of this kind depends on, which are left out.
+    """
     name = type(mechanism).__name__
-    if type(mechanism) not in RULES:
+    if type(mechanism) not in rules:
         raise NotCovered(name)
-    held = {field.name: getattr(mechanism, field.name) for field in dataclasses.fields(mechanism)}
-    named = inspect.signature(RULES[type(mechanism)]).parameters
+    named = inspect.signature(rules[type(mechanism)]).parameters
+    fields = [field.name for field in dataclasses.fields(mechanism) if field.name not in beside]
+    held = {field: getattr(mechanism, field) for field in fields}
     if unread := [field for field in held if field not in named]:
         raise NotCovered(f"{name} with the field {unread[0]}")
     return held
@@ -185,6 +191,8 @@ def _unlike(mechanism: Any) -> int:
     if type(mechanism) is known.FiniteOutput:
         pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
+    if type(mechanism) is known.MatrixMechanism:
+        return 0  # `inside` would ask the engines' sensitivity
     return sum(_unlike(each) for each in mechanism.inside())
 
 
@@ -363,6 +371,26 @@ def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, gr
         raise NotCovered("random allocation under replace_one")
     deviation, many = _noise(mechanism), int(slots)
     return [(GaussianLoss(1 / deviation**2) if many == 1 else AllocationLoss(deviation, many, asked.direction), 1)]
+
+
+@defines(known.MatrixMechanism)
+def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: Any) -> list[Part]:
+    """Define independent releases, each of which a record moves by the norm of a vector, when it is sampled."""
+    _refuse(asked, "MatrixMechanism")
+    rate, moves = _moves(strategy, participation, ctx.prec)
+    if rate.is_zero():
+        return []
+    if asked.relation == "replace_one" and not rate == 1:
+        raise NotCovered("cyclic Poisson sampling under replace_one")
+    noise = ball(noise_multiplier) / asked.moved
+    return [(_sampled_step(noise / square.sqrt(), rate, asked.direction), count) for square, count in moves]
+
+
+@functools.lru_cache(maxsize=16)
+def _moves(strategy: Any, participation: Any, bits: int) -> Moves:
+    """Return how far a record moves C X, at the current precision of `bits`; raise NotCovered for unknown classes."""
+    held, told = fields_of(strategy, MATRICES, beside=("epochs",)), fields_of(participation, WAYS)
+    return WAYS[type(participation)](MATRICES[type(strategy)](**held), **told)
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:

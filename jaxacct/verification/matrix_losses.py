@@ -1,0 +1,184 @@
+"""Matrix mechanisms: the columns of C by the definition of each strategy, and how far one record moves C X."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxacct import strategies as known
+from jaxacct.verification.ball_arithmetic import NotCovered, arb, ball, between, tick
+
+Column = dict[Any, Any]
+"""The non-zero entries of a column of C, by row."""
+Pattern = tuple[int, ...]
+MOST_ENTRIES = 300_000
+"""Largest number of entries of C."""
+MOST_PATTERNS = 20_000
+"""Largest number of patterns in which a record may take part."""
+MOST_SIGNS = 10
+"""Largest number of steps of a pattern for which all signs of the contributions are tried."""
+NEARLY = arb(1e-12)
+"""Relative difference of squared norms below which one ball holds both."""
+Moves = tuple[Any, list[tuple[Any, int]]]
+"""The rate at which a record is sampled, and the squared moves of its releases, each with a count."""
+
+
+def _toeplitz(column: Sequence[Any], steps: int) -> list[Column]:
+    return [{first + lag: c for lag, c in enumerate(column[: steps - first])} for first in range(steps)]
+
+
+def _require_size(steps: int, bands: int) -> None:
+    if steps * bands > MOST_ENTRIES:
+        raise NotCovered(f"a matrix of more than {MOST_ENTRIES} entries")
+
+
+def _identity(steps: int) -> list[Column]:
+    _require_size(steps, 1)
+    return _toeplitz([arb(1)], steps)
+
+
+def _given(coefficients: Sequence[float], steps: int) -> list[Column]:
+    _require_size(steps, len(coefficients))
+    return _toeplitz([ball(c) for c in coefficients], steps)
+
+
+def _banded(bands: int, steps: int, coefficients: Sequence[float]) -> list[Column]:
+    return _given(coefficients[:bands], steps)
+
+
+def _buffered(buffers: int, steps: int, scales: Sequence[float], decays: Sequence[float]) -> list[Column]:
+    _require_size(steps, steps)
+    terms = [(ball(scales[k]), ball(decays[k])) for k in range(buffers)]
+    powers = [sum((scale * decay**lag for scale, decay in terms), arb(0)) for lag in range(steps - 1)]
+    return _toeplitz([arb(1), *powers], steps)
+
+
+def _banded_inverse(inverse_bands: int, steps: int, inverse: Sequence[float]) -> list[Column]:
+    """Solve inverse * column = (1, 0, 0, ...), entry by entry."""
+    _require_size(steps, steps)
+    given = [ball(d) for d in inverse[:inverse_bands]]
+    column: list[Any] = []
+    for row in range(steps):
+        earlier = sum((given[lag] * column[row - lag] for lag in range(1, min(len(given), row + 1))), arb(0))
+        column.append(((1 if row == 0 else 0) - earlier) / given[0])
+    return _toeplitz(column, steps)
+
+
+def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[float]]) -> list[Column]:
+    _require_size(steps, bands)
+    return [
+        {first + lag: ball(diagonals[lag][first]) for lag in range(min(bands, steps - first))} for first in range(steps)
+    ]
+
+
+def _tree(steps: int, restarts: int) -> list[Column]:
+    """Enter 1 at every node above a leaf: (block, level, place), of nodes that end within the block."""
+    _require_size(steps, steps.bit_length())
+    size = steps // restarts
+    nodes = lambda leaf: [(k, leaf >> k) for k in range(size.bit_length()) if ((leaf >> k) + 1) << k <= size]
+    return [{(step // size, *node): arb(1) for node in nodes(step % size)} for step in range(steps)]
+
+
+def _product(one: Column, other: Column) -> Any:
+    return sum((entry * other[row] for row, entry in one.items() if row in other), arb(0))
+
+
+def _squared_move(columns: list[Column], patterns: list[Pattern]) -> Moves:
+    """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
+
+    The square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  Contributions that are parallel but for their signs
+    reach the lower end.  The mean over all signs is the trace.
+    """
+    gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
+
+    def total(pattern: Pattern, signs: Sequence[int] | None) -> Any:
+        tick()
+        found = sum((gram(i, i) for i in pattern), arb(0))
+        for (m, i), (n, j) in itertools.combinations(enumerate(pattern), 2):
+            found += 2 * (abs(gram(i, j)) if signs is None else signs[m] * signs[n] * gram(i, j))
+        return found
+
+    sizes = [total(pattern, None) for pattern in patterns]
+    worst = patterns[max(range(len(sizes)), key=lambda place: float(sizes[place].mid()))]
+    rest = len(worst) - 1
+    signs = itertools.product((1, -1), repeat=rest) if rest < MOST_SIGNS else [(1,) * rest]
+    trace = sum((gram(i, i) for i in worst), arb(0))
+    reached = functools.reduce(arb.max, (total(worst, (1, *each)) for each in signs), trace)
+    return arb(1), [(between(reached, functools.reduce(arb.max, sizes)), 1)]
+
+
+def _single(columns: list[Column]) -> Moves:
+    return _squared_move(columns, [(step,) for step in range(len(columns))])
+
+
+def _in_epochs(columns: list[Column], epochs: int) -> Moves:
+    steps = len(columns)
+    if steps % epochs:
+        raise NotCovered("epochs that do not divide the steps")
+    period = steps // epochs
+    return _squared_move(columns, [tuple(range(first, steps, period)) for first in range(period)])
+
+
+def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
+    steps = len(columns)
+    longest = -(-steps // separation)
+    most = longest if most is None else min(most, longest)
+
+    def after(pattern: Pattern) -> Iterator[Pattern]:
+        later = range(pattern[-1] + separation if pattern else 0, steps)
+        if not later or len(pattern) == most:
+            yield pattern
+            return
+        # a step would fit into a gap of twice the separation, and no sum of |G_ij| falls with a further step
+        for step in later[:separation] if most == longest else later:
+            yield from after((*pattern, step))
+
+    patterns = list(itertools.islice(after(()), MOST_PATTERNS + 1))
+    if len(patterns) > MOST_PATTERNS:
+        raise NotCovered(f"more than {MOST_PATTERNS} patterns of participation")
+    return _squared_move(columns, patterns)
+
+
+def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
+    """Enclose the squared norms of a record's blocks by rank, neighbours that nearly agree in one ball.
+
+    Each group's norms by rank bound the answer from below, and the largest of all groups at each rank from above.
+    """
+    for first, column in enumerate(columns):
+        if not all(type(row) is int and first <= row < first + groups for row in column):
+            raise NotCovered("cyclic Poisson sampling of more bands than groups, or of a tree")
+    squares = [_product(column, column) for column in columns]
+    size = lambda square: float(square.mid())
+    ranked = [sorted(squares[j::groups], key=size, reverse=True) for j in range(min(groups, len(squares)))]
+    by_rank = list(itertools.zip_longest(*ranked, fillvalue=arb(0)))
+    leading = max(range(len(ranked)), key=lambda j: sum(map(size, ranked[j])))
+    runs: list[tuple[Any, int]] = []
+    for each in (between(rank[leading], functools.reduce(arb.max, rank)) for rank in by_rank):
+        if not each > 0:
+            raise NotCovered("a block of noise whose column may be 0")
+        if runs and abs(runs[-1][0] - each) < NEARLY * each:
+            runs[-1] = runs[-1][0].union(each), runs[-1][1] + 1
+        else:
+            runs.append((each, 1))
+    return ball(sampling_probability), runs
+
+
+MATRICES: dict[type, Callable[..., list[Column]]] = {
+    known.Identity: _identity,
+    known.Toeplitz: _given,
+    known.Banded: _banded,
+    known.BLT: _buffered,
+    known.BandedInverse: _banded_inverse,
+    known.ColumnNormalised: _column_normalised,
+    known.PrefixSum: _tree,
+}
+"""The columns of each class of strategy, from its fields but `epochs`, on which no matrix depends."""
+WAYS: dict[type, Callable[..., Moves]] = {
+    known.SingleParticipation: _single,
+    known.FixedEpochs: _in_epochs,
+    known.MinSeparation: _apart,
+    known.CyclicPoisson: _cyclic,
+}
+"""The moves of C X by one record, for each class of participation, from the columns and its fields."""
