@@ -123,7 +123,7 @@ def test_an_infeasible_calibration_exits_1_and_says_why(capsys):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "jaxacct: give a command: epsilon, delta, calibrate, risk, select, sweep"),
+        ("", "jaxacct: give a command: epsilon, delta, calibrate, advise, risk, select, sweep"),
         ("epsilom", "jaxacct epsilom: argument COMMAND: invalid choice"),
         ("epsilon", "noise_multiplier, sampling_probability, steps and delta are missing"),
         ("epsilon --noise-multiplyer 1", "--noise-multiplyer; did you mean --noise-multiplier?"),

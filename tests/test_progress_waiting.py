@@ -11,6 +11,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.core import progress
+from jaxacct.strategies import optimise
 from jaxacct.tuning.candidates import best_few
 
 
@@ -112,3 +113,9 @@ def test_a_bar_does_not_stand_after_an_interrupt(terminal, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         best_few(["a", "a"], lambda kind: interrupted, lambda result, number: 0.0, 2, 1, bar)
     assert not progress._open
+
+
+def test_a_search_for_a_strategy_counts_its_steps(terminal):
+    optimise.banded.cache_clear()
+    optimise.banded(3, 40)
+    assert "steps of the search for a strategy  for 0:0" in terminal.text and "[" not in terminal.text

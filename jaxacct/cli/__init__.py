@@ -27,7 +27,7 @@ BROKEN_PIPE = 141
 """Exit status where the reader of standard output has gone: 128 plus the number of SIGPIPE."""
 
 RUNS = {
-    **{name: ("questions", name) for name in ("risk", "select", "verify")},
+    **{name: ("questions", name) for name in ("advise", "risk", "select", "verify")},
     **{name: ("files", name) for name in ("sweep", "merge", "plot", "ledger", "report")},
     "warm": ("warm", "run"),
 }

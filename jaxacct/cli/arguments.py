@@ -41,6 +41,7 @@ QUESTION = {
         "baseline": "success of a reconstruction without output",
         "above_fpr": "floor of the error rates for --mu (default 1e-10)",
     },
+    "advise": {"target_epsilon": "epsilon to be met", "target_delta": "delta to be met"},
     "risk": {
         "fpr": "false-positive rates (default 0.01 0.001)",
         "prior": "prior probabilities of membership (default 0.1)",
@@ -74,6 +75,10 @@ WHOLE_NUMBERS = ("block", "process_id", "process_count")
 SINGLE = {"risk": ("above_fpr",), "ledger": ("delta",), "report": ("delta", "prior"), "verify": ("delta", "seconds")}
 """Options of each command that take one number, not a list."""
 REQUIRED = {
+    "advise": {
+        name: f"{name} is missing; give --{name.replace('_', '-')}"
+        for name in ("target_epsilon", "target_delta", "dataset_size", "batch_size")
+    },
     "sweep": {"grid": "GRID is missing; give a .toml or .csv file"},
     "merge": {"out": "--out is missing; name the result, such as --out result.csv"},
     "plot": {
@@ -171,6 +176,23 @@ COMMANDS = {
         "Exit status 1 where that is infeasible.",
         "jaxacct calibrate --target-epsilon 2 --target-delta 1e-5 --sampling-probability 0.01 --steps 10000",
         (*_numbers(CONFIGURATION | QUESTION["calibrate"]), _SAMPLING, *_WITHOUT_ENGINE, _VERIFY),
+    ),
+    "advise": Command(
+        "Which correlated noise has the least error at a budget and a batch size: DP-SGD, banded noise with cyclic "
+        "Poisson sampling, and buffered noise without sampling. Exit status 1 where none meets the budget.",
+        "jaxacct advise --target-epsilon 2 --target-delta 1e-5 --dataset-size 60000 --batch-size 600 --epochs 10",
+        (
+            *_numbers(QUESTION["advise"]),
+            _option("dataset_size", "number of records"),
+            _option("batch_size", "expected number of records of a step"),
+            _option("epochs", "passes over the data"),
+            _option("steps", "instead of --epochs"),
+            _option(
+                "bands", "numbers of bands to compare (default: 2,4,8,16,32 as far as they fit, and a pass of up to 64)"
+            ),
+            _ACCURACY[0],
+            _option("out", "also write the table, .csv, or a picture, .png, .svg or .pdf (needs matplotlib)", "FILE"),
+        ),
     ),
     "risk": Command(
         "What the best attack on DP-SGD achieves: advantage, true-positive rates, posterior, Bayes success, "

@@ -1,4 +1,4 @@
-"""The commands epsilon, delta, calibrate, risk, select and verify; the second program checks their answers."""
+"""The commands epsilon, delta, calibrate, advise, risk, select and verify; the second program checks their answers."""
 
 from __future__ import annotations
 
@@ -133,6 +133,30 @@ def risk(options: argparse.Namespace) -> int:
     table = table_of_risks(runs if _batch(fields) else element(runs, (0,)), **given, **settings)
     print(output.dumps(table.to_dict()) if options.json else table)
     return 0
+
+
+def advise(options: argparse.Namespace) -> int:
+    """Print the error of each way to correlate noise at one budget, and write or draw it where asked to."""
+    from jaxacct.plots import style  # slow imports that few commands need
+    from jaxacct.training import advise_strategy
+
+    path = None if options.out is None else Path(options.out)
+    if path is not None and path.suffix.lower() != ".csv":
+        style.check_picture(path)
+    names = ("target_epsilon", "target_delta", "dataset_size", "batch_size", "steps", "epochs", "bands", "relation")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if "bands" in given:
+        given["bands"] = np.atleast_1d(given["bands"]).tolist()
+    advice = advise_strategy(**given)
+    if path is not None and path.suffix.lower() == ".csv":
+        advice.to_csv(path)
+    elif path is not None:
+        with style.settings():
+            canvas, axes = style.figure(square=False)
+            advice.plot(axes)
+            style.save(canvas, path)
+    print(output.dumps(advice.to_dict()) if options.json else advice)
+    return int(all(option.status.startswith("infeasible") for option in advice.options))
 
 
 def select(options: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ class Progress:
 
     def __init__(
         self,
-        total: int,
+        total: int | None,
         show: bool | None,
         there: int = 0,
         unit: str = "rows",
@@ -113,9 +113,10 @@ class Waiting:
 
 
 @contextlib.contextmanager
-def waiting(total: int, unit: str = "rows") -> Iterator[Waiting]:
+def waiting(total: int | None, unit: str = "rows") -> Iterator[Waiting]:
     """Show a progress line, every half second, while the work of the `with` block takes longer than a second.
 
+    The line has no bar if the total is unknown (None).
     The line appears on a terminal and in a notebook, unless another bar is there, and vanishes when the work is done.
     If no line can be shown, for example because the terminal is gone, the work goes on without it.
     """
@@ -133,7 +134,7 @@ def waiting(total: int, unit: str = "rows") -> Iterator[Waiting]:
 
 
 @contextlib.contextmanager
-def _ticking(work: Waiting, total: int, unit: str) -> Iterator[None]:
+def _ticking(work: Waiting, total: int | None, unit: str) -> Iterator[None]:
     """Run a thread that shows how much is done, and erase its line at the end."""
     over, began = threading.Event(), time.monotonic()
     bar = Progress(total, True, unit=unit)
@@ -176,12 +177,14 @@ def say(line: str) -> None:
     print(f"\r{line:<{_open[-1].width}}" if _open else line, file=sys.stderr, flush=True)
 
 
-def bar(done: int, total: int, seconds: float, there: int = 0, unit: str = "rows") -> str:
+def bar(done: int, total: int | None, seconds: float, there: int = 0, unit: str = "rows") -> str:
     """Return one line of progress. The first `there` rows were done before `seconds` began.
 
     >>> bar(512, 1024, 2.0)
     '[############............] 512/1,024  256 rows/s  0:02 left'
     """
+    if total is None:
+        return f"{done:,} {unit}"
     filled = BAR_WIDTH * done // total if total else BAR_WIDTH
     picture = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {done:,}/{total:,}"
     if done == there or seconds <= 0.0:

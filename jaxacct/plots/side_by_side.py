@@ -87,7 +87,7 @@ def plot_profiles(
     curves, words = _curves(mechanisms, relation)
     grid = _epsilons(curves) if epsilon is None else np.unique(check("epsilon", epsilon, NON_NEGATIVE))
     with style.settings():
-        axes = _axes(axes, square=False)
+        axes = axes_for(axes, square=False)
         found = _answers(curves, lambda one: one.delta(grid))
         drawn = [_draw(axes, look, grid, each, "upper") for look, each in zip(_looks(curves), found, strict=True)]
         smallest = min(line[line > 0.0].min(initial=1.0) for line in drawn)
@@ -137,7 +137,7 @@ def plot_tradeoffs(
     near_zero = np.concatenate([np.geomspace(1e-4, 1e-2, 10), np.linspace(0.0, 1.0, RATES - 10)])
     grid = np.unique(near_zero) if fpr is None else np.unique(check("fpr", fpr, PROBABILITY))
     with style.settings():
-        axes = _axes(axes, square=True)
+        axes = axes_for(axes, square=True)
         for look, each in zip(_looks(curves), _answers(curves, lambda one: one.tradeoff(grid)), strict=True):
             _draw(axes, look, grid, each, "lower")
         axes.plot([0, 1], [1, 0], ":", color="0.5", linewidth=1.0, label="no leakage")
@@ -250,7 +250,7 @@ def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.append(at.ravel(), epsilon[-1]), np.append(values.ravel(), delta[-1])
 
 
-def _axes(given: Any, square: bool) -> Any:
+def axes_for(given: Any, square: bool) -> Any:
     """Return the given axes, or the axes of a new figure of pyplot, which a notebook shows without a call."""
     if given is not None:
         return given

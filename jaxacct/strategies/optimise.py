@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.core.progress import waiting
+
 
 @functools.lru_cache(maxsize=256)
 def banded(bands: int, steps: int) -> tuple[float, ...]:
@@ -143,10 +145,15 @@ def _minimise(loss: Callable[[Any], Any], start: np.ndarray) -> np.ndarray:
         return start
     from scipy import optimize  # slow to import
 
-    with jax.enable_x64():
+    with jax.enable_x64(), waiting(None, "steps of the search for a strategy") as work:
         both = jax.jit(jax.value_and_grad(loss))
+
+        def counted(x: np.ndarray) -> list[np.ndarray]:
+            work.done += 1
+            return [np.asarray(value, np.float64) for value in both(x)]
+
         found = optimize.minimize(
-            lambda x: [np.asarray(value, np.float64) for value in both(x)],
+            counted,
             start,
             jac=True,
             method="L-BFGS-B",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxacct.training.ledger import Ledger
     from jaxacct.training.plan import Plan
     from jaxacct.training.plan.segments import Segment
+    from jaxacct.training.plan.strategy_advice import advise_strategy
     from jaxacct.training.run.state import State
     from jaxacct.training.sampling.sampler import (
         fixed_batches,
@@ -42,6 +43,7 @@ __all__ = [
     "Source",
     "State",
     "Trainer",
+    "advise_strategy",
     "clipped_sum",
     "fixed_batches",
     "fresh_key",
@@ -69,6 +71,7 @@ _HOMES = {
     "Source": "source",
     "State": "run.state",
     "Trainer": "trainer",
+    "advise_strategy": "plan.strategy_advice",
     "clipped_sum": "clipping.clipped_sum",
     "fixed_batches": "sampling.sampler",
     "fresh_key": "jaxacct.core.chacha",

@@ -269,6 +269,10 @@ def trained(loss: Callable[[Any, Any], Any], optimizer: Any, params: Any, data: 
     print(training.noisy_mean(key, 1.0, 1.0, 512.0), training.Segment, training.Ledger.open("run.jsonl"))
     source = training.Source(data, workers=2, prefetch=1, repeats=False)
     print(len(source), trainer.norm_methods(params, source))
+    advice = training.advise_strategy(
+        target_epsilon=3.0, target_delta=1e-5, dataset_size=60_000, batch_size=600, epochs=20, bands=[4, 8]
+    )
+    print(advice.best.strategy, advice.plan_arguments(), advice.plot())
     return trainer.fit(trainer.init(params), source, ledger="run.jsonl")
 
 

@@ -1,0 +1,254 @@
+"""Advice on correlated noise: the error of each way to sample and to correlate noise that meets one budget."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxacct.calibration.noise_rate_steps import Calibration, calibrate_noise_multiplier
+from jaxacct.core.files import write_csv
+from jaxacct.core.keywords import with_hints
+from jaxacct.core.progress import waiting
+from jaxacct.core.text import outward, plain
+from jaxacct.core.types import Foreign
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, check_int, check_one
+from jaxacct.mechanisms.dp_sgd_run import ROUNDING, described
+from jaxacct.strategies import BLT, Banded, Identity, MinSeparation, SingleParticipation, Strategy, optimise
+
+BANDS = (2, 4, 8, 16, 32)
+"""Numbers of bands that are compared where the caller names none, as far as they fit."""
+MOST_BANDS = 64
+"""Largest number of steps of a pass that is such a number too: with as many bands nothing is sampled."""
+BUFFERS = 4
+"""Number of buffers of the buffered noise."""
+UNSAMPLED = "min_separation"
+"""The option that samples nothing; no `Plan` trains it."""
+_ONE = "advice is for one run"
+
+
+@dataclass(frozen=True)
+class StrategyOption:
+    """One way to sample and to correlate noise, with the least noise that meets the budget.
+
+    ``groups`` are the groups of cyclic Poisson sampling, the slots of a round, or the steps of a pass. The noise
+    multiplier is relative to the clip norm, and NaN where no noise meets the budget. ``epsilon`` is a certified upper
+    end, ``relative`` the error divided by that of DP-SGD with Poisson sampling, ``status`` that of the calibration.
+    """
+
+    sampling: str
+    strategy: Strategy
+    groups: int
+    sampling_probability: float
+    noise_multiplier: float
+    error: float
+    relative: float
+    epsilon: float
+    status: str
+
+    def row(self) -> dict[str, Any]:
+        """Return the columns of the table as plain numbers and words."""
+        named = {"strategy": type(self.strategy).__name__, "bands": self.strategy.overlap}
+        return {"sampling": self.sampling} | named | {k: plain(v) for k, v in vars(self).items() if k != "strategy"}
+
+
+@dataclass(frozen=True)
+class StrategyAdvice:
+    """The options that one budget allows, made by `advise_strategy`; the first is DP-SGD with Poisson sampling.
+
+    ``print(advice)`` shows a table, ``advice.plot()`` a picture, and ``Plan(**advice.plan_arguments())`` plans a run.
+    """
+
+    options: tuple[StrategyOption, ...]
+    target_epsilon: float
+    target_delta: float
+    dataset_size: int
+    batch_size: float
+    steps: int
+    relation: str
+
+    @property
+    def best(self) -> StrategyOption:
+        """The option of least error; refused where no noise meets the budget."""
+        return self._best(self.options)
+
+    @property
+    def _planned(self) -> list[StrategyOption]:
+        return [option for option in self.options if option.sampling != UNSAMPLED]
+
+    def _best(self, options: Sequence[StrategyOption]) -> StrategyOption:
+        known = [option for option in options if not math.isnan(option.error)]
+        if not known:
+            raise InputError(f"target_epsilon = {self.target_epsilon!r} is met by no option; allow more")
+        return min(known, key=lambda option: option.error)
+
+    def plan_arguments(self, option: StrategyOption | None = None) -> dict[str, Any]:
+        """Return the keyword arguments of the `Plan` of an option, by default of the best one that has a plan.
+
+        No plan trains "min_separation". Account for it by ``ja.MatrixMechanism(option.strategy,
+        option.noise_multiplier, strategies.MinSeparation(option.groups))``.
+        """
+        option = option or self._best(self._planned)
+        if option.sampling == UNSAMPLED:
+            raise InputError(f"sampling = {UNSAMPLED!r} has no Plan; choose another option, or write the loop yourself")
+        found = {name: value for name, value in vars(self).items() if name != "options"} | {"sampling": option.sampling}
+        return found | ({"noise": option.strategy} if option.sampling == "cyclic_poisson" else {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the advice for JSON: strategies by name, and missing numbers as the word "nan"."""
+        return vars(self) | {"options": [option.row() for option in self.options]}
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the options as a CSV with a header line, numbers in full precision."""
+        rows = [option.row() for option in self.options]
+        write_csv(Path(path), tuple(rows[0]), [list(map(str, row.values())) for row in rows])
+
+    def plot(self, axes: Foreign = None) -> Foreign:
+        """Draw the error against the number of bands, and return the matplotlib Axes (needs matplotlib)."""
+        from jaxacct.plots.strategies import draw_strategies
+
+        return draw_strategies(self, axes)
+
+    def __str__(self) -> str:
+        lines = [list(self.options[0].row())]
+        for option in self.options:
+            row = option.row() | {"sampling_probability": f"{option.sampling_probability:.4g}"}
+            rounded = {name: outward(vars(option)[name], ".5g", up=True) for name in ("noise_multiplier", "epsilon")}
+            row |= rounded | {"error": f"{option.error:.4g}", "relative": f"{option.relative:.3f}"}
+            lines.append(list(map(str, row.values())))
+        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = ["  ".join(f"{x:>{w}}" for x, w in zip(line, wide, strict=True)) for line in lines]
+        notes = ["error: root mean square, of prefix sums by the noise alone, in clip norms"]
+        if not all(math.isnan(option.error) for option in self.options):
+            best, planned = self.best, self._best(self._planned)
+            notes.append(f"least error: {best.sampling}, {best.strategy!r}")
+            if best.sampling == UNSAMPLED:
+                notes.append(f"least error of a Plan: {planned.sampling}, {planned.strategy!r}")
+            bands = 2 * max(one.strategy.overlap for one in self._planned)
+            if 2 * planned.strategy.overlap == bands <= min(self.steps, self.dataset_size // self.batch_size):
+                notes.append(f"more bands may have less error: try bands=[{bands}]")
+        return "\n".join([*table, "", *notes])
+
+
+@with_hints
+def advise_strategy(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    dataset_size: int,
+    batch_size: float,
+    epochs: float | None = None,
+    steps: int | None = None,
+    bands: Sequence[int] | None = None,
+    relation: str = "add_or_remove_one",
+) -> StrategyAdvice:
+    """Compare independent and correlated noise at one budget and one batch size.
+
+    Each option gets the least noise that is certified to meet (target_epsilon, target_delta):
+
+    * "poisson": DP-SGD, where each record is in a step with probability q = batch_size / dataset_size;
+    * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
+    * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups, and each record of
+      the group whose turn it is is drawn with probability b q;
+    * "min_separation": ``strategies.BLT`` noise. Nothing is sampled: two steps of a record lie at least floor(1/q)
+      apart, as in passes that keep their order.
+
+    The error is ``sigma sqrt(mean_i e_i)`` with e_i the variance of prefix sum i at noise multiplier 1: the root mean
+    squared error of the sums of the first i clipped gradient sums, i = 1, ..., n, in clip norms. It is the error by
+    noise alone: sampling has a variance, clipping a bias, and an optimiser its own use of the sums. Where the batches
+    of random allocation are smaller than batch_size, its error is scaled to equal noise per record.
+
+    The privacy of banded noise depends on the norm of the columns alone, which is 1. So one matrix for each number of
+    bands is best at every epsilon, and the budget decides only the number of bands.
+
+    Parameters
+    ----------
+    target_epsilon : float > 0
+    target_delta : float in (0, 1)
+    dataset_size : int
+    batch_size : float > 0, at most dataset_size
+        Expected number of records of a step.
+    epochs, steps : float > 0, or int >= 1
+        Length of the run; n = ceil(epochs dataset_size / batch_size).
+    bands : sequence of int, optional
+        Numbers of bands, at most 1/q and n. By default 2, 4, 8, 16 and 32, as far as they fit, and floor(1/q) up to 64,
+        where nothing is sampled. One band is DP-SGD.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
+        Neighbouring relation. A record that is added or removed must not move other records to other groups or steps.
+
+    Returns
+    -------
+    StrategyAdvice
+
+    References
+    ----------
+    Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization, arXiv:2306.08153. Proofs:
+    jaxacct/strategies/README.md.
+
+    >>> from jaxacct.training import advise_strategy
+    >>> run = {"dataset_size": 1000, "batch_size": 100, "steps": 20, "bands": [4]}
+    >>> advice = advise_strategy(target_epsilon=8.0, target_delta=1e-5, **run)
+    >>> advice.best.relative < 0.9, advice.best.epsilon <= 8.0, advice.plan_arguments()["noise"]
+    (True, True, Banded(bands=4, steps=20, epochs=1))
+    """
+    epsilon = check_one("target_epsilon", target_epsilon, POSITIVE, _ONE)
+    delta = check_one("target_delta", target_delta, DELTA, _ONE)
+    size = int(check_one("dataset_size", dataset_size, COUNT, _ONE))
+    batch = check_one("batch_size", batch_size, POSITIVE, _ONE)
+    length = {name: value for name, value in (("epochs", epochs), ("steps", steps)) if value is not None}
+    run = described({"batch_size": batch, "dataset_size": size, **length}, "poisson", unknown="noise_multiplier")
+    n = int(check_one("steps", run["steps"], COUNT, _ONE))
+    rate, period, slots = batch / size, math.floor(size / batch), math.ceil(size / batch * (1.0 - ROUNDING))
+    groups = [1, *_bands(bands, min(period, n)), period]
+    banded = (partial(Banded, b, n) for b in groups[1:-1])
+    makers: list[Callable[[], Strategy]] = [partial(Identity, n), *banded, partial(_buffered, n, period)]
+    rates, counts = np.minimum(np.multiply(groups, rate), 1.0), np.ceil(np.divide(n, groups))
+    rates[-1] = counts[-1] = 1.0  # one Gaussian
+    settings: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "relation": relation}
+    with waiting(len(makers) + 2, "options") as work:  # the calibrations count as two options
+        found = calibrate_noise_multiplier(**settings, sampling_probability=rates, steps=counts)
+        work.done += 1
+        allocated = calibrate_noise_multiplier(**settings, slots=slots, steps=n, sampling="random_allocation")
+        strategies: list[Strategy] = []
+        for make in makers:
+            work.done += 1
+            strategies.append(make())
+
+    def option(sampling: str, place: int, groups: int, chance: float, of: Calibration, scale: float) -> StrategyOption:
+        noise, upper, status = (np.ravel(each)[place] for each in (of.value, of.epsilon.upper, of.status))
+        # the noise of one Gaussian, times the sensitivity of a block, or of all steps where nothing is sampled
+        way = MinSeparation(period) if sampling == UNSAMPLED else SingleParticipation()
+        noise = float(noise * strategies[place].sensitivity(way).upper)
+        error = noise * math.sqrt(np.mean(strategies[place].squared_errors())) * scale
+        relative = error / (float(found.value[0]) * math.sqrt(0.5 * (n + 1)))
+        numbers = groups, chance, noise, error, relative, float(upper), str(status)
+        return StrategyOption(sampling, strategies[place], *numbers)
+
+    names = ["poisson", *["cyclic_poisson"] * (len(groups) - 2), UNSAMPLED]
+    options = [option(name, place, groups[place], float(rates[place]), found, 1.0) for place, name in enumerate(names)]
+    # noise per record, since the batches of a round may be smaller than asked for
+    options.insert(1, option("random_allocation", 0, slots, 1.0 / slots, allocated, slots * rate))
+    return StrategyAdvice(tuple(options), epsilon, delta, size, batch, n, relation)
+
+
+def _bands(bands: Sequence[int] | None, most: int) -> list[int]:
+    """Return the numbers of bands above 1 to compare; refuse those that exceed the steps of a pass or of the run."""
+    if bands is None:
+        return sorted({b for b in (*BANDS, most) if 1 < b <= min(most, MOST_BANDS)})
+    found = [check_int(f"bands[{place}]", b, 1, "use a whole number of bands") for place, b in enumerate(bands)]
+    for place, b in enumerate(found):
+        if b > most:
+            raise InputError(f"bands[{place}] = {b} must be <= {most}, the steps of a pass and of the run; use fewer")
+    return [b for b in dict.fromkeys(found) if b > 1]
+
+
+def _buffered(steps: int, separation: int) -> BLT:
+    """Return a BLT for passes of `separation` steps, the last of which may be incomplete."""
+    scales, decays = optimise.buffered(BUFFERS, steps, max(steps // separation, 1))
+    return BLT(BUFFERS, steps, scales=scales, decays=decays)
