@@ -119,9 +119,38 @@ def test_json_expressions_and_events_say_the_same():
     for strategy in (Banded(3, 12), strategies.PrefixSum(8, 2, 2), ColumnNormalised(2, 6), strategies.BLT(2, 8)):
         run = ja.MatrixMechanism(strategy, [1.0, 2.0], strategies.MinSeparation(2))
         assert interop.from_json(interop.to_json(run)) == run
-    run = ja.MatrixMechanism(Banded(2, 4), 1.5, CyclicPoisson(2, 0.1))
-    back = interop.from_dp_event(interop.to_dp_event(run))
-    np.testing.assert_allclose(ja.epsilon(back, 1e-5).upper, ja.epsilon(run, 1e-5).upper, rtol=1e-12)
+
+
+EVENTS = [
+    ja.MatrixMechanism(Banded(4, 64, epochs=4), 5.0),
+    ja.MatrixMechanism(strategies.PrefixSum(8, 2, 2), 5.0),
+    ja.MatrixMechanism(Toeplitz((1.0, -0.7, 0.3), 10), 5.0, strategies.MinSeparation(1)),
+    ja.MatrixMechanism(Banded(2, 4), 1.5, CyclicPoisson(2, 0.1)),
+    ja.MatrixMechanism(Banded(3, 8), 1.5, CyclicPoisson(3, 0.1)),
+    ja.compose(ja.repeat(ja.MatrixMechanism(ColumnNormalised(2, 6), 2.0, CyclicPoisson(2, 0.2)), 2), ja.Gaussian(5.0)),
+]
+
+
+@pytest.mark.parametrize("run", EVENTS, ids=lambda run: run.expression().replace("ja.", "")[:80])
+def test_an_event_is_read_back_with_the_same_epsilon(run):
+    from jaxacct import interop
+
+    event = interop.to_dp_event(run)
+    back = interop.from_dp_event(event)
+    for relation in ("add_or_remove_one", "zero_out"):
+        mine, theirs = (ja.epsilon(one, 1e-5, relation=relation) for one in (run, back))
+        assert (mine.upper, mine.kind) == (theirs.upper, theirs.kind)
+    from dp_accounting.pld import PLDAccountant
+
+    other = PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(1e-5)
+    np.testing.assert_allclose(other, mine.upper, rtol=5e-3)
+
+
+def test_whole_blocks_are_one_repeated_event():
+    from jaxacct import interop
+
+    event = interop.to_dp_event(ja.MatrixMechanism(Banded(2, 8), 1.5, CyclicPoisson(2, 0.1)))
+    assert (event.count, event.event.sampling_probability) == (4, 0.1)
 
 
 @pytest.mark.parametrize(

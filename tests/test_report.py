@@ -26,6 +26,7 @@ from jaxacct.report.page import Code, Facts, Heading, Paragraph, Picture, Rows, 
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, _above, by_points
 from jaxacct.report.subjects import counted
 from jaxacct.report.wording import in_words
+from jaxacct.strategies import Banded, CyclicPoisson, FixedEpochs, MinSeparation, SingleParticipation
 from jaxacct.sweeps import Table, sweep
 from jaxacct.training import Ledger, Plan
 
@@ -207,6 +208,28 @@ def test_fixed_batches_and_those_without_replacement_say_what_they_assume():
     assert "all batches of its size being equally likely" in text
 
 
+@pytest.mark.parametrize(
+    "way, words",
+    [
+        (SingleParticipation(), "takes part in at most one step"),
+        (FixedEpochs(2), "once in every pass"),
+        (MinSeparation(3), "lie at least as far apart"),
+        (CyclicPoisson(3, 0.2), "step i draws every record of group i mod groups"),
+    ],
+)
+def test_a_matrix_mechanism_says_how_records_take_part(way, words):
+    text = parsed(report(ja.MatrixMechanism(Banded(3, 8), 2.0, way), delta=1e-5)).text
+    assert words in text and "the release is C X + Z" in text and "Batches are Poisson samples" not in text
+    assert "moves no other record to another step or group" in text
+
+
+def test_a_result_with_banded_noise_says_what_it_assumes():
+    run = {"noise_multiplier": 2.0, "sampling_probability": 0.2, "steps": 9, "delta": 1e-5}
+    text = parsed(report(sweep(run | {"sampling": "cyclic_poisson", "bands": 3}, progress=False))).text
+    assert "whose columns have norm at most 1" in text and "Groups" in text
+    assert "whose columns have norm at most 1" not in parsed(report(sweep(run, progress=False))).text
+
+
 @pytest.mark.slow
 def test_caps_and_users_are_on_the_page():
     some = {"target_delta": 1e-5, "dataset_size": 50, "sampling_probability": 0.1, "noise_multiplier": 5.0, "steps": 4}
@@ -268,8 +291,9 @@ def test_the_command_lines_on_the_page_verify_the_claim(path, capsys, tmp_path):
         python, flag, code = shlex.split(commands(report(tmp_path / name, **options))[1])
         exec(code, {})
         assert (python, flag) == ("python", "-c") and "verified" in capsys.readouterr().out
-    exec("\n".join(["from jaxacct import *", *commands(report(ja.Gaussian(2.0), delta=1e-5))]), {})
-    assert "verified" in capsys.readouterr().out
+    for mechanism in (ja.Gaussian(2.0), ja.MatrixMechanism(Banded(32, 80), 2.0, CyclicPoisson(32, 0.2))):
+        exec("\n".join(commands(report(mechanism, delta=1e-5))), {})
+        assert "verified" in capsys.readouterr().out
 
 
 # What must not be claimed

@@ -438,9 +438,10 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
     """Return the DpEvent of a single mechanism (no batch); this is the inverse of `from_dp_event`.
 
     Randomized response needs a probability of at least 1/k. Its noise parameter is rounded down, so that the event
-    never promises more. A sampling ratio becomes the smallest sample and data set with this ratio. dp_accounting 0.6.0
-    has no event for PureDP(epsilon > 0), ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and
-    RandomAllocation; later versions have such events.
+    never promises more. A sampling ratio becomes the smallest sample and data set with this ratio. A matrix mechanism
+    becomes the Gaussians that it is, sampled or not. dp_accounting 0.6.0 has no event for PureDP(epsilon > 0),
+    ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and RandomAllocation; later versions have such
+    events.
 
     Parameters
     ----------

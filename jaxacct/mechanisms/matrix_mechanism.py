@@ -101,7 +101,8 @@ class MatrixMechanism(Combinator):
         if isinstance(self.participation, CyclicPoisson):
             rate = self.participation.sampling_probability
             # a lower bound of 0 for a norm leaves the block out
-            return compose(*(repeat(PoissonSampled(Gaussian(noise / d), rate), n) for d, n in runs if d > 0.0))
+            blocks = [repeat(PoissonSampled(Gaussian(noise / d), rate), n) for d, n in runs if d > 0.0]
+            return blocks[0] if len(blocks) == 1 else compose(*blocks)
         return Gaussian(noise / runs[0][0])
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:

@@ -23,7 +23,7 @@ from jaxacct.mechanisms.combinators import Composed
 from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described
 from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import Rows
-from jaxacct.report.wording import CHOICE_NOTE, FILTER_NOTE, GENERAL, TRAINING, USERS, about, mechanisms_in
+from jaxacct.report.wording import CHOICE_NOTE, CYCLIC, FILTER_NOTE, GENERAL, TRAINING, USERS, about, mechanisms_in
 from jaxacct.selection import AdaptiveSelection, Selection, select
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps.grid import INPUTS, LAWS
@@ -44,6 +44,8 @@ _DELTAS = np.geomspace(1e-10, 0.3, 14)
 """Deltas at which a Rényi filter's epsilon is computed; the risks of a filtered run follow from these points."""
 _LONGEST = 600
 """Largest number of characters that a page shows of a mechanism."""
+_LONGEST_CODE = 4000
+"""Largest number of characters of a line that makes a mechanism: the coefficients of some hundred bands."""
 _LONGEST_DOCUMENT = 2**24
 """Largest number of bytes of a file that may be a plan or a mechanism; a longer file is a ledger."""
 _MOST_RELEASES = 500
@@ -217,14 +219,15 @@ def _typed(mechanism: Mechanism) -> str:
 
 def _made(mechanism: Mechanism) -> list[str]:
     """Return lines of Python that make the mechanism again, to the last digit."""
-    text = repr(mechanism)
-    if "array(" not in text and len(text) <= _LONGEST:
-        return [f"m = {safe(text)}"]
+    text = mechanism.expression()
+    if "..." not in text and len(text) <= _LONGEST_CODE:
+        used = [f"from jaxacct import {room}" for room in ("selection", "strategies") if f"{room}." in text]
+        return [*used, f"m = {safe(text)}"]
     try:
         saved = to_json(mechanism)
     except InputError:
         saved = ""
-    if 0 < len(saved) <= _LONGEST:
+    if 0 < len(saved) <= _LONGEST_CODE:
         return ["from jaxacct.interop import from_json", f"m = from_json({saved!r})"]
     return ["m = ...  # the mechanism, which this page cannot write down"]
 
@@ -493,7 +496,7 @@ def _of_table(table: Table, rows: Sequence[int] | None, tick: Tick, path: str) -
         _overview(table, listed, claims, stop, rows is not None),
         details,
         [claim.mechanism for claim in claims if claim.mechanism is not None],
-        TRAINING,
+        (*TRAINING, CYCLIC) if "bands" in table.columns else TRAINING,
         [f"sha256sum {name}", f"jaxacct verify {name}"] if path else ["jaxacct verify result.csv"],
         CHOICE_NOTE if "repetitions" in table.columns and any(table["repetitions"][listed]) else "",
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
-from jaxacct.mechanisms import Mechanism
+from jaxacct.mechanisms import MatrixMechanism, Mechanism
 from jaxacct.report.claim import Claim, percent, plain_percent, up
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings
 
@@ -65,11 +66,18 @@ USERS = (
     "is was told rightly."
 )
 """The assumption about a training run whose unit is a user."""
+CYCLIC = (
+    "In runs with cyclic_poisson groups of records take turns, and step i draws records of group i mod groups alone. "
+    "The group of a record does not depend on other records. The noise is that of a strategy with at most the stated "
+    "number of bands, whose columns have norm at most 1."
+)
+"""The assumption about a result with runs whose noise is banded."""
 GENERAL = (
     "One record moves what the mechanism adds noise to by at most the sensitivity to which its noise is relative.",
     SECRECY,
 )
 """The assumptions about a mechanism without further information."""
+_STAY = "A record that is added or taken out moves no other record to another step or group."
 _OF_CLASS = {
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
     "stated probability. Shuffled batches, or batches of a fixed size, are not covered by this.",
@@ -84,6 +92,14 @@ _OF_CLASS = {
     "SampledWithoutReplacement": "Every batch is drawn afresh, all batches of its size being equally likely.",
     "ShuffledBatches": "The batches of a pass are disjoint, and which record is in which does not depend on what the "
     "records hold. A record that is zeroed keeps its place, so that no other record changes its batch.",
+    "MatrixMechanism": "The noise is correlated: the release is C X + Z. C is the stated strategy, row i of X is the "
+    "sum of the clipped gradients of step i, and the entries of Z are independent.",
+    "SingleParticipation": f"A record takes part in at most one step. {_STAY}",
+    "FixedEpochs": f"A record takes part once in every pass over the data, each time at the same place. {_STAY}",
+    "MinSeparation": "Any two steps of a record lie at least as far apart as stated. Where a largest number of steps "
+    f"is stated, no record takes part in more. {_STAY}",
+    "CyclicPoisson": "Groups of records take turns: step i draws every record of group i mod groups independently, "
+    f"with the stated probability, and no other. {_STAY}",
     "Selection": "Only the best of K candidates is released. K is drawn from the stated law, is independent of "
     "the data, "
     "and stays secret, as do the other candidates and the running time. The candidates are i.i.d. given the data: each "
@@ -107,9 +123,9 @@ def about(unit: str, text: str) -> str:
 
 
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
-    """Yield a mechanism and all mechanisms inside it."""
+    """Yield a mechanism and all mechanisms inside it; a matrix mechanism says itself how records are sampled."""
     yield mechanism
-    for one in mechanism.inside():
+    for one in () if isinstance(mechanism, MatrixMechanism) else mechanism.inside():
         yield from mechanisms_in(one)
 
 
@@ -117,7 +133,9 @@ def assumptions(
     mechanisms: Iterable[Mechanism], kinds: Iterable[str], own: Iterable[str], unit: str = "record"
 ) -> list[str]:
     """Return the assumptions of the subject, of its mechanisms, and of the kinds of its answers."""
-    names = {type(one).__name__ for mechanism in mechanisms for one in mechanisms_in(mechanism)}
+    parts: list[Any] = [one for mechanism in mechanisms for one in mechanisms_in(mechanism)]
+    parts += [one.participation for one in parts if isinstance(one, MatrixMechanism)]
+    names = {type(one).__name__ for one in parts}
     found = [*own, *(about(unit, text) for name, text in _OF_CLASS.items() if name in names)]
     for kind in dict.fromkeys(kinds):
         if kind.startswith("conditional"):

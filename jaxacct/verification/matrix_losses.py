@@ -26,6 +26,7 @@ Moves = tuple[Any, list[tuple[Any, int]]]
 
 
 def _toeplitz(column: Sequence[Any], steps: int) -> list[Column]:
+    _require_size(steps, len(column))
     return [{first + lag: c for lag, c in enumerate(column[: steps - first])} for first in range(steps)]
 
 
@@ -34,18 +35,8 @@ def _require_size(steps: int, bands: int) -> None:
         raise NotCovered(f"a matrix of more than {MOST_ENTRIES} entries")
 
 
-def _identity(steps: int) -> list[Column]:
-    _require_size(steps, 1)
-    return _toeplitz([arb(1)], steps)
-
-
 def _given(coefficients: Sequence[float], steps: int) -> list[Column]:
-    _require_size(steps, len(coefficients))
     return _toeplitz([ball(c) for c in coefficients], steps)
-
-
-def _banded(bands: int, steps: int, coefficients: Sequence[float]) -> list[Column]:
-    return _given(coefficients[:bands], steps)
 
 
 def _buffered(buffers: int, steps: int, scales: Sequence[float], decays: Sequence[float]) -> list[Column]:
@@ -109,10 +100,6 @@ def _squared_move(columns: list[Column], patterns: list[Pattern]) -> Moves:
     return arb(1), [(between(reached, functools.reduce(arb.max, sizes)), 1)]
 
 
-def _single(columns: list[Column]) -> Moves:
-    return _squared_move(columns, [(step,) for step in range(len(columns))])
-
-
 def _in_epochs(columns: list[Column], epochs: int) -> Moves:
     steps = len(columns)
     if steps % epochs:
@@ -166,9 +153,9 @@ def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> 
 
 
 MATRICES: dict[type, Callable[..., list[Column]]] = {
-    known.Identity: _identity,
+    known.Identity: lambda steps: _toeplitz([arb(1)], steps),
     known.Toeplitz: _given,
-    known.Banded: _banded,
+    known.Banded: lambda bands, steps, coefficients: _given(coefficients[:bands], steps),
     known.BLT: _buffered,
     known.BandedInverse: _banded_inverse,
     known.ColumnNormalised: _column_normalised,
@@ -176,7 +163,7 @@ MATRICES: dict[type, Callable[..., list[Column]]] = {
 }
 """The columns of each class of strategy, from its fields but `epochs`, on which no matrix depends."""
 WAYS: dict[type, Callable[..., Moves]] = {
-    known.SingleParticipation: _single,
+    known.SingleParticipation: lambda columns: _squared_move(columns, [(step,) for step in range(len(columns))]),
     known.FixedEpochs: _in_epochs,
     known.MinSeparation: _apart,
     known.CyclicPoisson: _cyclic,
