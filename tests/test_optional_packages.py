@@ -14,6 +14,8 @@ from test_front_door import PACKAGES
 
 import jaxacct as ja
 from jaxacct.core.lazy_exports import EXTRAS
+from jaxacct.interop import to_jax_privacy
+from jaxacct.strategies import BLT
 
 ROOT = pathlib.Path(ja.__file__).parent
 SOURCES = {path: path.read_text() for path in ROOT.rglob("*.py")}
@@ -82,6 +84,7 @@ def trained(**more):
 
 
 DOORS = {
+    "jax_privacy": lambda path: to_jax_privacy(BLT(1, steps=2)),
     "matplotlib": lambda path: ja.profile(ja.Gaussian(1.0)).plot(),
     "orbax": lambda path: trained(checkpoints=path / "run"),
     "pandas": lambda path: table().to_pandas(),

@@ -183,10 +183,8 @@ COMMANDS = {
         "jaxacct advise --target-epsilon 2 --target-delta 1e-5 --dataset-size 60000 --batch-size 600 --epochs 10",
         (
             *_numbers(QUESTION["advise"]),
-            _option("dataset_size", "number of records"),
-            _option("batch_size", "expected number of records of a step"),
-            _option("epochs", "passes over the data"),
-            _option("steps", "instead of --epochs"),
+            *_numbers({"dataset_size": "number of records", "batch_size": "expected number of records of a step"}),
+            *_numbers({"epochs": "passes over the data", "steps": "instead of --epochs"}),
             _option(
                 "bands", "numbers of bands to compare (default: 2,4,8,16,32 as far as they fit, and a pass of up to 64)"
             ),

@@ -143,10 +143,7 @@ def advise(options: argparse.Namespace) -> int:
     path = None if options.out is None else Path(options.out)
     if path is not None and path.suffix.lower() != ".csv":
         style.check_picture(path)
-    names = ("target_epsilon", "target_delta", "dataset_size", "batch_size", "steps", "epochs", "bands", "relation")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if "bands" in given:
-        given["bands"] = np.atleast_1d(given["bands"]).tolist()
+    given = {name: x for name, x in vars(options).items() if name not in ("command", "json", "out") and x is not None}
     advice = advise_strategy(**given)
     if path is not None and path.suffix.lower() == ".csv":
         advice.to_csv(path)

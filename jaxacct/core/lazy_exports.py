@@ -17,6 +17,7 @@ EXTRAS = {
     "dp_accounting": ("dp-accounting", "interop"),
     "flax": ("flax", "training"),
     "flint": ("python-flint", "verify"),
+    "jax_privacy": ("jax-privacy", "benchmark"),
     "matplotlib": ("matplotlib", "plot"),
     "opacus": ("opacus", "opacus"),
     "optax": ("optax", "training"),

@@ -116,9 +116,8 @@ class Waiting:
 def waiting(total: int | None, unit: str = "rows") -> Iterator[Waiting]:
     """Show a progress line, every half second, while the work of the `with` block takes longer than a second.
 
-    The line has no bar if the total is unknown (None).
     The line appears on a terminal and in a notebook, unless another bar is there, and vanishes when the work is done.
-    If no line can be shown, for example because the terminal is gone, the work goes on without it.
+    Without a total it is a count. If no line can be shown, since the terminal is gone, say, the work goes on.
     """
     work = Waiting()
     if not (on_terminal() or in_notebook()) or not _waiting.acquire(blocking=False):

@@ -12,17 +12,20 @@ if TYPE_CHECKING:
     from jaxacct.interop.accountant import CertifiedAccountant
     from jaxacct.interop.dp_accounting_pld import to_dp_accounting_pld
     from jaxacct.interop.dp_events import from_dp_event, supports, to_dp_event
+    from jaxacct.interop.jax_privacy_plans import from_jax_privacy, to_jax_privacy
     from jaxacct.interop.opacus_accountant import OpacusAccountant, register_opacus
 
 __all__ = [
     "CertifiedAccountant",
     "OpacusAccountant",
     "from_dp_event",
+    "from_jax_privacy",
     "from_json",
     "register_opacus",
     "supports",
     "to_dp_accounting_pld",
     "to_dp_event",
+    "to_jax_privacy",
     "to_json",
 ]
 
@@ -30,10 +33,12 @@ _HOMES = {
     "CertifiedAccountant": "accountant",
     "OpacusAccountant": "opacus_accountant",
     "from_dp_event": "dp_events",
+    "from_jax_privacy": "jax_privacy_plans",
     "register_opacus": "opacus_accountant",
     "supports": "dp_events",
     "to_dp_accounting_pld": "dp_accounting_pld",
     "to_dp_event": "dp_events",
+    "to_jax_privacy": "jax_privacy_plans",
 }
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` would accept every misspelt name
     __getattr__, __dir__ = lazy_exports(__name__, _HOMES, "from_json", "to_json")

@@ -147,16 +147,12 @@ def _minimise(loss: Callable[[Any], Any], start: np.ndarray) -> np.ndarray:
 
     with jax.enable_x64(), waiting(None, "steps of the search for a strategy") as work:
         both = jax.jit(jax.value_and_grad(loss))
-
-        def counted(x: np.ndarray) -> list[np.ndarray]:
-            work.done += 1
-            return [np.asarray(value, np.float64) for value in both(x)]
-
         found = optimize.minimize(
-            counted,
+            lambda x: [np.asarray(value, np.float64) for value in both(x)],
             start,
             jac=True,
             method="L-BFGS-B",
+            callback=lambda x: setattr(work, "done", work.done + 1),
             options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30},
         )
     return np.asarray(found.x)

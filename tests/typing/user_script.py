@@ -336,6 +336,7 @@ def exchanged(run: ja.Mechanism, event: Any) -> str:
     if interop.supports(event):
         run = interop.from_dp_event(event)
     print(accountants, interop.to_dp_event(interop.from_json(interop.to_json(run))))
+    print(interop.to_jax_privacy(interop.from_jax_privacy([1.0, 0.5], steps=8)))
     return interop.to_json(run)
 
 

@@ -18,14 +18,12 @@ from jaxacct.core.keywords import with_hints
 from jaxacct.core.progress import waiting
 from jaxacct.core.text import outward, plain
 from jaxacct.core.types import Foreign
-from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, check_int, check_one
+from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, check_int, check_one, refuse_where
 from jaxacct.mechanisms.dp_sgd_run import ROUNDING, described
 from jaxacct.strategies import BLT, Banded, Identity, MinSeparation, SingleParticipation, Strategy, optimise
 
 BANDS = (2, 4, 8, 16, 32)
 """Numbers of bands that are compared where the caller names none, as far as they fit."""
-MOST_BANDS = 64
-"""Largest number of steps of a pass that is such a number too: with as many bands nothing is sampled."""
 BUFFERS = 4
 """Number of buffers of the buffered noise."""
 UNSAMPLED = "min_separation"
@@ -37,9 +35,8 @@ _ONE = "advice is for one run"
 class StrategyOption:
     """One way to sample and to correlate noise, with the least noise that meets the budget.
 
-    ``groups`` are the groups of cyclic Poisson sampling, the slots of a round, or the steps of a pass. The noise
-    multiplier is relative to the clip norm, and NaN where no noise meets the budget. ``epsilon`` is a certified upper
-    end, ``relative`` the error divided by that of DP-SGD with Poisson sampling, ``status`` that of the calibration.
+    ``groups`` are groups of records, slots of a round, or steps of a pass. The noise multiplier is relative to the clip
+    norm; NaN: none meets the budget. ``epsilon`` is a certified upper end, ``relative`` the error by that of DP-SGD.
     """
 
     sampling: str
@@ -75,26 +72,19 @@ class StrategyAdvice:
 
     @property
     def best(self) -> StrategyOption:
-        """The option of least error; refused where no noise meets the budget."""
-        return self._best(self.options)
-
-    @property
-    def _planned(self) -> list[StrategyOption]:
-        return [option for option in self.options if option.sampling != UNSAMPLED]
-
-    def _best(self, options: Sequence[StrategyOption]) -> StrategyOption:
-        known = [option for option in options if not math.isnan(option.error)]
+        """The option of least error that a `Plan` trains; refused where no noise meets the budget."""
+        known = [one for one in self.options if one.sampling != UNSAMPLED and not math.isnan(one.error)]
         if not known:
             raise InputError(f"target_epsilon = {self.target_epsilon!r} is met by no option; allow more")
         return min(known, key=lambda option: option.error)
 
     def plan_arguments(self, option: StrategyOption | None = None) -> dict[str, Any]:
-        """Return the keyword arguments of the `Plan` of an option, by default of the best one that has a plan.
+        """Return the keyword arguments of the `Plan` of an option, by default of the best one.
 
         No plan trains "min_separation". Account for it by ``ja.MatrixMechanism(option.strategy,
         option.noise_multiplier, strategies.MinSeparation(option.groups))``.
         """
-        option = option or self._best(self._planned)
+        option = option or self.best
         if option.sampling == UNSAMPLED:
             raise InputError(f"sampling = {UNSAMPLED!r} has no Plan; choose another option, or write the loop yourself")
         found = {name: value for name, value in vars(self).items() if name != "options"} | {"sampling": option.sampling}
@@ -116,22 +106,17 @@ class StrategyAdvice:
         return draw_strategies(self, axes)
 
     def __str__(self) -> str:
+        safe = lambda name, x: outward(x, ".5g", up=True) if name in ("noise_multiplier", "epsilon") else f"{x:.5g}"
         lines = [list(self.options[0].row())]
         for option in self.options:
-            row = option.row() | {"sampling_probability": f"{option.sampling_probability:.4g}"}
-            rounded = {name: outward(vars(option)[name], ".5g", up=True) for name in ("noise_multiplier", "epsilon")}
-            row |= rounded | {"error": f"{option.error:.4g}", "relative": f"{option.relative:.3f}"}
-            lines.append(list(map(str, row.values())))
+            lines.append([safe(name, x) if isinstance(x, float) else str(x) for name, x in option.row().items()])
         wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(f"{x:>{w}}" for x, w in zip(line, wide, strict=True)) for line in lines]
         notes = ["error: root mean square, of prefix sums by the noise alone, in clip norms"]
-        if not all(math.isnan(option.error) for option in self.options):
-            best, planned = self.best, self._best(self._planned)
-            notes.append(f"least error: {best.sampling}, {best.strategy!r}")
-            if best.sampling == UNSAMPLED:
-                notes.append(f"least error of a Plan: {planned.sampling}, {planned.strategy!r}")
-            bands = 2 * max(one.strategy.overlap for one in self._planned)
-            if 2 * planned.strategy.overlap == bands <= min(self.steps, self.dataset_size // self.batch_size):
+        if not all(math.isnan(option.error) for option in self.options[:-1]):
+            notes.append(f"least error of a Plan: {self.best.sampling}, {self.best.strategy!r}")
+            bands = 2 * max(one.strategy.overlap for one in self.options if one.sampling != UNSAMPLED)
+            if 2 * self.best.strategy.overlap == bands <= min(self.steps, self.dataset_size // self.batch_size):
                 notes.append(f"more bands may have less error: try bands=[{bands}]")
         return "\n".join([*table, "", *notes])
 
@@ -145,7 +130,7 @@ def advise_strategy(
     batch_size: float,
     epochs: float | None = None,
     steps: int | None = None,
-    bands: Sequence[int] | None = None,
+    bands: int | Sequence[int] | None = None,
     relation: str = "add_or_remove_one",
 ) -> StrategyAdvice:
     """Compare independent and correlated noise at one budget and one batch size.
@@ -161,22 +146,17 @@ def advise_strategy(
 
     The error is ``sigma sqrt(mean_i e_i)`` with e_i the variance of prefix sum i at noise multiplier 1: the root mean
     squared error of the sums of the first i clipped gradient sums, i = 1, ..., n, in clip norms. It is the error by
-    noise alone: sampling has a variance, clipping a bias, and an optimiser its own use of the sums. Where the batches
-    of random allocation are smaller than batch_size, its error is scaled to equal noise per record.
-
-    The privacy of banded noise depends on the norm of the columns alone, which is 1. So one matrix for each number of
-    bands is best at every epsilon, and the budget decides only the number of bands.
+    noise alone: sampling has a variance, clipping a bias, and an optimiser its own use of the sums. Where random
+    allocation has batches smaller than batch_size, its error is scaled to equal noise per record.
 
     Parameters
     ----------
-    target_epsilon : float > 0
-    target_delta : float in (0, 1)
-    dataset_size : int
-    batch_size : float > 0, at most dataset_size
-        Expected number of records of a step.
+    target_epsilon, target_delta : float > 0, float in (0, 1)
+    dataset_size, batch_size : int, float > 0
+        Records, and the expected number of them in a step.
     epochs, steps : float > 0, or int >= 1
         Length of the run; n = ceil(epochs dataset_size / batch_size).
-    bands : sequence of int, optional
+    bands : int or sequence of int, optional
         Numbers of bands, at most 1/q and n. By default 2, 4, 8, 16 and 32, as far as they fit, and floor(1/q) up to 64,
         where nothing is sampled. One band is DP-SGD.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
@@ -232,19 +212,20 @@ def advise_strategy(
 
     names = ["poisson", *["cyclic_poisson"] * (len(groups) - 2), UNSAMPLED]
     options = [option(name, place, groups[place], float(rates[place]), found, 1.0) for place, name in enumerate(names)]
-    # noise per record, since the batches of a round may be smaller than asked for
     options.insert(1, option("random_allocation", 0, slots, 1.0 / slots, allocated, slots * rate))
     return StrategyAdvice(tuple(options), epsilon, delta, size, batch, n, relation)
 
 
-def _bands(bands: Sequence[int] | None, most: int) -> list[int]:
+def _bands(bands: int | Sequence[int] | None, most: int) -> list[int]:
     """Return the numbers of bands above 1 to compare; refuse those that exceed the steps of a pass or of the run."""
     if bands is None:
-        return sorted({b for b in (*BANDS, most) if 1 < b <= min(most, MOST_BANDS)})
-    found = [check_int(f"bands[{place}]", b, 1, "use a whole number of bands") for place, b in enumerate(bands)]
-    for place, b in enumerate(found):
-        if b > most:
-            raise InputError(f"bands[{place}] = {b} must be <= {most}, the steps of a pass and of the run; use fewer")
+        return sorted({b for b in (*BANDS, most) if 1 < b <= min(most, 64)})
+    found = [
+        check_int(f"bands[{place}]", b, 1, "use a whole number of bands")
+        for place, b in enumerate(np.atleast_1d(bands).tolist())
+    ]
+    why = f"must be <= {most}, the steps of a pass and of the run; use fewer"
+    refuse_where(np.greater(found, most), "bands", np.array(found), why, "{:.0f}".format)
     return [b for b in dict.fromkeys(found) if b > 1]
 
 

@@ -1,0 +1,97 @@
+"""Strategies and execution plans of jax_privacy, by the fields of its commit 07068c9."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxacct.core.files import optional_package
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import Foreign
+from jaxacct.core.validation import POSITIVE, REAL, RELATIONS, InputError, check, check_one, choice
+from jaxacct.mechanisms import MatrixMechanism
+from jaxacct.strategies import BLT, Banded, ColumnNormalised, CyclicPoisson, Strategy, Toeplitz
+
+
+def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0]) -> Strategy | MatrixMechanism:
+    """Read a strategy or an execution plan of jax_privacy, which need not be installed.
+
+    Parameters
+    ----------
+    thing : array of coefficients, BufferedToeplitz, ColumnNormalizedBanded or BandMFExecutionPlanConfig
+    steps : int
+        n; needed where the object does not say it: for coefficients and a `BufferedToeplitz`.
+    relation : str
+        What will be asked about. A plan that splits records equally holds for "zero_out" and "replace_one" only.
+
+    Returns
+    -------
+    Toeplitz, BLT, ColumnNormalised or MatrixMechanism
+        What a plan runs, with as many groups as coefficients. Its noise multiplier is relative to their norm, also with
+        ``column_normalize``, which makes the columns of norm 1.
+
+    >>> from_jax_privacy([1.0, 0.5], steps=4)
+    Toeplitz(coefficients=(1.0, 0.5), steps=4, epochs=1)
+    """
+    choice("relation", relation, RELATIONS)
+    if hasattr(thing, "sampling_prob"):
+        return _mechanism(thing, relation)
+    if hasattr(thing, "params"):
+        params = np.asarray(check("params", thing.params, REAL)).T
+        return ColumnNormalised(len(params), params[0].size, diagonals=params / np.linalg.norm(params, axis=0))
+    if hasattr(thing, "buf_decay"):
+        decays, scales = (tuple(np.ravel(each).tolist()) for each in (thing.buf_decay, thing.output_scale))
+        return BLT(len(decays), steps, scales=scales, decays=decays)
+    return Toeplitz(tuple(np.ravel(check("coefficients", thing, REAL)).tolist()[:steps]), steps)
+
+
+def _mechanism(plan: Any, relation: str) -> MatrixMechanism:
+    if plan.noise_multiplier is None:
+        raise InputError("noise_multiplier of the plan is None; read plan.calibrate(epsilon=..., delta=...)")
+    if plan.truncated_batch_size is not None:
+        raise InputError(f"truncated_batch_size = {plan.truncated_batch_size} is not accounted for; train without it")
+    earlier = hasattr(plan, "partition_type")  # up to release 2.0
+    equal = plan.partition_type.name == "EQUAL_SPLIT" if earlier else plan.num_examples is not None
+    if equal and relation not in ("zero_out", "replace_one"):
+        raise InputError(f"relation = {relation!r} moves records of an equal split; read and ask for 'zero_out'")
+    noise = check_one("noise_multiplier", plan.noise_multiplier, POSITIVE, "a plan is for one run")
+    column, n = np.ravel(check("strategy", plan.strategy, REAL)), int(plan.iterations)
+    norm, sampled = float(np.linalg.norm(column)), CyclicPoisson(column.size, plan.sampling_prob)
+    if not plan.column_normalize:
+        return MatrixMechanism(Banded(column.size, n, coefficients=tuple(column / norm)), noise, sampled)
+    norms = np.sqrt(np.cumsum(np.pad(np.square(column), (0, n - column.size)))[::-1])
+    return MatrixMechanism(ColumnNormalised(column.size, n, diagonals=column[:, None] / norms), noise * norm, sampled)
+
+
+def to_jax_privacy(thing: Strategy | MatrixMechanism) -> Foreign:
+    """Write what `from_jax_privacy` reads; all but coefficients needs jax_privacy.
+
+    Parameters
+    ----------
+    thing : BLT, ColumnNormalised, Banded, Toeplitz, or a MatrixMechanism of the last two with CyclicPoisson
+
+    Returns
+    -------
+    object of jax_privacy, or array of coefficients
+        A plan is for "add_or_remove_one". Groups beyond the bands become zeros. The noise is rounded up.
+
+    >>> to_jax_privacy(Toeplitz((1.0, 0.5), steps=4)).tolist()
+    [1.0, 0.5]
+    """
+    match thing:
+        case Banded() | Toeplitz():
+            return thing.column
+        case BLT():
+            theirs = optional_package("jax_privacy.matrix_factorization.buffered_toeplitz", "a BufferedToeplitz")
+            return theirs.BufferedToeplitz(buf_decay=np.array(thing.decays), output_scale=np.array(thing.scales))
+        case ColumnNormalised():
+            theirs = optional_package("jax_privacy.matrix_factorization.banded", "a ColumnNormalizedBanded")
+            return theirs.ColumnNormalizedBanded(params=thing.entries.T)
+        case MatrixMechanism(Banded() | Toeplitz() as strategy, noise, CyclicPoisson(groups, rate)):
+            theirs = optional_package("jax_privacy.experimental.execution_plan", "an execution plan")
+            column = np.pad(strategy.column, (0, groups - strategy.overlap))
+            noise = check_one("noise_multiplier", noise, POSITIVE, "a plan is for one run") * (1.0 + 8.0 * ROUNDOFF)
+            given = {"noise_multiplier": noise / float(np.linalg.norm(column)), "sampling_prob": rate}
+            return theirs.BandMFExecutionPlanConfig(iterations=strategy.steps, strategy=column, **given)
+    raise InputError(f"{type(thing).__name__} has no counterpart in jax_privacy; train it with jaxacct")
