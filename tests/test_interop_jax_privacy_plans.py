@@ -207,6 +207,9 @@ def test_a_written_plan_has_at_least_the_noise(theirs, groups):
         ([1.0, 0.5], {}, "steps = 0 must be"),
         (BufferedToeplitz(buf_decay=[1.0], output_scale=[0.5]), {"steps": 9}, "decays[0] = 1.0 must be"),
         ("nonsense", {"steps": 9}, "coefficients = 'nonsense' must be"),
+        (types.SimpleNamespace(sampling_prob=0.1, iterations=9, cycle_length=3), {"steps": 9}, "coefficients = name"),
+        (dataclasses.replace(PLAN, strategy=[-1.0, 0.5]), {}, "coefficients[0] = -0.894427190999"),
+        (dataclasses.replace(PLAN, iterations=2), {}, "bands = 3 must be <= steps / epochs = 2"),
     ],
 )
 def test_refusals_of_reading(thing, given, words):

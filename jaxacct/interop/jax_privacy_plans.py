@@ -35,7 +35,7 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     Toeplitz(coefficients=(1.0, 0.5), steps=4, epochs=1)
     """
     choice("relation", relation, RELATIONS)
-    if hasattr(thing, "sampling_prob"):
+    if hasattr(thing, "strategy"):
         return _mechanism(thing, relation)
     if hasattr(thing, "params"):
         params = np.asarray(check("params", thing.params, REAL)).T
