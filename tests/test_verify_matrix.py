@@ -146,7 +146,7 @@ def test_a_claim_without_the_block_cut_is_refuted_from_below():
     [
         (run(strategies.PrefixSum(4), CyclicPoisson(4, 0.2)), "of a tree"),
         (run(Banded(2, 60), MinSeparation(3)), "more than 20000 patterns"),
-        (run(strategies.BLT(2, 600)), "a matrix of more than 300000 entries"),
+        (run(strategies.BLT(2, 400)), "a matrix of more than 100000 entries"),
     ],
 )
 def test_what_is_not_covered_is_said(mechanism, words):

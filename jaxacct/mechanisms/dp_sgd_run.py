@@ -201,9 +201,8 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
         size = np.asarray(checked["dataset_size"])
         require_at_most("batch_size", batch, "dataset_size", size, "use a smaller batch_size")
         if rule.in_turns:
-            require_at_most(
-                "batch_size", batch, "dataset_size / groups", size / groups, "use fewer groups or a smaller batch_size"
-            )
+            remedy = "use fewer groups or a smaller batch_size"
+            require_at_most("batch_size", batch, "dataset_size / groups", size / groups, remedy)
         fields["sampling_probability"] = _plain(np.minimum(groups * batch / size, 1.0))
         if rule.in_passes:
             # some loaders drop a smaller last batch; an epoch then has fewer steps, and the run more epochs

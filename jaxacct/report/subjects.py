@@ -20,7 +20,7 @@ from jaxacct.core.validation import DELTA, LARGEST_COUNT, RELATIONS, InputError,
 from jaxacct.interop.documents import FORMAT, from_json, to_json
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.combinators import Composed
-from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, described
+from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, OF_RULES, RATES, described
 from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import Rows
 from jaxacct.report.wording import CHOICE_NOTE, CYCLIC, FILTER_NOTE, GENERAL, TRAINING, USERS, about, mechanisms_in
@@ -53,7 +53,13 @@ _MOST_RELEASES = 500
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
 """Default number of rows in the table, and in detail; largest number that a user may ask for (each takes a page)."""
 _SHOWN = (
-    *("name", "sampling", "noise_multiplier", "sampling_probability", "steps", "cap", "bands", "groups", "group"),
+    "name",
+    "sampling",
+    "noise_multiplier",
+    "sampling_probability",
+    "steps",
+    *OF_RULES[1:],
+    "group",
     "repetitions",
 )
 """Columns of a result that the page shows if the result has them."""

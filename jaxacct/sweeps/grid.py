@@ -294,8 +294,9 @@ def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarra
         return columns
     size = next(iter(columns.values())).size
     rules = columns.get("sampling", np.full(size, "poisson", object))
-    names = dict.fromkeys(("sampling_probability", "steps", "groups", *own))
-    found = {name: np.full(size, np.nan) for name in names if name != solved}
+    found = {
+        name: np.full(size, np.nan) for name in ("sampling_probability", "steps", "groups", *own) if name != solved
+    }
     for rule in dict.fromkeys(rules.tolist()):
         rows = np.flatnonzero(rules == rule)
         given = [name for name in NUMBERS if name in columns and rule_of(rule).knows(name)]

@@ -96,10 +96,7 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
 
 
 def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
-    """Return the fields of a mechanism; raise NotCovered if no rule defines it or the rule does not read a field.
-
-    beside : fields that no definition of this kind depends on, which are left out.
-    """
+    """Return the fields without `beside`; raise NotCovered if no rule defines the class or the rule lacks a field."""
     name = type(mechanism).__name__
     if type(mechanism) not in rules:
         raise NotCovered(name)

@@ -12,8 +12,7 @@ from jaxacct.verification.ball_arithmetic import NotCovered, arb, ball, between,
 
 Column = dict[Any, Any]
 """The non-zero entries of a column of C, by row."""
-Pattern = tuple[int, ...]
-MOST_ENTRIES = 300_000
+MOST_ENTRIES = 100_000
 """Largest number of entries of C."""
 MOST_PATTERNS = 20_000
 """Largest number of patterns in which a record may take part."""
@@ -50,18 +49,17 @@ def _banded_inverse(inverse_bands: int, steps: int, inverse: Sequence[float]) ->
     """Solve inverse * column = (1, 0, 0, ...), entry by entry."""
     _require_size(steps, steps)
     given = [ball(d) for d in inverse[:inverse_bands]]
-    column: list[Any] = []
-    for row in range(steps):
+    column = [1 / given[0]]
+    for row in range(1, steps):
         earlier = sum((given[lag] * column[row - lag] for lag in range(1, min(len(given), row + 1))), arb(0))
-        column.append(((1 if row == 0 else 0) - earlier) / given[0])
+        column.append(-earlier / given[0])
     return _toeplitz(column, steps)
 
 
 def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[float]]) -> list[Column]:
     _require_size(steps, bands)
-    return [
-        {first + lag: ball(diagonals[lag][first]) for lag in range(min(bands, steps - first))} for first in range(steps)
-    ]
+    lags = lambda first: range(min(bands, steps - first))
+    return [{first + lag: ball(diagonals[lag][first]) for lag in lags(first)} for first in range(steps)]
 
 
 def _tree(steps: int, restarts: int) -> list[Column]:
@@ -76,7 +74,7 @@ def _product(one: Column, other: Column) -> Any:
     return sum((entry * other[row] for row, entry in one.items() if row in other), arb(0))
 
 
-def _squared_move(columns: list[Column], patterns: list[Pattern]) -> Moves:
+def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
     The square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  Contributions that are parallel but for their signs
@@ -84,7 +82,7 @@ def _squared_move(columns: list[Column], patterns: list[Pattern]) -> Moves:
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 
-    def total(pattern: Pattern, signs: Sequence[int] | None) -> Any:
+    def total(pattern: Sequence[int], signs: Sequence[int] | None) -> Any:
         tick()
         found = sum((gram(i, i) for i in pattern), arb(0))
         for (m, i), (n, j) in itertools.combinations(enumerate(pattern), 2):
@@ -101,20 +99,18 @@ def _squared_move(columns: list[Column], patterns: list[Pattern]) -> Moves:
 
 
 def _in_epochs(columns: list[Column], epochs: int) -> Moves:
-    steps = len(columns)
-    if steps % epochs:
+    period, rest = divmod(len(columns), epochs)
+    if rest:
         raise NotCovered("epochs that do not divide the steps")
-    period = steps // epochs
-    return _squared_move(columns, [tuple(range(first, steps, period)) for first in range(period)])
+    return _squared_move(columns, [range(first, len(columns), period) for first in range(period)])
 
 
 def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
-    steps = len(columns)
-    longest = -(-steps // separation)
+    longest = -(-len(columns) // separation)
     most = longest if most is None else min(most, longest)
 
-    def after(pattern: Pattern) -> Iterator[Pattern]:
-        later = range(pattern[-1] + separation if pattern else 0, steps)
+    def after(pattern: tuple[int, ...]) -> Iterator[Sequence[int]]:
+        later = range(pattern[-1] + separation if pattern else 0, len(columns))
         if not later or len(pattern) == most:
             yield pattern
             return
