@@ -146,6 +146,12 @@ def test_full_strategies_are_near_the_best_lower_triangular_one():
     assert best < BandedInverse(8, 64).error < 1.02 * best
 
 
+def test_more_bands_of_the_inverse_have_less_error_over_several_epochs():
+    """The search counts entries below 0 by their size, as the sensitivity does."""
+    errors = [BandedInverse(bands, 16, epochs=4).error for bands in (2, 4, 8)]
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 0.94 * errors[0]
+
+
 @pytest.mark.parametrize(
     "build, words",
     [

@@ -133,9 +133,9 @@ def _log_error(inverse: Any) -> Any:
 
 
 def _log_square(column: Any, period: int) -> Any:
-    """Return the log of the squared sensitivity of the steps 0, period, 2 period, ... ."""
+    """Return the log of the squared sensitivity of the steps 0, period, 2 period, ...; of its bound by sizes |c|."""
     steps = column.size
-    total = sum(jnp.pad(column, (start, 0))[:steps] for start in range(0, steps, period))
+    total = sum(jnp.pad(jnp.abs(column), (start, 0))[:steps] for start in range(0, steps, period))
     return jnp.log(jnp.sum(jnp.asarray(total) ** 2))
 
 
