@@ -15,8 +15,8 @@ from jaxacct.core.progress import Progress
 from jaxacct.core.types import ArrayLike, Leaf, PyTree
 from jaxacct.core.validation import COUNT, InputError, check
 from jaxacct.training import Trainer, sensitivity
-from jaxacct.training.step.step_function import Carried, numbers
-from jaxacct.training.step.step_mechanisms import BY_PASS
+from jaxacct.training.step.step_function import Carried, Correlated, numbers_at, own_state
+from jaxacct.training.step.step_mechanisms import WITH_PASS_KEYS
 
 REAL_MARK = 0
 """Mark of an example of the data; a gradient canary's mark is its number, from 1."""
@@ -159,7 +159,7 @@ class Game:
         rng = np.random.default_rng(np.random.SeedSequence([seed, *np.packbits(there).tolist()]))
         params = jax.tree.map(jnp.asarray, params)
         bar, found = Progress(runs, progress, unit="runs"), []
-        passes = plan.pass_of(steps - 1)[0] + 1 if plan.sampling in BY_PASS else 1
+        passes = plan.pass_of(steps - 1)[0] + 1 if plan.sampling in WITH_PASS_KEYS else 1
         for start in range(0, runs, RUNS_AT_ONCE):
             words = rng.integers(0, 2**32, (RUNS_AT_ONCE, steps + passes, 8), np.uint32)
             rows = np.minimum(np.arange(start, start + RUNS_AT_ONCE), runs - 1)
@@ -195,24 +195,24 @@ class Game:
         key = steps, outcome
         if key not in self._programs:
             trainer, plan = self.trainer, self.trainer.plan
-            begins = [plan.pass_of(t)[:2] if plan.sampling in BY_PASS else (0, t) for t in range(steps)]
-            each = [
-                numbers(plan.at(t), plan.sampling, trainer.adaptive, t - first) for t, (_, first) in enumerate(begins)
-            ]
+            each = [numbers_at(plan, t, trainer.adaptive) for t in range(steps)]
             stacked = jax.tree.map(lambda *x: np.stack(x), *each)
-            which = np.array([number for number, _ in begins])
+            which = np.array([plan.pass_of(t)[0] if plan.sampling in WITH_PASS_KEYS else 0 for t in range(steps)])
 
             def run(params: Any, data: Any, varied: Any, words: Any, counts: Any) -> Any:
                 norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), trainer.clip_norm)
-                inner, mean = trainer.optimizer.init(params)
+                begun = trainer.rule.begin(params)
+                inner, mean = own_state(begun)
                 if varied:
                     inner = inner._replace(hyperparams=inner.hyperparams | varied)
-                start = Carried(params, (inner, mean), norm, jnp.int32(0))
+                own = inner, mean
+                begun = begun._replace(own=own) if isinstance(begun, Correlated) else own
+                start = Carried(params, begun, norm, jnp.int32(0))
 
                 def step(carried: Carried, now: Any) -> Any:
                     key, pass_key, settings = now
                     after, _ = trainer.step_function(carried, key, pass_key, data, settings)
-                    noisy = jax.tree.map(lambda g: g * settings.expected_batch_size, after.opt_state[1])
+                    noisy = jax.tree.map(lambda g: g * settings.expected_batch_size, own_state(after.opt_state)[1])
                     return after, self.observe(carried.params, noisy)
 
                 keys = words[:steps], words[steps:][which], stacked._replace(count_draw=counts)

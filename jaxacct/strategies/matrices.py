@@ -20,8 +20,10 @@ from jaxacct.strategies.strategy import (
     Participation,
     Square,
     Strategy,
+    Taps,
     check_run,
     require_divisor,
+    ring,
 )
 
 _DECAY = Constraint("use numbers below 1", 0, 1, upper_open=True)
@@ -54,6 +56,10 @@ class ToeplitzStrategy(Strategy):
 
     def squared_errors(self) -> np.ndarray:
         return np.cumsum(np.square(np.cumsum(self.inverse_column())))
+
+    def taps(self, step: int) -> Taps:
+        column = self.column
+        return ring(step, 1.0 / column[0], -column[1:] / column[0], of_sum=True)
 
     def inverse_column(self) -> np.ndarray:
         """Return the first column of C^-1, (n,)."""
@@ -106,12 +112,18 @@ class Toeplitz(ToeplitzStrategy):
     """
 
     coefficients: tuple[float, ...]
-    steps: int
+    steps: int = 0
     epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_run(self)
+        if not check_run(self):
+            return
         _store_column(self, "coefficients", self.coefficients)
+
+    @property
+    def bands(self) -> int:
+        """Number of coefficients: the number of steps that share noise."""
+        return len(self.coefficients)
 
     @property
     def column(self) -> np.ndarray:
@@ -137,11 +149,16 @@ class Identity(ToeplitzStrategy):
     32.5
     """
 
-    steps: int
+    steps: int = 0
     epochs: int = 1
 
     def __post_init__(self) -> None:
         check_run(self)
+
+    @property
+    def bands(self) -> int:
+        """1: no two steps share noise."""
+        return 1
 
     @property
     def column(self) -> np.ndarray:
@@ -175,12 +192,13 @@ class Banded(ToeplitzStrategy):
     """
 
     bands: int
-    steps: int
+    steps: int = 0
     epochs: int = 1
     coefficients: tuple[float, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        check_run(self)
+        if not check_run(self):
+            return
         object.__setattr__(self, "bands", check_int("bands", self.bands, 1, "use a whole number"))
         if self.bands * self.epochs > self.steps:
             raise InputError(
@@ -220,13 +238,14 @@ class BLT(ToeplitzStrategy):
     """
 
     buffers: int
-    steps: int
+    steps: int = 0
     epochs: int = 1
     scales: tuple[float, ...] = field(default=(), repr=False)
     decays: tuple[float, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        check_run(self)
+        if not check_run(self):
+            return
         object.__setattr__(self, "buffers", check_int("buffers", self.buffers, 1, "use a whole number"))
         scales, decays = self.scales, self.decays
         if not scales:
@@ -241,6 +260,10 @@ class BLT(ToeplitzStrategy):
     def _column(self) -> np.ndarray:
         powers = np.array(self.decays)[:, None] ** np.arange(self.steps - 1)
         return np.concatenate([[1.0], np.array(self.scales) @ powers])
+
+    def taps(self, step: int) -> Taps:
+        # buffer k holds sum_{j < i} decays_k^(i-1-j) w_j before step i
+        return Taps(1.0, -np.array(self.scales), np.array(self.decays), np.ones(self.buffers), np.zeros(self.buffers))
 
     @property
     def entry_error(self) -> float:
@@ -279,12 +302,13 @@ class BandedInverse(ToeplitzStrategy):
     """
 
     inverse_bands: int
-    steps: int
+    steps: int = 0
     epochs: int = 1
     inverse: tuple[float, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        check_run(self)
+        if not check_run(self):
+            return
         object.__setattr__(
             self, "inverse_bands", check_int("inverse_bands", self.inverse_bands, 1, "use a whole number")
         )
@@ -300,6 +324,9 @@ class BandedInverse(ToeplitzStrategy):
         from scipy import signal  # slow to import
 
         return np.asarray(signal.lfilter([1.0], self.inverse, np.eye(1, self.steps)[0]))
+
+    def taps(self, step: int) -> Taps:
+        return ring(step, self.inverse[0], np.array(self.inverse[1:]), of_sum=False)
 
     @property
     def entry_error(self) -> float:
@@ -368,12 +395,13 @@ class ColumnNormalised(Strategy):
     """
 
     bands: int
-    steps: int
+    steps: int = 0
     epochs: int = 1
     diagonals: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        check_run(self)
+        if not check_run(self):
+            return
         object.__setattr__(self, "bands", check_int("bands", self.bands, 1, "use a whole number"))
         if self.bands * self.epochs > self.steps:
             raise InputError(
@@ -390,6 +418,11 @@ class ColumnNormalised(Strategy):
     @property
     def overlap(self) -> int:
         return self.bands
+
+    def taps(self, step: int) -> Taps:
+        own = self.diagonals[0][step]
+        past = [-self.diagonals[lag][step - lag] / own if lag <= step else 0.0 for lag in range(1, self.bands)]
+        return ring(step, 1.0 / own, np.array(past), of_sum=True)
 
     @property
     def entries(self) -> np.ndarray:
@@ -442,15 +475,24 @@ class PrefixSum(Strategy):
     (7.0, 21.1094)
     """
 
-    steps: int
+    steps: int = 0
     epochs: int = 1
     restarts: int = 1
 
     def __post_init__(self) -> None:
-        check_run(self)
+        if not check_run(self):
+            return
         object.__setattr__(self, "restarts", check_int("restarts", self.restarts, 1, "use a whole number"))
         if self.steps % self.restarts:
             raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
+
+    def taps(self, step: int) -> Taps:
+        # buffer k holds the last node of level k. The step numbered t from 1 adds a node, at the level of the last bit
+        # of t that is 1, and takes the nodes below it out of the sum.
+        count = step % self.block + 1
+        levels, level = np.arange(self.overlap.bit_length()), (count & -count).bit_length() - 1
+        below, now = (levels < level).astype(float), (levels == level).astype(float)
+        return Taps(1.0, -below, 1.0 - now, np.zeros(levels.size), now)
 
     @property
     def block(self) -> int:

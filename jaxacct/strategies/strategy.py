@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -148,6 +148,19 @@ class Strategy(ABC):
     steps: int
     epochs: int
 
+    def for_steps(self, steps: int) -> Self:
+        """Return the strategy for a run of that many steps; a matrix that is known keeps its coefficients.
+
+        >>> from jaxacct.strategies import Banded
+        >>> Banded(2).for_steps(64) == Banded(2, steps=64)
+        True
+        """
+        return replace(self, steps=steps)  # type: ignore[type-var]
+
+    @abstractmethod
+    def taps(self, step: int) -> Taps:
+        """Return the weights that make the noise of a step, a row of C^-1 Z (README.md, "Streaming")."""
+
     @property
     @abstractmethod
     def overlap(self) -> int:
@@ -195,6 +208,8 @@ class Strategy(ABC):
         >>> float(round(Identity(steps=64).sensitivity(FixedEpochs(16)).upper, 9))
         4.0
         """
+        if not self.steps:
+            raise InputError("steps is missing; give the number of steps of the run")
         square = self._square(participation or FixedEpochs(self.epochs))
         # the errors of C have a norm of at most sqrt(n) a column, and a pattern has at most n columns
         spread = self.entry_error * self.steps**1.5
@@ -236,23 +251,53 @@ class Strategy(ABC):
 
         ``mean_i e_i sens^2`` with e_i the variance of prefix sum i per unit of noise, in squared clip norms.
         """
-        return float(np.mean(self.squared_errors())) * self._own_square()
+        return self._own_square() * float(np.mean(self.squared_errors()))
 
     @property
     def max_error(self) -> float:
         """Largest squared error of a prefix sum at noise multiplier 1, in squared clip norms."""
-        return float(np.max(self.squared_errors())) * self._own_square()
+        return self._own_square() * float(np.max(self.squared_errors()))
 
     def _own_square(self) -> float:
         return float(self.sensitivity(FixedEpochs(self.epochs)).estimate) ** 2
 
 
-def check_run(strategy: Strategy) -> None:
-    """Check the number of steps and of epochs of a strategy, and store them as ints."""
+def check_run(strategy: Strategy) -> bool:
+    """Check the number of steps and of epochs of a strategy, and store them as ints; return whether steps are given."""
+    if type(strategy.steps) is int and strategy.steps == 0:
+        return False
     steps = check_one("steps", strategy.steps, STEPS, "a strategy is for one run")
     object.__setattr__(strategy, "steps", int(steps))
     object.__setattr__(strategy, "epochs", check_int("epochs", strategy.epochs, 1, "use a whole number"))
     require_divisor(strategy.epochs, strategy.steps)
+    return True
+
+
+class Taps(NamedTuple):
+    """Weights by which step i turns an independent noise z_i and m buffers B_k into its noise w_i.
+
+    ``w_i = own z_i + sum_k past_k B_k``; afterwards ``B_k <- keep_k B_k + of_sum_k w_i + of_fresh_k z_i``. The buffers
+    begin at 0. own is a number, the others have shape (m,).
+    """
+
+    own: float
+    past: np.ndarray
+    keep: np.ndarray
+    of_sum: np.ndarray
+    of_fresh: np.ndarray
+
+
+def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
+    """Return the weights of a step where the buffers hold the last m sums w, or the last m fresh noises z.
+
+    past : the weight of what is l + 1 steps old in entry l, (m,).
+    """
+    count = past.size
+    turned, now = np.zeros((2, count))
+    steps = np.arange(max(step - count, 0), step)  # step j is in buffer j mod m
+    turned[steps % max(count, 1)] = past[step - 1 - steps]
+    now[step % max(count, 1) : step % max(count, 1) + 1] = 1.0
+    return Taps(own, turned, 1.0 - now, now * of_sum, now * (not of_sum))
 
 
 class Lags(NamedTuple):

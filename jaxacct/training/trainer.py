@@ -34,14 +34,22 @@ from jaxacct.training.run.run_ledger import (
     require_ledger,
     require_same,
 )
-from jaxacct.training.run.state import NOTHING, History, Looks, State, followed, shown
+from jaxacct.training.run.state import NOTHING, History, Looks, Past, State, followed, shown
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import begin
 from jaxacct.training.step.models import Untrained, initialised, join_model, loss_of, refuse_state, split_model
-from jaxacct.training.step.step_function import Carried, StepRule, look_at, numbers, require_optimizer
+from jaxacct.training.step.step_function import (
+    Carried,
+    Correlated,
+    StepRule,
+    look_at,
+    numbers_at,
+    own_state,
+    require_optimizer,
+)
 
 __all__ = ["Trainer"]
 
@@ -140,10 +148,16 @@ class Trainer:
         largest = plan.cap or max(segment.expected_batch_size for segment in plan.segments)
         default = max(min(64 // (most or 1), int(np.ceil(largest))), 1)
         self.micro_batch = default if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
-        for segment in plan.segments:
-            numbers(segment, plan.sampling, self.adaptive, 0, private_loss)
+        for segment in plan.segments:  # refuses releases that leave no room for the gradients
+            numbers_at(plan, segment.start, self.adaptive, private_loss)
+        taps = plan.taps(0)
+        if taps is not None and (self.adaptive is not None or private_loss is not None):
+            raise InputError(
+                f"{'clip_norm' if private_loss is None else 'private_loss'} releases more in each step, which has no "
+                "accounting with noise that steps share; leave it out, or make the plan with noise=None"
+            )
         rule = (self.loss_fn, optimizer, plan.sampling, self.micro_batch, method, self.adaptive, plan.cap, most)
-        self.rule = StepRule(*rule, bool(rngs), has_aux, private_loss)
+        self.rule = StepRule(*rule, bool(rngs), has_aux, private_loss, 0 if taps is None else taps.past.size)
         self.trainable, self.rngs, self.apply_kwargs = trainable, rngs, apply_kwargs
         self.placement = Placement(self.rule, plan.dataset_size, mesh, shard)
         self.step_function = self.placement.step_function
@@ -185,8 +199,8 @@ class Trainer:
         trained, rest = split_model(params, self.trainable)
         refuse_state(self.module, trained)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
-        trained, opt_state = self.placement.begin(self.optimizer.init, trained)
-        look_at(self.optimizer, opt_state, trained, self.rule.private_loss)
+        trained, opt_state = self.placement.begin(self.rule.begin, trained)
+        look_at(self.optimizer, own_state(opt_state), trained, self.rule.private_loss)
         carried = Carried(trained, opt_state, clip_norm, 0)
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
@@ -417,8 +431,9 @@ class Trainer:
     def _state(self, found: Checkpoint, frozen: Untrained | None) -> State:
         """Return a checkpoint as users see it: with the whole model."""
         trained, opt_state, clip_norm, not_finite = found.carried
-        rest = (found.lineage, found.history, self.plan, found.stopped, found.seen)
-        return State(join_model(trained, frozen), opt_state, clip_norm, found.step, not_finite, *rest)
+        past = Past(opt_state.past) if isinstance(opt_state, Correlated) else None
+        rest = (found.lineage, found.history, self.plan, found.stopped, found.seen, past)
+        return State(join_model(trained, frozen), own_state(opt_state), clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any, users: Any) -> None:
         """Raise InputError unless the data are as many as the plan's, and users are given if they are its unit."""

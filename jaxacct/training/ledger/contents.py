@@ -29,6 +29,7 @@ from jaxacct.training.plan.solver import DISPLACING
 from jaxacct.training.step.step_mechanisms import (
     ALLOCATION,
     BY_PASS,
+    CYCLIC,
     FIXED,
     POISSON,
     TRUNCATED,
@@ -54,13 +55,21 @@ class _Partition:
 
     sampling: str
     share: float
+    groups: int
     steps: dict[int, list[float]] = field(default_factory=dict)
     dearest: list[float] = field(default_factory=list)
 
     def has_room_for(self, entry: Step) -> bool:
-        """Return whether a step can join.  A round takes only steps of its own share, and as many as it has slots."""
+        """Return whether a step can join.  A round takes only steps of its own share, and as many as it has slots.
+
+        A pass through groups takes each of its steps once.
+        """
         if self.sampling == FIXED:
             return True
+        if self.sampling == CYCLIC:
+            first = next(iter(self.steps), entry.step)
+            own = entry.step // self.groups == first // self.groups and entry.step not in self.steps
+            return own and self.share == entry.sampling_probability and self.groups == entry.groups
         full = len(self.steps) >= nearest_slots(self.share) and entry.step not in self.steps
         return self.share == entry.sampling_probability and not full
 
@@ -68,6 +77,8 @@ class _Partition:
         """Return the releases that the partition costs: the costliest step's Gaussians, or one round."""
         if self.sampling == FIXED:
             return [Release(FIXED, sigma, 1.0) for sigma in self.dearest]
+        if self.sampling == CYCLIC:
+            return [Release(CYCLIC, sigma, self.share) for sigma in self.dearest]
         # rounded down by more than the rounding of a sum of 1000 terms, so that the noise never exceeds the exact noise
         noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * (1.0 - 2.0**-40)]
         return [Release(ALLOCATION, sigma, self.share) for sigma in noise]
@@ -123,17 +134,35 @@ class Spent:
             self.same += 1
             return
         self.seen.add(entry)
+        if entry.sampling == CYCLIC:
+            self._before(entry)
         self.last, self.next = entry, entry.step + 1
         self.again += entry.step in self.numbers
         self.steps += 1
         self.numbers.add(entry.step)
         if entry.sampling in BY_PASS and entry.partition is not None:
-            new = _Partition(entry.sampling, entry.sampling_probability)
+            new = _Partition(entry.sampling, entry.sampling_probability, entry.groups)
             partition = self.partitions.setdefault(entry.partition, new)
             if partition.has_room_for(entry):
                 self._within(partition, entry)
                 return
         self._release(entry)
+
+    def _before(self, entry: Step) -> None:
+        """Count what a step with correlated noise releases of earlier steps, unless these are counted already."""
+        if entry.step not in self.numbers and not self.leads_to(entry.step, entry.groups, entry.noise_multiplier):
+            self._release(entry)
+
+    def leads_to(self, step: int, groups: int, noise_multiplier: float) -> bool:
+        """Return whether the entries hold all earlier steps that share noise with a step, at no more noise.
+
+        They do if the last entry is of the step before, under the same groups.  A record's last earlier step is then in
+        the pass of this step or in the one before (README.md, "Correlated noise").
+        """
+        if step == 0 or self.last is None:
+            return step == 0
+        before = (self.last.step, self.last.sampling, self.last.groups)
+        return before == (step - 1, CYCLIC, groups) and self.last.noise_multiplier <= noise_multiplier
 
     def _release(self, entry: Step | Torn) -> None:
         """Count one release.  A step of an unknown pass or round counts with share 1, whatever its entry says."""
@@ -445,6 +474,12 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
     noise = min(release.noise_multiplier for release in plan.releases_between(step, min(last, end)))
     if spent.within(first, last, step, partition) < noise**-2:
         found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
+    if plan.sampling == CYCLIC:
+        again = sum(step <= number < end for number in spent.numbers)
+        again += not spent.leads_to(step, plan.groups or 0, plan.at(step).noise_multiplier)
+        if again:
+            least = min(segment.noise_multiplier for segment in plan.segments)
+            found[Release(CYCLIC, least, 1.0)] += again
     return found
 
 

@@ -16,7 +16,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import load, plan_document
-from jaxacct.training.step.step_mechanisms import ALLOCATION, SAMPLING, TRUNCATED
+from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, SAMPLING, TRUNCATED
 
 _FORMAT, _VERSION = "jaxacct.ledger", 2
 """Format and version in the line of a run.  Version 1, which did not note that outputs were seen, is read too."""
@@ -68,6 +68,7 @@ class Step(NamedTuple):
     partition: str | None
     cap: int = 0
     dataset_size: int = 0
+    groups: int = 0
 
 
 class Spend(NamedTuple):
@@ -115,8 +116,9 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
         fields = {**head, "plan": plan_document(line.plan)}
     elif isinstance(line, Spend):
         fields["mechanism"] = json.loads(to_whole_json(line.mechanism))
-    elif isinstance(line, Step | Torn) and not line.cap:
-        del fields["cap"], fields["dataset_size"]  # only truncated Poisson sampling has them
+    for name in ("cap", "dataset_size", "groups"):  # only truncated and cyclic Poisson sampling have them
+        if name in fields and not fields[name]:
+            del fields[name]
     body = json.dumps({"kind": kind, **fields}, allow_nan=False)[:-1].encode()
     chain = previous.then(body)
     return body + f', "check": "{chain.check:08x}"}}\n'.encode(), chain
@@ -190,7 +192,9 @@ def checked(line: Step) -> Step:
     if line.partition is not None:
         words("partition", line.partition)
     choice("sampling", line.sampling, SAMPLING)
-    sizes = [int(check(name, getattr(line, name), LAST_STEP)) for name in ("cap", "dataset_size")]
+    sizes = [int(check(name, getattr(line, name), LAST_STEP)) for name in ("cap", "dataset_size", "groups")]
+    if (line.sampling == CYCLIC) != (sizes.pop() > 0):
+        raise InputError(f"groups = {line.groups!r:.40} must be positive with sampling = {CYCLIC!r}, and only there")
     if (line.sampling == TRUNCATED) != (min(sizes) > 0) or (line.sampling != TRUNCATED and max(sizes) > 0):
         raise InputError(f"cap and dataset_size must be positive with sampling = {TRUNCATED!r}, and only there")
     if line.sampling == ALLOCATION and not (rate > 0.0 and float(rate) == 1.0 / float(nearest_slots(rate))):
@@ -204,6 +208,7 @@ def checked(line: Step) -> Step:
         sampling_probability=float(rate),
         cap=sizes[0],
         dataset_size=sizes[1],
+        groups=int(line.groups),
     )
 
 
@@ -248,7 +253,7 @@ def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line
             return Spend(words("run", node.pop("run")), mechanism, words("note", node.pop("note")))
         if kind == "torn":
             torn = Torn(**node)
-            checked(Step(torn.run, 0, "", "", *torn[1:4], None, *torn[4:]))
+            checked(Step(torn.run, 0, "", "", *torn[1:4], None, *torn[4:], int(torn.sampling == CYCLIC)))
             return torn
         raise ValueError(f"its kind {kind!r:.40} is not known")
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
@@ -20,9 +21,10 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check
 from jaxacct.interop.documents import from_json, to_json
-from jaxacct.mechanisms import Mechanism, PureDP
+from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
+from jaxacct.strategies.strategy import SingleParticipation, Strategy, Taps
 from jaxacct.training.plan.segments import (
     Block,
     Schedule,
@@ -53,6 +55,7 @@ from jaxacct.training.plan.solver import (
 from jaxacct.training.step.step_mechanisms import (
     ALLOCATION,
     BY_PASS,
+    CYCLIC,
     FIXED,
     OF_ONE_SIZE,
     POISSON,
@@ -71,7 +74,7 @@ _MAX_SEGMENTS = 10**6
 """Largest number of segments in a document: one for each of a million steps; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
 """Settings that a document holds unchanged."""
-_UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record"}
+_UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record", "noise": None, "groups": None}
 """Usual values of settings that a document holds only if they differ; older documents have none of these settings."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
@@ -119,6 +122,9 @@ class Plan(PlanRequest):
         uniformly, and takes part in that step.  A round that has begun costs a whole round; the solver returns whole
         rounds.
         "without_replacement" : draws exactly expected_batch_size records.
+        "cyclic_poisson" : assigns each record once to one of `groups` groups, independently, and uniformly.  Step i
+        draws each record of group i modulo `groups` independently.  A pass through the groups that has begun costs a
+        whole pass.
         "fixed_batches", or "shuffled" : takes every record once in every pass, shuffled.  There is no amplification; a
         pass costs as much as one Gaussian.
     relation : defines neighbouring data sets: "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a
@@ -135,6 +141,12 @@ class Plan(PlanRequest):
     slots : of random allocation, in place of the batch size, which is then dataset_size/slots; by default
         ceil(dataset_size/expected_batch_size), so that batches are no larger than asked for.
     cap : of truncated Poisson sampling; by default one that costs nothing (`jaxacct.cap_for`).
+    noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson"; independent noise
+        by default.  ``strategies.Banded(32)`` is searched for when the number of steps is known.  `noise_multiplier` is
+        then relative to the clip norm times the largest norm of a column of the strategy's matrix C, and step i adds
+        row i of C^-1 Z, with Z independent noise.  The noise multiplier must not fall during the run.
+    groups : of cyclic Poisson sampling, at least the number of bands of the strategy, which is the default.  The rate is
+        groups * batch / dataset_size.
     unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With users dataset_size is their
         number, and `Trainer.fit` gets the user of each example.
 
@@ -182,6 +194,8 @@ class Plan(PlanRequest):
         cap: int | None = None,
         unit: str = "record",
         batch_size: float | None = None,
+        noise: Strategy | None = None,
+        groups: int | None = None,
     ) -> None:
         if batch_size is not None:
             if expected_batch_size is not None:
@@ -232,6 +246,8 @@ class Plan(PlanRequest):
         one_size = len({s.expected_batch_size for s in segments}) == 1
         slots = int(nearest_slots(segments[0].sampling_probability)) if settings["sampling"] == ALLOCATION else None
         averages |= {"slots": slots if one_size else None, "cap": cap}
+        if settings["sampling"] == CYCLIC:
+            averages["noise"] = _strategy_of_run(settings["noise"], settings["groups"], segments)
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
         if epsilon is not None:
             vars(self)["epsilon"] = epsilon  # the solver has already found the value that `epsilon` would compute
@@ -240,6 +256,35 @@ class Plan(PlanRequest):
     def truncation(self) -> tuple[int, int]:
         """(cap, dataset_size) of truncated Poisson sampling, as a `Release` and a ledger hold them; else (0, 0)."""
         return (self.cap or 0, self.dataset_size if self.cap else 0)
+
+    @functools.cached_property
+    def _unit(self) -> float:
+        """Largest norm of a column of the strategy's matrix, rounded up."""
+        assert self.noise is not None
+        return float(self.noise.sensitivity(SingleParticipation()).upper)
+
+    def taps(self, step: int) -> Taps | None:
+        """Return the weights that make the noise of a step from independent noise; None where it is independent.
+
+        The independent noise has standard deviation `noise_multiplier` times the clip norm.
+        """
+        if self.noise is None or self.noise.overlap == 1:
+            return None
+        own, past, keep, of_sum, of_fresh = self.noise.taps(step)
+        return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
+
+    def shares_noise_of(self, other: Plan) -> bool:
+        """Return whether a run may go on with this plan after the other one, as far as their noise is concerned.
+
+        With groups both must have the same groups, and strategies with the same coefficients.
+        """
+        if self.noise is None or other.noise is None:
+            return self.noise is other.noise
+        try:
+            same = other.noise.for_steps(self.steps) == self.noise
+        except InputError:  # a matrix whose columns differ is for its own number of steps
+            same = False
+        return self.groups == other.groups and same
 
     def at(self, step: int) -> Segment:
         """Return the segment that a step (from 0) belongs to."""
@@ -253,7 +298,7 @@ class Plan(PlanRequest):
     def pass_of(self, step: int) -> tuple[int, int, int]:
         """Return the number of the pass in which a step is, the first step of this pass, and the step after its last.
 
-        Fixed batches have passes, and random allocation has rounds.  A new pass begins where the batch size changes.
+        Fixed batches have passes, random allocation has rounds, and groups take turns in passes.  A new pass begins where the batch size changes.
         Within a pass the batches must be disjoint, and within a round each record must keep the slot that it drew.
         """
         self._require(step, self.steps - 1)
@@ -425,11 +470,14 @@ class Plan(PlanRequest):
         settings["repetitions"] = _law(node["repetitions"])
         settings["filter"] = _filter(node["filter"])
         settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
+        settings["noise"] = _strategy(settings["noise"])
         plan = cls.of(_segments(rows), **settings)
         for place, segment in enumerate(plan.segments):
             rate, size = segment.sampling_probability, segment.expected_batch_size
             near = math.isclose(plan.dataset_size * rate, size, rel_tol=1e-9) and rate > 0.0
-            if plan.sampling in OF_ONE_SIZE:
+            if plan.sampling == CYCLIC:
+                near = math.isclose(plan.dataset_size * rate, size * (plan.groups or 1), rel_tol=1e-9) and rate > 0.0
+            elif plan.sampling in OF_ONE_SIZE:
                 near = near and rate == size / plan.dataset_size and size == round(size)
             elif plan.sampling == ALLOCATION:
                 near = (
@@ -538,15 +586,16 @@ class Plan(PlanRequest):
         if self.repetitions is not None:
             raise InputError("repetitions are given, and the K runs of a tuning must all be the same; make a new plan")
         self._require(step, self.steps)
-        if self.sampling == ALLOCATION and not self.begins_pass(step):
+        if self.sampling in (ALLOCATION, CYCLIC) and not self.begins_pass(step):
             _, first, last = self.pass_of(min(int(step), self.steps - 1))
+            what = "round" if self.sampling == ALLOCATION else "pass"
             raise InputError(
-                f"step = {step} is within the round of steps {first} to {last - 1}, whose slots are drawn; recalibrate "
-                f"at step {first}, or at the end of a whole round"
+                f"step = {step} is within the {what} of steps {first} to {last - 1}, which counts whole; recalibrate at "
+                f"step {first}, or at the end of a whole {what}"
             )
         spent, rest = rest_of_run(self, self.segments, int(step), steps, epochs, expected_batch_size)
         whole_run = blocks(merged([*spent, *rest]), self.sampling, self.dataset_size)
-        if self.sampling == ALLOCATION and not begins_pass(whole_run, int(step)):
+        if self.sampling in (ALLOCATION, CYCLIC) and not begins_pass(whole_run, int(step)):
             raise InputError(
                 f"step = {step} would be within a round: the batch size is that of the steps before it, whose last "
                 "round was cut short; give another expected_batch_size"
@@ -633,7 +682,11 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "segments": [list(segment[1:]) for segment in plan.segments],
         "filter": list(plan.filter) if plan.filter else None,
         "repetitions": law,
-        **{name: getattr(plan, name) for name, usual in _UNUSUAL.items() if getattr(plan, name) != usual},
+        **{
+            name: _strategy_document(value) if isinstance(value, Strategy) else value
+            for name, usual in _UNUSUAL.items()
+            if (value := getattr(plan, name)) != usual
+        },
     }
 
 
@@ -679,6 +732,41 @@ def _filter(node: object) -> Filter | None:
     if not order > 1.0:
         raise InputError(f"plan: the order of the filter = {order!r} must be > 1")
     return Filter(order, budget)
+
+
+def _strategy_of_run(strategy: Strategy, groups: int, segments: Sequence[Segment]) -> Strategy:
+    """Return the strategy for the steps of a run; refuse a run that its accounting does not cover."""
+    known = strategy.for_steps(segments[-1].end)
+    if known.overlap > groups:
+        raise InputError(
+            f"groups = {groups} must be >= {known.overlap}, the number of bands of the noise: the steps of one record "
+            "would share noise, and no bound is known for that; use more groups, or fewer bands"
+        )
+    noise = [segment.noise_multiplier for segment in segments]
+    if known.overlap > 1 and any(after < before for before, after in pairwise(noise)):
+        raise InputError(
+            f"noise_multiplier falls from {max(noise):g} to {noise[-1]:g} during the run; with correlated noise earlier "
+            "steps would cost more afterwards: let it stay or rise"
+        )
+    if len({segment.sampling_probability for segment in segments}) > 1:
+        raise InputError("expected_batch_size changes during the run; with groups that take turns it must stay")
+    return known
+
+
+def _strategy_document(strategy: Strategy) -> Any:
+    """Return a strategy as an object that JSON can hold."""
+    return json.loads(to_json(MatrixMechanism(strategy, 1.0, SingleParticipation())))["mechanism"]["strategy"]
+
+
+def _strategy(node: object) -> Any:
+    """Return the strategy of a document, read like the strategy of a matrix mechanism."""
+    if node is None:
+        return None
+    sampled = {"type": "SingleParticipation"}
+    inside = {"type": "MatrixMechanism", "strategy": node, "noise_multiplier": 1.0, "participation": sampled}
+    text = json.dumps({"format": "jaxacct.mechanism", "version": 1, "mechanism": inside})
+    carrier: Any = from_json(text)
+    return carrier.strategy
 
 
 def _law(node: object) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
-from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED, Release, release_of_pass
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, CYCLIC, TRUNCATED, Release, release_of_pass
 
 ROUNDING = 1e-12
 """Relative amount by which a quotient is lowered before it is rounded up; it exceeds the quotient's rounding error."""
@@ -130,6 +130,22 @@ def allocated(segments: Sequence[Segment], dataset_size: int) -> tuple[Segment, 
     return merged(found)
 
 
+def with_rates(
+    segments: Sequence[Segment], sampling: str, groups: int | None, dataset_size: int
+) -> tuple[Segment, ...]:
+    """Return the segments with the rates of their batch rule, in place of batch size / dataset_size.
+
+    The rate of cyclic Poisson sampling is the chance of a record whose group's turn it is.
+    """
+    if sampling == ALLOCATION:
+        return allocated(segments, dataset_size)
+    if sampling == CYCLIC:
+        assert groups is not None
+        rate = lambda size: min(groups * size / dataset_size, 1.0)  # _batches refuses more, but for rounding
+        return tuple(s._replace(sampling_probability=rate(s.expected_batch_size)) for s in segments)
+    return tuple(segments)
+
+
 def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """Join adjacent segments that differ only in their steps, drop empty segments, and number the steps from 0."""
     found: list[Segment] = []
@@ -165,12 +181,12 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
     for _, group in itertools.groupby(segments, lambda segment: segment.expected_batch_size):
         members = tuple(group)
         first = members[0]
-        of_round = sampling == ALLOCATION
-        steps = (
-            nearest_slots(first.sampling_probability)
-            if of_round
-            else math.ceil(dataset_size / first.expected_batch_size)
-        )
+        if sampling == ALLOCATION:
+            steps = nearest_slots(first.sampling_probability)
+        elif sampling == CYCLIC:
+            steps = round(first.sampling_probability * dataset_size / first.expected_batch_size)
+        else:
+            steps = math.ceil(dataset_size / first.expected_batch_size)
         found.append(Block(first.start, members[-1].end, int(steps), members))
     return found
 

@@ -35,12 +35,13 @@ from jaxacct.mechanisms import RELATIONS, Mechanism, cap_for, compose, dp_sgd, r
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, SAME, nearest_slots, usual_relation
 from jaxacct.representations.renyi_divergences import ORDERS, epsilon_from_renyi, renyi_curve
 from jaxacct.selection.law_of_k import Law
+from jaxacct.strategies.matrices import Identity
+from jaxacct.strategies.strategy import Strategy
 from jaxacct.training.plan.segments import (
     ROUNDING,
     Piece,
     Schedule,
     Segment,
-    allocated,
     joined,
     merged,
     pieces,
@@ -48,10 +49,12 @@ from jaxacct.training.plan.segments import (
     scaled,
     slots_for,
     steps_of,
+    with_rates,
 )
 from jaxacct.training.step.step_mechanisms import (
     ALLOCATION,
     BY_PASS,
+    CYCLIC,
     FIXED,
     OF_ONE_SIZE,
     POISSON,
@@ -66,7 +69,7 @@ from jaxacct.training.step.step_mechanisms import (
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations that fixed batches refuse: a record added or removed moves another record to another batch."""
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
-"""Range of the number of slots of a round, and of the cap on a batch: slots are drawn in int32."""
+"""Range of the number of slots of a round, of the cap on a batch, and of groups: slots are drawn in int32."""
 _RULES: dict[str, Constraint] = {
     "target_epsilon": POSITIVE,
     "target_delta": DELTA,
@@ -78,6 +81,7 @@ _RULES: dict[str, Constraint] = {
     "epochs": POSITIVE,
     "slots": SIZE,
     "cap": SIZE,
+    "groups": SIZE,
 }
 """Names of a plan's numbers, each with the values that it may have."""
 _OPEN = {
@@ -110,6 +114,8 @@ class PlanRequest:
     slots: int | None
     cap: int | None
     unit: str
+    noise: Strategy | None
+    groups: int | None
 
 
 DEFAULTS: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRequest)) | {
@@ -128,16 +134,17 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         found["sampling"] = FIXED
     choice("sampling", found["sampling"], SAMPLING)
     if found["relation"] is None:
-        found["relation"] = usual_relation(found["sampling"])
+        found["relation"] = usual_relation(POISSON if found["sampling"] == CYCLIC else found["sampling"])
     choice("relation", found["relation"], RELATIONS)
     choice("candidates", found["candidates"], ("iid", "adaptive"))
     choice("unit", found["unit"], ("record", "user"))
-    for name, way in (("slots", ALLOCATION), ("cap", TRUNCATED)):
+    for name, way in (("slots", ALLOCATION), ("cap", TRUNCATED), ("groups", CYCLIC), ("noise", CYCLIC)):
         if found[name] is not None and found["sampling"] != way:
             raise InputError(f"{name} = {found[name]!r:.40} needs sampling = {way!r}, found {found['sampling']!r}")
-    if found["sampling"] == POISSON and found["relation"] == "replace_one":
+    if found["sampling"] in (POISSON, CYCLIC) and found["relation"] == "replace_one":
         raise InputError(
-            "relation = 'replace_one' is not a relation of plans with sampling = 'poisson'; give noise_multiplier, "
+            f"relation = 'replace_one' is not a relation of plans with sampling = {found['sampling']!r}; give "
+            "noise_multiplier, "
             "and ask ja.epsilon(plan.mechanism, delta, relation='replace_one'), which is larger"
         )
     if found["sampling"] == FIXED and found["relation"] in DISPLACING:
@@ -149,18 +156,35 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         if found[name] is not None:
             number = check_one(name, found[name], rule, "a plan is for one run")
             found[name] = int(number) if rule is SIZE else number
+    if found["sampling"] == CYCLIC:
+        found |= _correlated(found)
     if found["repetitions"] is not None and law_shape(found["repetitions"]):
         raise InputError("repetitions must be one law of K, not a batch; a plan is for one run")
     if not isinstance(found["data_dependent"], bool):
         raise InputError(f"data_dependent = {found['data_dependent']!r:.40} must be True or False")
     if found["data_dependent"] and found["repetitions"] is not None:
         raise InputError("data_dependent = True with repetitions: the K runs of a tuning must all be the same; drop it")
-    if found["data_dependent"] and found["sampling"] in (ALLOCATION, TRUNCATED):
+    if found["data_dependent"] and found["sampling"] in (ALLOCATION, TRUNCATED, CYCLIC):
         raise InputError(
             f"data_dependent = True is not supported with sampling = {found['sampling']!r}, whose steps no finite "
             "Renyi divergence is known for; fix the steps and their noise in advance"
         )
     return found
+
+
+def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the strategy and the number of groups of cyclic Poisson sampling; refuse what has no accounting."""
+    strategy = Identity() if found["noise"] is None else found["noise"]
+    if not isinstance(strategy, Strategy):
+        raise InputError(f"noise = {strategy!r:.40} is no strategy; use strategies.Banded(bands=8), say")
+    groups = found["groups"]
+    if groups is None:
+        groups = getattr(strategy, "bands", None)
+    if groups is None:
+        raise InputError(f"groups is missing, and all columns of {type(strategy).__name__} overlap; use strategies.Banded")
+    if found["batch_schedule"] is not None:
+        raise InputError("batch_schedule needs sampling = 'poisson': groups take turns at one rate; give batch_size")
+    return {"noise": strategy, "groups": groups}
 
 
 class Filter(NamedTuple):
@@ -280,8 +304,8 @@ def noise_for(
     if start is None:
         steps = math.fsum(s.steps for s in rest)
         rate = 1.0 if terms.sampling == FIXED else math.fsum(s.steps * s.sampling_probability for s in rest) / steps
-        if terms.sampling == FIXED:
-            steps = sum(releases(rest, rest[-1].end, FIXED, terms.dataset_size).values())
+        if terms.sampling in (FIXED, CYCLIC):
+            steps = sum(releases(rest, rest[-1].end, terms.sampling, terms.dataset_size).values())
         mu = float(gaussian_mu(np.array([target]), np.array([terms.target_delta]))[0])
         start = float(np.log1p(mu**2 / (rate**2 * steps)) ** -0.5)
     found = _searched(upper, target, start, NOISE_RANGE, falls=True)
@@ -313,9 +337,9 @@ def noise_in_filter(
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
     """Return a batch of mechanisms, one for each scale: `spent`, then `rest` with its noise multiplied by the scale."""
     n = terms.dataset_size
-    if terms.sampling == FIXED:  # a pass may begin in one segment and end in another
+    if terms.sampling in (FIXED, CYCLIC):  # a pass may begin in one segment and end in another
         whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
-        return prefixes([releases(segments, segments[-1].end, FIXED, n) for segments in whole])
+        return prefixes([releases(segments, segments[-1].end, terms.sampling, n) for segments in whole])
     parts = []
     for segments, factor in ((spent, np.ones_like(scales)), (rest, scales)):
         end = segments[-1].end if segments else 0
@@ -348,10 +372,8 @@ def _solved(request: PlanRequest) -> Solution:
     else:
         assert request.epochs is not None
         steps = steps_of(batches, request.epochs * n)
-    segments = joined(noise, batches, steps, int(n))
-    if request.sampling == ALLOCATION:
-        segments = allocated(segments, int(n))
-    elif request.sampling not in OF_ONE_SIZE and request.sampling_probability is not None:
+    segments = with_rates(joined(noise, batches, steps, int(n)), request.sampling, request.groups, int(n))
+    if request.sampling not in (ALLOCATION, *OF_ONE_SIZE) and request.sampling_probability is not None:
         rate = request.sampling_probability  # the given rate: from the batch size it would be rounded
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == TRUNCATED:
@@ -405,13 +427,18 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
         found = [Piece(None, n / request.slots)]
     else:
         assert request.sampling_probability is not None
-        found = [Piece(None, request.sampling_probability * n)]
+        found = [Piece(None, request.sampling_probability * n / (request.groups or 1))]
         if found[0].value == 0.0:
             raise InputError("sampling_probability = 0.0 must be > 0 in a plan; use a positive one")
     name = "batch_schedule" if request.batch_schedule is not None else "expected_batch_size"
     for _, size in found:
         if size > n:
             raise InputError(f"{name} = {size:g} must be <= dataset_size = {n:g}; use smaller batches")
+        if request.groups and size * request.groups > n * (1.0 + ROUNDING):
+            raise InputError(
+                f"{name} = {size:g} must be <= {n / request.groups:g}, the records of one of groups = "
+                f"{request.groups}; use smaller batches, or fewer groups"
+            )
         if request.sampling in OF_ONE_SIZE and size != round(size):
             near = round(size)
             # sampling_probability * dataset_size may miss the whole number by rounding, by less than 1e-9
@@ -456,8 +483,9 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     """Return the largest number of steps that meets the target."""
     target = _target(request)
     # random allocation takes whole rounds: a part of a round costs as much as the whole
-    length = slots_for(n, rate * n) if request.sampling == ALLOCATION else 1
-    rate = 1.0 / length if request.sampling == ALLOCATION else rate
+    length = slots_for(n, rate * n) if request.sampling == ALLOCATION else request.groups or 1
+    if request.sampling in (ALLOCATION, CYCLIC):
+        rate = 1.0 / length if request.sampling == ALLOCATION else min(rate * length, 1.0)
     upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
     # where a search starts, here at 1000 steps, changes only the time that it takes
     found = _searched(upper, target, np.ceil(1000.0 / length), (1.0, float(MAX_STEPS)), falls=False, whole=True)
@@ -471,6 +499,8 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
 def _with_rate(request: PlanRequest, n: float) -> Solution:
     """Return the solution with the largest sampling probability that meets the target."""
     target = _target(request)
+    if request.sampling == CYCLIC:
+        raise InputError("batch_size is missing; with sampling = 'cyclic_poisson' give it, and leave another setting open")
 
     def steps(rate: np.ndarray) -> np.ndarray:
         if request.steps is not None:
@@ -496,9 +526,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
     size = float(round(rate * n)) if request.sampling in OF_ONE_SIZE else rate * n
     assert request.noise_multiplier is not None  # since the rate is what is left open
     sigma, count = request.noise_multiplier, int(steps(np.array(rate)))
-    segments: tuple[Segment, ...] = (Segment(0, count, sigma, rate, size),)
-    if request.sampling == ALLOCATION:
-        segments = allocated(segments, int(n))
+    segments = with_rates((Segment(0, count, sigma, rate, size),), request.sampling, None, int(n))
     cap = _cap_of(request, rate, count) if request.sampling == TRUNCATED else None
     return Solution(segments, sigma, cap=cap)
 
@@ -516,6 +544,8 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
         share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
     elif sampling == ALLOCATION:  # one release is a round
         count = np.ceil(steps / nearest_slots(rate))
+    elif sampling == CYCLIC:  # one release is a pass through the groups
+        count = np.ceil(steps / request.groups)
     return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
 
 
@@ -602,7 +632,7 @@ def rest_of_run(
     if count < 1:
         raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
     rest = joined(_cut(noise, count), _cut(batches, count), count, n)
-    return spent, allocated(rest, n) if sampling == ALLOCATION else rest
+    return spent, with_rates(rest, sampling, terms.groups, n)
 
 
 def _cut(schedule: list[Piece], steps: int) -> list[Piece]:

@@ -30,7 +30,7 @@ from jaxacct.training.source import Source
 from jaxacct.training.step import key_derivation, noise
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.models import Untrained
-from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, numbers
+from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, numbers_at
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED
 
 Item = TypeVar("Item")
@@ -75,7 +75,7 @@ class Program:
         self._where, self._rule, self._plan, self.frozen = where, rule, plan, where.frozen(carried.params, frozen)
         self._whole = data
         zero = np.zeros(8, np.uint32)
-        now = self._numbers(min(step, self._plan.steps - 1), 0, zero)
+        now = self._numbers(min(step, self._plan.steps - 1), zero)
         self._traced = where.step(carried, zero, zero, data, now, self.frozen)
         self.traces = (self._traced.jaxpr,)
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
@@ -98,7 +98,7 @@ class Program:
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """Return the step after a lineage, ready to be noted and run."""
         after, key, settings, partition = self.advance(line, step)
-        return Prepared(after, key, self._numbers(step, settings.position, key.words), partition)
+        return Prepared(after, key, self._numbers(step, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
         """Run one step, which must be in the ledger before."""
@@ -131,13 +131,15 @@ class Program:
             size = repr((begins, segment.expected_batch_size)).encode()
             cut = key_derivation.digest(self.session) if self._plan.sampling == ALLOCATION else size
         settings = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
-        after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut)
-        return after, key, self._numbers(step, place), key.partition if begins >= 0 else ""
+        taps = self._plan.taps(step)
+        if taps is not None:  # one independent noise under two strategies would give itself away
+            settings += tuple(np.asarray(weights).tolist() for weights in taps)
+        groups = self._plan.groups
+        after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut, groups)
+        return after, key, self._numbers(step), key.partition if begins >= 0 else ""
 
-    def _numbers(self, step: int, place: int, words: Any = None) -> Numbers:
-        return numbers(
-            self._plan.at(step), self._plan.sampling, self._rule.adaptive, place, self._rule.private_loss, words
-        )
+    def _numbers(self, step: int, words: Any = None) -> Numbers:
+        return numbers_at(self._plan, step, self._rule.adaptive, self._rule.private_loss, words)
 
 
 class OtherExamples(InputError):
@@ -186,7 +188,7 @@ class Streamed(Program):
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
         self._micro = min(rule.micro_batch, self._places) * where.devices  # places on all devices together
-        self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), 0, np.zeros(8, np.uint32)))
+        self._traced_parts = self._trace(carried, self._numbers(min(step, plan.steps - 1), np.zeros(8, np.uint32)))
         self.traces = tuple(each.jaxpr for each in self._traced_parts)
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
         digests = [where.digest_program(each) for each in self._traced_parts]
@@ -258,7 +260,7 @@ class Streamed(Program):
                 who = draw_on_host(self._rule, key.words, key.pass_words, self._plan.dataset_size, settings)
                 batch = self._load(pool, key.words, who)
                 line, key = key_derivation.loaded(line, key, _digest(batch))
-                settings = self._numbers(number, settings.position, key.words)
+                settings = self._numbers(number, key.words)
                 yield Prepared(line, key, settings, partition, batch)
 
     def _load(self, pool: ThreadPoolExecutor, words: Any, who: np.ndarray) -> Batch:

@@ -24,7 +24,7 @@ from jaxacct.training.run.program import require_same_rows
 from jaxacct.training.run.state import History, State, Stretch, document, followed, released
 from jaxacct.training.sharding.placement import Processes
 from jaxacct.training.step.key_derivation import StepKey, digest
-from jaxacct.training.step.step_mechanisms import composed
+from jaxacct.training.step.step_mechanisms import CYCLIC, composed
 
 
 class RunLedger:
@@ -86,7 +86,8 @@ class RunLedger:
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
         """Make this run and plan the ledger's current ones: a callback or another thread may have begun others."""
         ledger.run = self._mark.run
-        if (ledger.plan.sampling, ledger.plan.truncation) != (plan.sampling, plan.truncation):
+        rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
+        if rule(ledger.plan) != rule(plan):
             ledger.replan(plan)
 
     def close(self) -> None:
@@ -116,7 +117,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
     require_same_rows(ledger, step, key)
     segment = plan.at(step)
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
-    there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation) in ledger.runs[ledger.run].seen
+    there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation, plan.groups or 0) in ledger.runs[ledger.run].seen
     if not there and not plan.allows(ledger, step, partition):
         return False
     until = None if there else ledger.another_way(step, partition)
@@ -226,6 +227,11 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     earlier = composed(released(stretches))
     noted = [entry for entry in ledger.runs[name].noted if entry.note == note] if name in ledger.runs else []
     new = bool(stretches) and not any(entry.mechanism == earlier for entry in noted)
+    if new and plan.sampling == CYCLIC:
+        raise InputError(
+            f"ledger begins at step {state.step}, and the steps before it share noise with the next ones; go on without "
+            "a ledger, or give one from the first step on"
+        )
     counting = [ledger.counting(each) if each != name else ledger.runs[each] for each in names]
     held = [total(counting)] if names else []
     together = compose(*held, earlier) if new else compose(*held) if held else earlier
@@ -267,6 +273,11 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
     """Raise InputError if a run may not go on with this plan.  seen : whether callbacks looked at its outputs."""
     if not before or before[-1] == plan:
         return
+    if not plan.shares_noise_of(before[-1]):
+        raise InputError(
+            "noise, groups or sampling differs from that of the plan before, and its steps share noise with the next ones; "
+            "go on with that plan, or recalibrate it"
+        )
     ended_by_itself = state.stopped in ("finished", "budget")
     if seen and not ended_by_itself and (plan.filter is None or before[-1].filter != plan.filter):
         raise InputError(

@@ -22,7 +22,7 @@ from jaxacct.training.ledger.format import LAST_STEP, Run, words
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import plan_document
 from jaxacct.training.step.key_derivation import Lineage
-from jaxacct.training.step.step_mechanisms import Release
+from jaxacct.training.step.step_mechanisms import CYCLIC, Release
 
 __all__ = ["State"]
 
@@ -45,6 +45,7 @@ class State:
     not_finite : number of gradients so far with a NaN or an infinity, which counted as zero.  It depends on the data
         without noise: not private.
     lineage : the origin of the randomness; holds the secret key of the run.
+    past : with correlated noise, the noise that later steps share; secret.
     history : the spending so far, or a mark of the ledger that holds it.
     plan : the last plan.
     stopped : why `fit` returned: "finished", "callback", or "budget" (one more step would exceed the target).
@@ -69,12 +70,34 @@ class State:
     plan: Plan = field(repr=False)
     stopped: str = ""
     seen: bool = field(default=False, repr=False)
+    past: Past | None = field(default=None, repr=False)
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
         """Epsilon spent so far; if outputs may have ended the run, the remaining steps count as well."""
         ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
         return claimed(self.history, self.plan, self.step, ended, goes_on=False)
+
+
+class Past:
+    """Buffers of correlated noise; whoever has them can remove noise from the run.  Pickle and repr leave them out."""
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, arrays: Any = None) -> None:
+        self.arrays = arrays
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    def __reduce__(self) -> tuple[type[Past], tuple[()]]:
+        return Past, ()
+
+    def __deepcopy__(self, _: Any) -> Past:
+        return self  # it never changes, and stays in this process
+
+    def __copy__(self) -> Past:
+        return self
 
 
 class Looks:
@@ -175,10 +198,18 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 
 
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
-    """Count the releases of some stretches; a pass that two of them share counts in both."""
+    """Count the releases of some stretches; a pass that two of them share counts in both.
+
+    Where groups take turns, a stretch that does not begin where the one before it ended also shares noise with steps
+    that count under another stretch; a Gaussian stands for these.
+    """
     counts: Counter[Release] = Counter()
+    known = 0
     for plan, first, end, _ in stretches:
         counts.update(plan.releases_between(first, end))
+        if plan.sampling == CYCLIC and first != known:
+            counts[Release(CYCLIC, plan.at(first).noise_multiplier, 1.0)] += 1
+        known = end
     return counts
 
 

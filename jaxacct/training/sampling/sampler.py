@@ -21,6 +21,7 @@ from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import PROBABILITY, InputError, check
 
 __all__ = [
+    "cyclic_poisson",
     "fixed_batches",
     "over_micro_batches",
     "poisson",
@@ -150,6 +151,48 @@ def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike
     [0, 1, 2, 3, 4]
     """
     return _of_taken(slots(round_key, dataset_size, number) == jnp.asarray(position, jnp.uint32))
+
+
+def cyclic_poisson(
+    key: jax.Array,
+    group_key: jax.Array,
+    dataset_size: int,
+    sampling_probability: ArrayLike,
+    number: ArrayLike,
+    position: ArrayLike,
+) -> Selection:
+    """Draw each record of one group independently with probability q; the groups are drawn once for a whole run.
+
+    Parameters
+    ----------
+    key : a JAX key of at least 256 bits; it determines the batch, given the groups.
+    group_key : one JAX key of at least 256 bits for all steps of a run, and for no other run.
+    dataset_size : int from 1 to 2**31 - 1, static.
+    sampling_probability : a number, or its ``threshold`` if it is traced.
+    number : the number of groups; may be traced.  Each record is in one of them, independently and uniformly.
+    position : the number of the group, from 0: that of step i is i modulo ``number``; may be traced.
+
+    Returns
+    -------
+    Selection : indices ascend.
+
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad number.
+
+    A run is accounted for as MatrixMechanism(strategy, s, CyclicPoisson(number, q)), under adding or removing a record.
+
+    References
+    ----------
+    Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", arXiv 2306.08153.
+
+    >>> from jaxacct.training import fresh_key
+    >>> key = fresh_key()
+    >>> sorted(i for p in range(3) for b in [cyclic_poisson(key, key, 5, 1.0, 3, p)] for i in b.indices[: b.count].tolist())
+    [0, 1, 2, 3, 4]
+    """
+    turn = slots(group_key, dataset_size, number) == jnp.asarray(position, jnp.uint32)
+    return _of_taken(turn & _sampled(key, dataset_size, sampling_probability))
 
 
 def slots(key: Any, size: int, number: Any) -> Any:

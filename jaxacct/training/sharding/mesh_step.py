@@ -26,6 +26,7 @@ from jaxacct.training.step.models import Untrained, join_model
 from jaxacct.training.step.noise import UNIT, draws_of_units
 from jaxacct.training.step.step_function import (
     Carried,
+    Correlated,
     Numbers,
     Observed,
     StepRule,
@@ -355,7 +356,13 @@ def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
         return max(fits, key=lambda fit: fit[0])[1] if fits else P()
 
     on_all = lambda tree: jax.tree.map(lambda _: P(), tree)
-    opt_state = jax.tree_util.tree_map_with_path(kept, carried.opt_state)
+    own, past = carried.opt_state, None
+    if isinstance(own, Correlated):
+        past, own = own
+        past = jax.tree.map(lambda spec, _: P(None, *spec), specs, past, is_leaf=is_spec)
+    opt_state = jax.tree_util.tree_map_with_path(kept, own)
+    if past is not None:
+        opt_state = Correlated(past, opt_state)
     return Carried(specs, opt_state, on_all(carried.clip_norm), on_all(carried.not_finite))
 
 

@@ -32,7 +32,7 @@ from jaxacct.training.sharding.mesh_step import (
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.models import Untrained
-from jaxacct.training.step.step_function import Carried, StepRule, private_step
+from jaxacct.training.step.step_function import Carried, Correlated, StepRule, private_step
 
 _FRAME = 256
 """Number of bytes sent first: the length of a message and its beginning.  Longer messages take a second round."""
@@ -158,7 +158,11 @@ class Placement:
 
     def carried(self, state: Any, trained: Any) -> Carried:
         """Return the `Carried` of a `State` with this trained part, in new arrays that do not show their origin."""
-        carried = Carried(trained, state.opt_state, state.clip_norm, np.int32(state.not_finite))
+        opt_state = state.opt_state
+        if self._rule.buffers:
+            past = None if state.past is None else state.past.arrays  # None, too, if pickling has left them out
+            opt_state = Correlated(self._rule.no_past(trained) if past is None else past, opt_state)
+        carried = Carried(trained, opt_state, state.clip_norm, np.int32(state.not_finite))
         placed: Carried = self._put(carried, self._where(carried))
         return placed
 

@@ -126,12 +126,20 @@ def joined(lineage: Lineage, seal: bytes) -> Lineage:
 
 
 def advance(
-    lineage: Lineage, program: bytes, data: bytes, settings: tuple[Any, ...], first: int, cut: bytes = b""
+    lineage: Lineage,
+    program: bytes,
+    data: bytes,
+    settings: tuple[Any, ...],
+    first: int,
+    cut: bytes = b"",
+    groups: int | None = None,
 ) -> tuple[Lineage, StepKey]:
     """Return the lineage after one more step, and the step's keys: functions of all programs, data and settings so far.
 
-    first : the first step of the pass that this step is in, for fixed batches and random allocation; -1 otherwise.
+    first : the first step of the pass that this step is in, for a batch rule with passes; -1 otherwise.
     cut : a digest that is the same within a pass; a step with another digest begins a new pass.
+    groups : of cyclic Poisson sampling, the number of groups.  The key of the pass is then one for the whole run, and
+        depends on the root and on this number alone: a record must stay in its group, whatever else changes.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
@@ -139,9 +147,13 @@ def advance(
     lineage = lineage._replace(chain=chain)
     secret = hmac.digest(lineage.root.key, b"step" + chain, "sha256")
     of_pass = hmac.digest(lineage.root.key, b"pass" + digest(lineage.pass_chain, data, cut), "sha256")
+    label = of_pass
+    if groups is not None:
+        of_pass = hmac.digest(lineage.root.key, b"groups %d" % groups, "sha256")
+        label = hmac.digest(lineage.root.key, b"pass %d of groups %d" % (first, groups), "sha256")
     batch = hmac.digest(secret, b"batch" + data, "sha256")
     return lineage, StepKey(
-        _words(secret), _words(of_pass), _fingerprint(secret), _fingerprint(batch), _fingerprint(of_pass)
+        _words(secret), _words(of_pass), _fingerprint(secret), _fingerprint(batch), _fingerprint(label)
     )
 
 

@@ -21,6 +21,7 @@ from jaxacct.core.chacha import CHACHA20, host_split
 from jaxacct.core.files import optional_package
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
+from jaxacct.strategies.strategy import Taps
 from jaxacct.training.clipping.clipped_sum import Clipped, beside, clipped_sum, deviation, grouped, split_loss, wide
 from jaxacct.training.clipping.examples_apart import one_of
 from jaxacct.training.clipping.traces import trace
@@ -31,6 +32,8 @@ from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, g
 from jaxacct.training.step.models import Untrained, join_model, paths
 from jaxacct.training.step.step_mechanisms import (
     ALLOCATION,
+    BY_PASS,
+    CYCLIC,
     FIXED,
     POISSON,
     SAMPLING,
@@ -51,15 +54,34 @@ class Carried(NamedTuple):
     not_finite: Any
 
 
+class Correlated(NamedTuple):
+    """Optimizer state of a step with correlated noise.
+
+    past : the buffers of the noise, a pytree like the parameters; arrays with one more axis in front.  They are as
+        secret as the key of the run: whoever has them can remove noise from the steps.
+    own : the optimizer's own state.
+    """
+
+    past: Any
+    own: Any
+
+
+def own_state(opt_state: Any) -> Any:
+    """Return the optimizer's own state."""
+    return opt_state.own if isinstance(opt_state, Correlated) else opt_state
+
+
 class Numbers(NamedTuple):
     """Numbers that may differ between steps of one compiled program; all follow from the plan's segment.
 
     threshold : Poisson sampling draws a record if the record's random number is below this.
-    size : the number of records in a batch of fixed size; with random allocation, the number of slots of the round.
-    position : the batch's number in its pass; with random allocation, the slot.
+    size : the number of records in a batch of fixed size; with random allocation, the number of slots of the round;
+        with cyclic Poisson sampling, the number of groups.
+    position : the batch's number in its pass; with random allocation, the slot; with groups, the group.
     gradient_noise : noise multiplier on the gradients.
     count_draw, loss_draw : noise on the count of the adaptive clip norm and on the private loss.  Both are whole
         numbers that the host draws from the step's key; None if the count or the loss is not released.
+    taps : the weights that make the step's noise from independent noise, in float32; None if it is independent.
     """
 
     threshold: Any
@@ -69,6 +91,7 @@ class Numbers(NamedTuple):
     gradient_noise: Any
     count_draw: Any = None
     loss_draw: Any = None
+    taps: Any = None
 
 
 def numbers(
@@ -78,6 +101,8 @@ def numbers(
     position: int,
     private_loss: PrivateLoss | None = None,
     words: Any = None,
+    groups: int | None = None,
+    taps: Taps | None = None,
 ) -> Numbers:
     """Return the numbers of a step in a plan's `Segment`, with the noise that the host draws from the step's key.
 
@@ -86,6 +111,10 @@ def numbers(
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     if sampling == ALLOCATION:
         size = nearest_slots(segment.sampling_probability)
+    elif sampling == CYCLIC:
+        if groups is None:
+            raise InputError("groups is missing; sampling = 'cyclic_poisson' needs the number of groups")
+        size = groups
     else:  # fixed batches may be rounded up at no cost; 1e-12 exceeds the rounding errors of a sample's size
         size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(
@@ -95,7 +124,17 @@ def numbers(
         np.float32(expected),
         np.float32(gradient_noise(z, expected, adaptive, private_loss)),
         *draws(segment, adaptive, private_loss, words),
+        None if taps is None else Taps(*(np.float32(weights) for weights in taps)),
     )
+
+
+def numbers_at(
+    plan: Any, step: int, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None = None, words: Any = None
+) -> Numbers:
+    """Return the numbers of a step of a `Plan`."""
+    place = step - plan.pass_of(step)[1] if plan.sampling in BY_PASS else 0
+    settings = plan.at(step), plan.sampling, adaptive, place, private_loss, words
+    return numbers(*settings, plan.groups, plan.taps(step))
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
@@ -122,6 +161,7 @@ class StepRule:
     rngs : whether the loss also gets a random key for the example: (params, example, key).
     has_aux : whether the loss returns (loss, aux).
     private_loss : the rule by which the loss is released, or None.
+    buffers : number of buffers of the correlated noise; 0 where the noise is independent.
     """
 
     loss_fn: Callable[..., Any]
@@ -135,6 +175,19 @@ class StepRule:
     rngs: bool = False
     has_aux: bool = False
     private_loss: PrivateLoss | None = None
+    buffers: int = 0
+
+    def begin(self, params: Any) -> Any:
+        """Return the optimizer's state before the first step; with correlated noise also its buffers, which are 0."""
+        own = self.optimizer.init(params)
+        if not self.buffers:
+            return own
+        return Correlated(self.no_past(params), own)
+
+    def no_past(self, params: Any) -> Any:
+        """Return the buffers of correlated noise before the first step."""
+        dtype = _dtype_of_sums(params)
+        return jax.tree.map(lambda p: jnp.zeros((self.buffers, *jnp.shape(p)), dtype), params)
 
     def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
         """Return (trained parameters, member) -> (loss, Seen).
@@ -196,6 +249,8 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
         return sampler.truncated_poisson(key, size, now.threshold, min(rule.cap, size))
     if rule.sampling == ALLOCATION:
         return sampler.random_allocation(pass_key, size, now.size, now.position)
+    if rule.sampling == CYCLIC:
+        return sampler.cyclic_poisson(key, pass_key, size, now.threshold, now.size, now.position)
     if rule.sampling == FIXED:
         return sampler.fixed_batches(pass_key, size, now.size, now.position)
     if rule.sampling == WITHOUT_REPLACEMENT:
@@ -215,6 +270,10 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
         return order[taken[order]][: rule.cap]
     if rule.sampling == ALLOCATION:
         return np.flatnonzero(sampler.host_slots(pass_key, size, int(now.size)) == int(now.position))
+    if rule.sampling == CYCLIC:
+        turn = sampler.host_slots(pass_key, size, int(now.size)) == int(now.position)
+        drawn = sampler.host_poisson(key, size, now.threshold)
+        return drawn[turn[drawn]]
     if rule.sampling == FIXED:
         begin = int(now.size) * int(now.position)
         return sampler.host_permutation(pass_key, size)[begin : begin + int(now.size)]
@@ -226,11 +285,16 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
 def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | None = None) -> Sums:
     """Return the sums of a batch without members.  ``batch`` is as for `add`, or has only the shapes."""
     params = carried.params
-    dtype = wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
+    dtype = _dtype_of_sums(params)
     nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
     key = (jax.eval_shape(lambda: jax.random.key(0, impl=CHACHA20)),) if rule.rngs else ()
     seen: Seen = jax.eval_shape(rule.member_loss(frozen), params, (one_of(batch), *key))[1]
     return Sums(nothing, jnp.int32(0), jax.tree.map(lambda a: jnp.zeros(a.shape, beside(a.dtype)), seen))
+
+
+def _dtype_of_sums(params: Any) -> Any:
+    """Return the dtype of sums of gradients."""
+    return wide(jnp.result_type(*jax.tree_util.tree_leaves(params)))
 
 
 def add(
@@ -272,7 +336,14 @@ def release(
     found, groups = grouped(clip_norm, params)
     norms = [found[group] for group in sorted(set(groups))]  # without the norms of frozen groups
     std = deviation(now.gradient_noise, norms)
-    noisy = (add_noise or noise.add)(noise.stream(key, noise.NOISE), summed.total, std)
+    with_noise = lambda tree: (add_noise or noise.add)(noise.stream(key, noise.NOISE), tree, std)
+    if now.taps is None:
+        noisy = with_noise(summed.total)
+    else:
+        past, opt_state = opt_state
+        fresh = with_noise(jax.tree.map(jnp.zeros_like, summed.total))
+        own, past = filtered(now.taps, fresh, past)
+        noisy = jax.tree.map(jnp.add, summed.total, own)
     mean = jax.tree.map(lambda g, p: (g / now.expected_batch_size).astype(p.dtype), noisy, params)
     value = None
     if rule.private_loss is not None:
@@ -282,8 +353,25 @@ def release(
         clip_norm = rule.adaptive.update(
             clip_norm, members - summed.clipped - summed.not_finite, members, now.count_draw, now.expected_batch_size
         )
+    if now.taps is not None:
+        opt_state = Correlated(past, opt_state)
     after = Carried(optax.apply_updates(params, updates), opt_state, clip_norm, not_finite + summed.not_finite)
     return after, Observed(seen.loss, seen.aux, members, summed.clipped, summed.not_finite, value)
+
+
+def filtered(taps: Taps, fresh: Any, past: Any) -> tuple[Any, Any]:
+    """Return the noise of a step, from independent noise and the buffers, and the buffers of the next step."""
+
+    def one(z: Any, buffers: Any) -> tuple[Any, Any]:
+        own, past, keep, of_sum, of_fresh = (jnp.asarray(each, z.dtype) for each in taps)
+        wide = lambda weights: weights.reshape(-1, *(1,) * z.ndim)
+        noise = own * z + jnp.tensordot(past, buffers, 1)
+        return noise, wide(keep) * buffers + wide(of_sum) * noise + wide(of_fresh) * z
+
+    leaves, structure = jax.tree_util.tree_flatten(fresh)
+    pairs = list(map(one, leaves, jax.tree_util.tree_leaves(past)))
+    together = lambda place: jax.tree_util.tree_unflatten(structure, [pair[place] for pair in pairs])
+    return together(0), together(1)
 
 
 def sums_over(

@@ -21,13 +21,22 @@ from jaxacct.mechanisms import (
 )
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 
-SAMPLING = ("poisson", "truncated_poisson", "random_allocation", "without_replacement", "fixed_batches")
+SAMPLING = (
+    "poisson",
+    "truncated_poisson",
+    "random_allocation",
+    "without_replacement",
+    "fixed_batches",
+    "cyclic_poisson",
+)
 """Batch rules; the rule decides how a step is accounted for."""
-POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED = SAMPLING
-BY_PASS = (ALLOCATION, FIXED)
-"""Batch rules of which a whole pass over the data is one release: a round of random allocation, or a pass of fixed
-batches.  Every record is in exactly one batch of a pass.
+POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC = SAMPLING
+BY_PASS = (ALLOCATION, FIXED, CYCLIC)
+"""Batch rules of which a whole pass over the data is one release: a round of random allocation, a pass of fixed
+batches, or a pass through the groups of cyclic Poisson sampling.  Every record is in at most one batch of a pass.
 """
+WITH_PASS_KEYS = (ALLOCATION, FIXED)
+"""Batch rules of which each pass draws anew who is in which batch; groups are drawn once for a whole run."""
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, FIXED)
 """Batch rules whose batches all have the same number of records, a whole number."""
 
@@ -37,7 +46,8 @@ class Release(NamedTuple):
 
     With fixed batches a release is a whole pass over the data; each record is in it once, so the share is 1.  With
     random allocation a release is a whole round.  Its share is 1 over the number of its slots, or 1 for a step whose
-    round is unknown.
+    round is unknown.  With cyclic Poisson sampling a release is a pass through the groups, with the correlated noise
+    that follows it; the share is that of a group's records in a batch, or 1 for a step of an unknown pass.
     cap, dataset_size : of truncated Poisson sampling, the largest batch and the number of records; elsewhere 0.
     """
 
@@ -63,7 +73,7 @@ def single(
         return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling == FIXED and np.ndim(sampling_probability) == 0:
         return ShuffledBatches(base, 1)  # 1: the number of batches changes nothing
-    if sampling in (POISSON, FIXED):  # rates of fixed batches are an array where a rate of 0 stands for no release
+    if sampling in (POISSON, FIXED, CYCLIC):  # rates of fixed batches are an array where a rate of 0 stands for no release
         return PoissonSampled(base, sampling_probability)
     raise InputError(f"sampling = {sampling!r:.40} has no accounting; use one of {', '.join(SAMPLING)}")
 
