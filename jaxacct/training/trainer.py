@@ -276,6 +276,8 @@ class Trainer:
             raise InputError(
                 f"state is a {type(state).__name__}, must be what init or fit returned; use trainer.init(params)"
             )
+        if state.step:
+            self.plan.require_noise_of(state.plan)
         where = self.placement
         if where.mesh is None:  # on a mesh each device reads its own rows
             data = source_of_mapped(data)

@@ -403,7 +403,9 @@ class Ledger(Contents):
 
     def _step(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
         plan = self.plan
-        entry = Step(self.run, step, key, batch, noise, rate, plan.sampling, partition, *plan.truncation, plan.groups or 0)
+        entry = Step(
+            self.run, step, key, batch, noise, rate, plan.sampling, partition, *plan.truncation, plan.groups or 0
+        )
         return ledger_format.checked(entry)
 
     def _require_unit(self, plan: Plan) -> None:

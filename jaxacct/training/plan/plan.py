@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import json
 import math
@@ -273,18 +274,20 @@ class Plan(PlanRequest):
         own, past, keep, of_sum, of_fresh = self.noise.taps(step)
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
-    def shares_noise_of(self, other: Plan) -> bool:
-        """Return whether a run may go on with this plan after the other one, as far as their noise is concerned.
+    def require_noise_of(self, other: Plan) -> None:
+        """Raise InputError if a run may not go on with this plan after the other one, whose steps share noise with it.
 
-        With groups both must have the same groups, and strategies with the same coefficients.
+        Both must have the same groups, and strategies with the same coefficients.
         """
-        if self.noise is None or other.noise is None:
-            return self.noise is other.noise
-        try:
-            same = other.noise.for_steps(self.steps) == self.noise
-        except InputError:  # a matrix whose columns differ is for its own number of steps
-            same = False
-        return self.groups == other.groups and same
+        same = self.noise is other.noise
+        if self.noise is not None and other.noise is not None:
+            with contextlib.suppress(InputError):  # a matrix whose columns differ is for its own number of steps
+                same = other.noise.for_steps(self.steps) == self.noise
+        if not same or self.groups != other.groups:
+            raise InputError(
+                "noise, groups or sampling differs from that of the run so far, whose steps share noise with the next "
+                "ones; go on with that plan, or recalibrate it"
+            )
 
     def at(self, step: int) -> Segment:
         """Return the segment that a step (from 0) belongs to."""

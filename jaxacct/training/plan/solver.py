@@ -181,7 +181,9 @@ def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
     if groups is None:
         groups = getattr(strategy, "bands", None)
     if groups is None:
-        raise InputError(f"groups is missing, and all columns of {type(strategy).__name__} overlap; use strategies.Banded")
+        raise InputError(
+            f"groups is missing, and all columns of {type(strategy).__name__} overlap; use strategies.Banded"
+        )
     if found["batch_schedule"] is not None:
         raise InputError("batch_schedule needs sampling = 'poisson': groups take turns at one rate; give batch_size")
     return {"noise": strategy, "groups": groups}
@@ -500,7 +502,9 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
     """Return the solution with the largest sampling probability that meets the target."""
     target = _target(request)
     if request.sampling == CYCLIC:
-        raise InputError("batch_size is missing; with sampling = 'cyclic_poisson' give it, and leave another setting open")
+        raise InputError(
+            "batch_size is missing; with sampling = 'cyclic_poisson' give it, and leave another setting open"
+        )
 
     def steps(rate: np.ndarray) -> np.ndarray:
         if request.steps is not None:

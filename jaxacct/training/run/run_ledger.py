@@ -117,7 +117,10 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
     require_same_rows(ledger, step, key)
     segment = plan.at(step)
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
-    there = Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation, plan.groups or 0) in ledger.runs[ledger.run].seen
+    there = (
+        Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation, plan.groups or 0)
+        in ledger.runs[ledger.run].seen
+    )
     if not there and not plan.allows(ledger, step, partition):
         return False
     until = None if there else ledger.another_way(step, partition)
@@ -273,11 +276,7 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
     """Raise InputError if a run may not go on with this plan.  seen : whether callbacks looked at its outputs."""
     if not before or before[-1] == plan:
         return
-    if not plan.shares_noise_of(before[-1]):
-        raise InputError(
-            "noise, groups or sampling differs from that of the plan before, and its steps share noise with the next ones; "
-            "go on with that plan, or recalibrate it"
-        )
+    plan.require_noise_of(before[-1])
     ended_by_itself = state.stopped in ("finished", "budget")
     if seen and not ended_by_itself and (plan.filter is None or before[-1].filter != plan.filter):
         raise InputError(
