@@ -403,9 +403,8 @@ class Ledger(Contents):
 
     def _step(self, step: int, key: str, batch: str, noise: float, rate: float, partition: str | None) -> Step:
         plan = self.plan
-        entry = Step(
-            self.run, step, key, batch, noise, rate, plan.sampling, partition, *plan.truncation, plan.groups or 0
-        )
+        sizes = *plan.truncation, plan.groups or 0
+        entry = Step(self.run, step, key, batch, noise, rate, plan.sampling, partition, *sizes)
         return ledger_format.checked(entry)
 
     def _require_unit(self, plan: Plan) -> None:

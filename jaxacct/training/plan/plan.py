@@ -146,8 +146,8 @@ class Plan(PlanRequest):
         by default.  ``strategies.Banded(32)`` is searched for when the number of steps is known.  `noise_multiplier` is
         then relative to the clip norm times the largest norm of a column of the strategy's matrix C, and step i adds
         row i of C^-1 Z, with Z independent noise.  The noise multiplier must not fall during the run.
-    groups : of cyclic Poisson sampling, at least the number of bands of the strategy, which is the default.  The rate is
-        groups * batch / dataset_size.
+    groups : of cyclic Poisson sampling, at least the number of bands of the strategy, which is the default.  The rate
+        is groups * batch / dataset_size.
     unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With users dataset_size is their
         number, and `Trainer.fit` gets the user of each example.
 
@@ -301,7 +301,8 @@ class Plan(PlanRequest):
     def pass_of(self, step: int) -> tuple[int, int, int]:
         """Return the number of the pass in which a step is, the first step of this pass, and the step after its last.
 
-        Fixed batches have passes, random allocation has rounds, and groups take turns in passes.  A new pass begins where the batch size changes.
+        Fixed batches have passes, random allocation has rounds, and groups take turns in passes.  A new pass begins
+        where the batch size changes.
         Within a pass the batches must be disjoint, and within a round each record must keep the slot that it drew.
         """
         self._require(step, self.steps - 1)
@@ -593,8 +594,8 @@ class Plan(PlanRequest):
             _, first, last = self.pass_of(min(int(step), self.steps - 1))
             what = "round" if self.sampling == ALLOCATION else "pass"
             raise InputError(
-                f"step = {step} is within the {what} of steps {first} to {last - 1}, which counts whole; recalibrate at "
-                f"step {first}, or at the end of a whole {what}"
+                f"step = {step} is within the {what} of steps {first} to {last - 1}, which counts whole; recalibrate "
+                f"at step {first}, or at the end of a whole {what}"
             )
         spent, rest = rest_of_run(self, self.segments, int(step), steps, epochs, expected_batch_size)
         whole_run = blocks(merged([*spent, *rest]), self.sampling, self.dataset_size)
@@ -748,8 +749,8 @@ def _strategy_of_run(strategy: Strategy, groups: int, segments: Sequence[Segment
     noise = [segment.noise_multiplier for segment in segments]
     if known.overlap > 1 and any(after < before for before, after in pairwise(noise)):
         raise InputError(
-            f"noise_multiplier falls from {max(noise):g} to {noise[-1]:g} during the run; with correlated noise earlier "
-            "steps would cost more afterwards: let it stay or rise"
+            f"noise_multiplier falls from {max(noise):g} to {noise[-1]:g} during the run; with correlated noise "
+            "earlier steps would cost more afterwards: let it stay or rise"
         )
     if len({segment.sampling_probability for segment in segments}) > 1:
         raise InputError("expected_batch_size changes during the run; with groups that take turns it must stay")

@@ -97,7 +97,7 @@ class Program:
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """Return the step after a lineage, ready to be noted and run."""
-        after, key, settings, partition = self.advance(line, step)
+        after, key, _, partition = self.advance(line, step)
         return Prepared(after, key, self._numbers(step, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:

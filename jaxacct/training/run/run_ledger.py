@@ -117,10 +117,8 @@ def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | 
     require_same_rows(ledger, step, key)
     segment = plan.at(step)
     entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
-    there = (
-        Step(ledger.run, *entry, plan.sampling, partition, *plan.truncation, plan.groups or 0)
-        in ledger.runs[ledger.run].seen
-    )
+    sizes = *plan.truncation, plan.groups or 0
+    there = Step(ledger.run, *entry, plan.sampling, partition, *sizes) in ledger.runs[ledger.run].seen
     if not there and not plan.allows(ledger, step, partition):
         return False
     until = None if there else ledger.another_way(step, partition)
@@ -232,8 +230,8 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     new = bool(stretches) and not any(entry.mechanism == earlier for entry in noted)
     if new and plan.sampling == CYCLIC:
         raise InputError(
-            f"ledger begins at step {state.step}, and the steps before it share noise with the next ones; go on without "
-            "a ledger, or give one from the first step on"
+            f"ledger begins at step {state.step}, and the steps before it share noise with the next ones; go on "
+            "without a ledger, or give one from the first step on"
         )
     counting = [ledger.counting(each) if each != name else ledger.runs[each] for each in names]
     held = [total(counting)] if names else []

@@ -187,8 +187,9 @@ def cyclic_poisson(
     Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", arXiv 2306.08153.
 
     >>> from jaxacct.training import fresh_key
-    >>> key = fresh_key()
-    >>> sorted(i for p in range(3) for b in [cyclic_poisson(key, key, 5, 1.0, 3, p)] for i in b.indices[: b.count].tolist())
+    >>> key, group_key = fresh_key(), fresh_key()
+    >>> drawn = [cyclic_poisson(key, group_key, 5, 1.0, 3, group) for group in range(3)]
+    >>> sorted(record for batch in drawn for record in batch.indices[: batch.count].tolist())
     [0, 1, 2, 3, 4]
     """
     turn = slots(group_key, dataset_size, number) == jnp.asarray(position, jnp.uint32)

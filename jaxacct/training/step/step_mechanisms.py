@@ -73,11 +73,8 @@ def single(
         return RandomAllocation(base, nearest_slots(sampling_probability))
     if sampling == FIXED and np.ndim(sampling_probability) == 0:
         return ShuffledBatches(base, 1)  # 1: the number of batches changes nothing
-    if sampling in (
-        POISSON,
-        FIXED,
-        CYCLIC,
-    ):  # rates of fixed batches are an array where a rate of 0 stands for no release
+    # rates of fixed batches are an array where a rate of 0 stands for no release
+    if sampling in (POISSON, FIXED, CYCLIC):
         return PoissonSampled(base, sampling_probability)
     raise InputError(f"sampling = {sampling!r:.40} has no accounting; use one of {', '.join(SAMPLING)}")
 
