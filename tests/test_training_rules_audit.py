@@ -16,12 +16,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy.special import logsumexp
 from training_runs import linear
 
+from jaxacct import strategies
 from jaxacct.audit import from_scores
 from jaxacct.training import Plan, Trainer, clipped_sum
 from jaxacct.training.sampling import sampler
-from jaxacct.training.step import step_function
-from jaxacct.training.step.step_function import Carried, numbers
-from jaxacct.training.step.step_mechanisms import BY_PASS
+from jaxacct.training.step import noise, step_function
+from jaxacct.training.step.step_function import Carried, numbers_at
+from jaxacct.training.step.step_mechanisms import BY_PASS, CYCLIC
 
 DELTA, RUNS, AT_ONCE = 0.02, 60_000, 2000
 
@@ -31,9 +32,9 @@ def noisy_sums(plan, data, runs, seed, users=None, most=None, one_round_key=Fals
     trainer = Trainer(linear, optax.sgd(1.0), plan, 1.0, examples_per_user=most, mesh=mesh)
     data = trainer.placement.data(np.asarray(data, np.float32)[:, None], users)
     passes = [plan.pass_of(t)[:2] if plan.sampling in BY_PASS else (0, t) for t in range(plan.steps)]
-    each = [numbers(plan.at(t), plan.sampling, None, t - first) for t, (_, first) in enumerate(passes)]
-    stacked = jax.tree.map(lambda *x: np.stack(x), *each)
-    which = np.array([0 if one_round_key else number for number, _ in passes])
+    stacked = jax.tree.map(lambda *x: np.stack(x), *[numbers_at(plan, t, None) for t in range(plan.steps)])
+    one_key = one_round_key or plan.sampling == CYCLIC
+    which = np.array([0 if one_key else number for number, _ in passes])
 
     def run(words, data):
         params = jnp.zeros(1)
@@ -43,14 +44,35 @@ def noisy_sums(plan, data, runs, seed, users=None, most=None, one_round_key=Fals
             after, _ = trainer.step_function(carried, key, pass_key, data, settings)
             return after, (carried.params - after.params)[0] * settings.expected_batch_size
 
-        start = Carried(params, trainer.optimizer.init(params), jnp.float32(1.0), jnp.int32(0))
+        start = Carried(params, trainer.rule.begin(params), jnp.float32(1.0), jnp.int32(0))
         return jax.lax.scan(step, start, (words[: plan.steps], words[plan.steps :][which], stacked))[1]
 
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     program = jax.jit(jax.vmap(run, (0, None)), out_shardings=everywhere)
     rng = np.random.default_rng(seed)
-    words = lambda: rng.integers(0, 2**32, (AT_ONCE, plan.steps + which.max() + 1, 8), np.uint32)
-    return np.concatenate([np.asarray(program(words(), data), np.float64) for _ in range(runs // AT_ONCE)])
+
+    def words():
+        drawn = rng.integers(0, 2**32, (AT_ONCE, plan.steps + which.max() + 1, 8), np.uint32)
+        if plan.sampling == CYCLIC:  # the record is in group 0 of all runs
+            drawn[:, plan.steps] = GROUP_0
+        return drawn
+
+    sums = np.concatenate([np.asarray(program(words(), data), np.float64) for _ in range(runs // AT_ONCE)])
+    return sums if plan.noise is None else sums @ of_matrix(plan.noise).T
+
+
+GROUP_0 = next(
+    words
+    for words in np.arange(800, dtype=np.uint32).reshape(-1, 8)
+    if sampler.host_slots(noise.host_stream(words, noise.SAMPLING), 3, 3)[0] == 0
+)
+"""Words of a key under which the first of three records is in group 0 of three."""
+
+
+def of_matrix(strategy):
+    """C of a banded strategy, with columns of norm at most 1: C times the noise of the steps is independent noise."""
+    column = np.array(strategy.column) / np.linalg.norm(strategy.column)
+    return sum(np.diag(np.full(strategy.steps - lag, c), -lag) for lag, c in enumerate(column))
 
 
 class Law(NamedTuple):
@@ -84,8 +106,8 @@ class Case(NamedTuple):
     more: dict | None = None
 
 
-def plan_of(size, steps, noise, **more):
-    return Plan(target_delta=DELTA, dataset_size=size, steps=steps, noise_multiplier=noise, **more)
+def plan_of(size, steps, noise_multiplier, /, **more):
+    return Plan(target_delta=DELTA, dataset_size=size, steps=steps, noise_multiplier=noise_multiplier, **more)
 
 
 def allocation(steps=8, noise=0.7, **more):
@@ -134,6 +156,15 @@ def poisson():
     return Case(plan, [1, 0, 0], plan, [0, 0, 0], law({0: 0.5, 1: 0.5}), law({0: 1.0}))
 
 
+def cyclic(sigma=1.0):
+    """A record of group 0 that is in each of three passes with probability 0.5; its blocks are columns of C."""
+    more = {"sampling": "cyclic_poisson", "sampling_probability": 0.5, "groups": 3}
+    plan = plan_of(3, 9, sigma, noise=strategies.Banded(3, 9), **more)
+    block = of_matrix(plan.noise)[:3, 0]
+    with_it = law({tuple(block): 0.5, (0.0,) * 3: 0.5})
+    return Case(plan, [1, 0, 0], plan, [0, 0, 0], with_it, law({(0.0,) * 3: 1.0}))
+
+
 def found(case, seed, mesh=None):
     """(lower bound, claim) of a case."""
     claimed = float(case.plan.epsilon.upper)
@@ -153,6 +184,7 @@ CASES = {
     "without_replacement": without_replacement,
     "fixed_batches": fixed,
     "users": users,
+    "cyclic_poisson": cyclic,
 }
 
 
@@ -201,4 +233,29 @@ def test_users_whose_examples_are_clipped_one_by_one_are_caught(monkeypatch):
 
     monkeypatch.setattr(step_function, "clipped_sum", split)
     epsilon, claimed = found(users(length=3), 5)
+    assert epsilon > 1.2 * claimed
+
+
+@pytest.mark.slow
+def test_correlated_noise_that_is_too_small_is_caught(monkeypatch):
+    real = Plan.taps
+    less = lambda self, step: real(self, step)._replace(own=0.7 * real(self, step).own)
+    monkeypatch.setattr(Plan, "taps", less)
+    epsilon, claimed = found(cyclic(), 6)
+    assert epsilon > 1.1 * claimed
+
+
+@pytest.mark.slow
+def test_groups_that_change_are_caught(monkeypatch):
+    """A record in two groups takes part in twice as many steps."""
+
+    def both(key, group_key, size, rate, number, position):
+        return sampler.poisson(key, size, rate)
+
+    monkeypatch.setattr(sampler, "cyclic_poisson", both)
+    case = cyclic(2.0)
+    columns = of_matrix(case.plan.noise)
+    picked = [np.array(x) for x in np.ndindex(*(2,) * 9)]
+    with_it = Law(np.array([columns @ x for x in picked]), np.full(len(picked), 0.5**9))
+    epsilon, claimed = found(case._replace(with_it=with_it, without=law({(0.0,) * 9: 1.0})), 7)
     assert epsilon > 1.2 * claimed

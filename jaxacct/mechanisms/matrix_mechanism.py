@@ -75,6 +75,8 @@ class MatrixMechanism(Combinator):
             raise InputError(
                 f"strategy = {shown(self.strategy)} is no strategy; use strategies.Banded(bands=8, steps=512), say"
             )
+        if not self.strategy.steps:
+            raise InputError(f"strategy = {shown(self.strategy)} has no steps; give the number of steps of the run")
         if self.participation is None:
             object.__setattr__(self, "participation", FixedEpochs(self.strategy.epochs))
         if not isinstance(self.participation, Participation):

@@ -134,7 +134,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         found["sampling"] = FIXED
     choice("sampling", found["sampling"], SAMPLING)
     if found["relation"] is None:
-        found["relation"] = usual_relation(POISSON if found["sampling"] == CYCLIC else found["sampling"])
+        found["relation"] = usual_relation(found["sampling"])
     choice("relation", found["relation"], RELATIONS)
     choice("candidates", found["candidates"], ("iid", "adaptive"))
     choice("unit", found["unit"], ("record", "user"))
