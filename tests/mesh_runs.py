@@ -3,6 +3,7 @@
 With a coordinator's address and a number it is one of two processes, each with so many devices.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -20,7 +21,10 @@ RULES = {
     "without_replacement": {"sampling": "without_replacement", "expected_batch_size": 13},
     "fixed_batches": {"sampling": "fixed_batches", "expected_batch_size": 13},
     "users": {"sampling_probability": 0.5, "unit": "user"},
+    "cyclic_poisson": {"sampling": "cyclic_poisson", "sampling_probability": 0.5, "groups": 3},
 }
+BANDED = (0.8, 0.5, 0.3)
+"""Coefficients of the noise that steps of groups share."""
 QUICKLY = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
 SIZE = 41  # no multiple of the number of devices
 
@@ -82,9 +86,11 @@ def trainer(shard, rule="poisson", optimizer=None, mesh=True, loss_fn=None, clip
     import jax
     import optax
 
+    from jaxacct import strategies
     from jaxacct.training import Plan, Trainer
 
-    plan = Plan(target_delta=1e-5, dataset_size=SIZE, noise_multiplier=1.0, steps=STEPS, **RULES[rule])
+    noise = strategies.Toeplitz(BANDED) if rule == "cyclic_poisson" else None
+    plan = Plan(target_delta=1e-5, dataset_size=SIZE, noise_multiplier=1.0, steps=STEPS, noise=noise, **RULES[rule])
     if rule == "users":
         more["examples_per_user"] = 2
     if mesh is True:
@@ -102,15 +108,18 @@ def whole(tree):
     return jax.tree.map(lambda a: np.asarray(a) if a.is_fully_addressable else process_allgather(a, tiled=True), tree)
 
 
-def one_step(trainer, words, params, noise_multiplier, rows, users=None):
+def one_step(trainer, words, params, noise_multiplier, rows, users=None, past=None):
     """What a step takes off the parameters, times the expected batch size: the sum, with noise or without."""
     import jax
     import numpy as np
 
+    from jaxacct.training.run.state import Past
     from jaxacct.training.step.models import split_model
 
     where, now = trainer.placement, numbers_of(trainer, noise_multiplier)
     state = trainer.init(params, KEY)
+    if past is not None:
+        state = dataclasses.replace(state, past=Past(past))
     trained, rest = split_model(state.params, trainer.trainable)
     carried, frozen = where.carried(state, trained), where.frozen(trained, rest)
     given = (carried, words, words, where.data(rows, users), now, frozen)
@@ -146,12 +155,10 @@ def numbers_of(trainer, noise_multiplier):
     """Those of a step, with another noise."""
     import numpy as np
 
-    from jaxacct.training.step.step_function import numbers
+    from jaxacct.training.step.step_function import numbers_at
 
     at = min(1, trainer.plan.steps - 1)
-    now = numbers(
-        trainer.plan.at(at), trainer.plan.sampling, trainer.adaptive, at, trainer.rule.private_loss, np.zeros(8)
-    )
+    now = numbers_at(trainer.plan, at, trainer.adaptive, trainer.rule.private_loss, np.zeros(8))
     return now._replace(gradient_noise=np.float32(noise_multiplier))
 
 
@@ -193,6 +200,9 @@ def steps(folder, name):
     nothing = {name: np.zeros_like(a) for name, a in start.items()}  # so that the gradients are 0
     for shard in ("data", "fsdp"):
         keep(f"noise {shard}", one_step(trainer(shard), words, nothing, 2.0, np.zeros_like(rows[:SIZE])))
+        past = {name: np.stack([a, 2 * a]) for name, a in start.items()}
+        banded = trainer(shard, "cyclic_poisson")
+        keep(f"noise banded {shard[0]}", one_step(banded, words, nothing, 2.0, np.zeros_like(rows[:SIZE]), past=past))
     cut = {"first": P(None, "devices"), "bias": P("devices"), "odd": P(None, None, "devices"), "last": P()}
     keep("specs", one_step(trainer(cut, clip_norm=AdaptiveClip(0.5)), words, start, 0.0, rows[:SIZE]))
     more = {"rngs": True, "has_aux": True, "trainable": lambda path: path != "first", "private_loss": PrivateLoss(9.0)}
