@@ -10,6 +10,7 @@ import pytest
 from training_cases import DELTA, note
 
 import jaxacct as ja
+from jaxacct import strategies
 from jaxacct.core.validation import InputError
 from jaxacct.training import Ledger, Plan
 
@@ -46,7 +47,18 @@ def batches(path):
         ledger.seen(6)
 
 
-LEDGERS = {"truncated": truncated, "rounds": rounds, "batches": batches}
+def groups(path):
+    more = {"sampling": "cyclic_poisson", "noise": strategies.Toeplitz((1.0, 0.5)), "groups": 4}
+    plan = Plan(**GIVEN, **more, sampling_probability=0.2)
+    with Ledger.create(path, plan, "r", "ada") as ledger:
+        for step in range(6):
+            note(ledger, step, noise=1.5, rate=0.2, partition=str(step // 4))
+        ledger.seen(6)
+    path.write_bytes(path.read_bytes() + b'{"kind": "step", "run": "r"')
+    Ledger.open(path).close()
+
+
+LEDGERS = {"truncated": truncated, "rounds": rounds, "batches": batches, "groups": groups}
 
 
 def chained(nodes):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxacct.training.plan.strategy_advice import advise_strategy
     from jaxacct.training.run.state import State
     from jaxacct.training.sampling.sampler import (
+        cyclic_poisson,
         fixed_batches,
         over_micro_batches,
         poisson,
@@ -45,6 +46,7 @@ __all__ = [
     "Trainer",
     "advise_strategy",
     "clipped_sum",
+    "cyclic_poisson",
     "fixed_batches",
     "fresh_key",
     "lora",
@@ -73,6 +75,7 @@ _HOMES = {
     "Trainer": "trainer",
     "advise_strategy": "plan.strategy_advice",
     "clipped_sum": "clipping.clipped_sum",
+    "cyclic_poisson": "sampling.sampler",
     "fixed_batches": "sampling.sampler",
     "fresh_key": "jaxacct.core.chacha",
     "lora": "step.models",

@@ -475,6 +475,8 @@ class Plan(PlanRequest):
         settings["filter"] = _filter(node["filter"])
         settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
         settings["noise"] = _strategy(settings["noise"])
+        if settings["sampling"] == CYCLIC and None in (settings["noise"], settings["groups"]):
+            raise InputError(f"plan: noise and groups must be given with sampling = {CYCLIC!r}")
         plan = cls.of(_segments(rows), **settings)
         for place, segment in enumerate(plan.segments):
             rate, size = segment.sampling_probability, segment.expected_batch_size

@@ -181,13 +181,14 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
     for _, group in itertools.groupby(segments, lambda segment: segment.expected_batch_size):
         members = tuple(group)
         first = members[0]
+        steps: int
         if sampling == ALLOCATION:
-            steps = nearest_slots(first.sampling_probability)
+            steps = int(nearest_slots(first.sampling_probability))
         elif sampling == CYCLIC:
             steps = round(first.sampling_probability * dataset_size / first.expected_batch_size)
         else:
             steps = math.ceil(dataset_size / first.expected_batch_size)
-        found.append(Block(first.start, members[-1].end, int(steps), members))
+        found.append(Block(first.start, members[-1].end, steps, members))
     return found
 
 

@@ -124,7 +124,7 @@ def numbers(
         np.float32(expected),
         np.float32(gradient_noise(z, expected, adaptive, private_loss)),
         *draws(segment, adaptive, private_loss, words),
-        None if taps is None else Taps(*(np.float32(weights) for weights in taps)),
+        None if taps is None else jax.tree.map(np.float32, taps),
     )
 
 
