@@ -18,7 +18,7 @@ from training_cases import DELTA, gaussian_epsilon, note
 from training_runs import KEY, linear, sgd, shared
 
 import jaxacct as ja
-from jaxacct import cli
+from jaxacct import cli, strategies
 from jaxacct.training import AdaptiveClip, Ledger, Plan
 from jaxacct.training.run.run_ledger import RunLedger
 from jaxacct.training.sharding.placement import Processes
@@ -33,6 +33,10 @@ RULES = {
         "target_epsilon": None, "noise_multiplier": 2.0,
     },
     "fixed": {"sampling": "fixed_batches", "expected_batch_size": 5, "steps": 12, "relation": "zero_out"},
+    "groups": {
+        "sampling": "cyclic_poisson", "sampling_probability": 0.6, "steps": 12,
+        "noise": strategies.Toeplitz((1.0, 0.5)), "groups": 4, "target_epsilon": None, "noise_multiplier": 2.0,
+    },
     "without replacement": {
         "sampling": "without_replacement", "sampling_probability": 0.25, "steps": 12, "relation": "replace_one",
         "target_epsilon": None, "noise_multiplier": 3.0,

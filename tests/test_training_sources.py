@@ -15,6 +15,7 @@ import pytest
 from helpers import refusal
 from training_runs import KEY, linear, plan_of, sgd, shared
 
+from jaxacct import strategies
 from jaxacct.core.validation import InputError
 from jaxacct.training import AdaptiveClip, Ledger, Plan, Source, Trainer
 from jaxacct.training.run import program
@@ -30,6 +31,7 @@ RULES = {
     "without_replacement": {"sampling_probability": 0.3},
     "fixed_batches": {"sampling_probability": 0.3},
     "random_allocation": {"slots": 4},
+    "cyclic_poisson": {"sampling_probability": 0.6, "noise": strategies.Toeplitz((1.0, 0.5))},
 }
 
 
@@ -104,8 +106,9 @@ def no_thread_is_left():
 def equal_keys(monkeypatch):
     """Keys that follow from the step alone, for both paths."""
 
-    def advance(line, program, data, settings, first, cut=b""):
-        of_step, of_pass = (np.arange(8, dtype=np.uint32) + 100 * number for number in (settings[0], 1000 + first))
+    def advance(line, program, data, settings, first, cut=b"", groups=None):
+        numbers = settings[0], 1000 + (first if groups is None else 0)
+        of_step, of_pass = (np.arange(8, dtype=np.uint32) + 100 * number for number in numbers)
         return line, StepKey(of_step, of_pass, "key", "batch", "pass")
 
     monkeypatch.setattr(key_derivation, "advance", advance)
@@ -115,7 +118,7 @@ def equal_keys(monkeypatch):
 # From equal keys the same examples, and the same result
 
 
-QUICK = ("truncated_poisson",)
+QUICK = ("truncated_poisson", "cyclic_poisson")
 """With places that stay empty; users, below, are a Poisson sample."""
 
 

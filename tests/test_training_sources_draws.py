@@ -76,6 +76,7 @@ RULES = {
     "without_replacement": (rule_of("without_replacement"), [{"size": size} for size in (1, 30, 101, 200)]),
     "fixed_batches": (rule_of("fixed_batches"), [{"size": 30, "position": p} for p in range(5)]),
     "random_allocation": (rule_of("random_allocation"), [{"size": 4, "position": p} for p in range(4)]),
+    "cyclic_poisson": (rule_of("cyclic_poisson"), [{"q": 0.7, "size": 4, "position": p} for p in range(4)]),
 }
 
 

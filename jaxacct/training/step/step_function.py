@@ -109,6 +109,7 @@ def numbers(
     Raises InputError if the further releases leave no room for the gradients.
     """
     z, expected = segment.noise_multiplier, segment.expected_batch_size
+    size: Any
     if sampling == ALLOCATION:
         size = nearest_slots(segment.sampling_probability)
     elif sampling == CYCLIC:
