@@ -153,7 +153,7 @@ def test_draws_are_what_they_were():
     )
     assert (program._HOST, told.hexdigest()) == (
         b"host 1",
-        "ae2d6c22479cd40ce8e50f28f47d147fe9ca93d570466f1502d6c14b3ce97884",
+        "57e18554e18a172c1c04cc155d923f97be159dc162cfdef472c097f2a3e3fd3d",
     )
 
 
