@@ -18,7 +18,7 @@ from jaxacct.sweeps.grid import FIELDS
 from jaxacct.training import Plan
 
 DELTA = 1e-5
-NOT_IN_PLANS = {"group", "bands", "groups"}
+NOT_IN_PLANS = {"group", "bands"}
 """The unit of a plan says whose the records are, and its noise has the bands."""
 SOLVED = {
     ja.calibrate_noise_multiplier: {"noise_multiplier"},
