@@ -84,7 +84,8 @@ def test_every_door_reads_every_number(capsys, name):
             given = {word: number for word, number in run.items() if word not in left}
             assert name in refusal(calibrate, 1.0, DELTA, **given), calibrate
     if name not in NOT_IN_PLANS:
-        said = refusal(Plan, target_delta=DELTA, **{"dataset_size": 1000, **run})
+        own = {word: number for word, number in run.items() if word == name or word not in NOT_IN_PLANS}
+        said = refusal(Plan, target_delta=DELTA, **{"dataset_size": 1000, **own})
         assert name in said
 
 
