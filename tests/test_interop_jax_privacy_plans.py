@@ -167,7 +167,7 @@ def test_strategies_are_read_and_written(theirs):
     np.testing.assert_allclose(mine.column, buffered.toeplitz_coefs(9), rtol=1e-14)
     again = to_jax_privacy(mine)
     assert type(again) is BufferedToeplitz and again.buf_decay.tolist() == [0.9, 0.5]
-    assert from_jax_privacy(again, steps=9) == mine
+    assert from_jax_privacy(again, steps=9) == mine == from_jax_privacy(again).for_steps(9)
 
     params = np.random.default_rng(0).uniform(0.2, 1.0, (7, 3))
     params[-1, 1:] = params[-2, 2:] = 0.0
@@ -177,6 +177,7 @@ def test_strategies_are_read_and_written(theirs):
     np.testing.assert_allclose(to_jax_privacy(mine).materialize(), banded.materialize(), atol=1e-15)
 
     assert from_jax_privacy(np.array([1.0, 0.5, 0.2]), steps=2) == strategies.Toeplitz((1.0, 0.5), 2)
+    assert from_jax_privacy([1.0, 0.5]).for_steps(9) == strategies.Toeplitz((1.0, 0.5), 9)
     assert to_jax_privacy(strategies.Banded(2, 8)).tolist() == strategies.Banded(2, 8).column.tolist()
 
 
@@ -204,7 +205,7 @@ def test_a_written_plan_has_at_least_the_noise(theirs, groups):
         (dataclasses.replace(PLAN, num_examples=90), {}, "'add_or_remove_one' moves records of an equal split"),
         (dataclasses.replace(PLAN, num_examples=90), {"relation": "remove_one"}, "moves records of an equal split"),
         (PLAN, {"relation": "swap"}, "relation = 'swap' is not known"),
-        ([1.0, 0.5], {}, "steps = 0 must be"),
+        ([1.0, 0.5], {"steps": -1}, "steps = -1 must be"),
         (BufferedToeplitz(buf_decay=[1.0], output_scale=[0.5]), {"steps": 9}, "decays[0] = 1.0 must be"),
         ("nonsense", {"steps": 9}, "coefficients = 'nonsense' must be"),
         (types.SimpleNamespace(sampling_prob=0.1, iterations=9, cycle_length=3), {"steps": 9}, "coefficients = name"),

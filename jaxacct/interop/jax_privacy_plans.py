@@ -21,7 +21,7 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     ----------
     thing : array of coefficients, BufferedToeplitz, ColumnNormalizedBanded or BandMFExecutionPlanConfig
     steps : int
-        n; needed where the object does not say it: for coefficients and a `BufferedToeplitz`.
+        n, which coefficients and a `BufferedToeplitz` do not say; 0 leaves it open, for a `Plan`.
     relation : str
         What will be asked about. A plan that splits records equally holds for "zero_out" and "replace_one" only.
 
@@ -43,7 +43,7 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     if hasattr(thing, "buf_decay"):
         decays, scales = (tuple(np.ravel(each).tolist()) for each in (thing.buf_decay, thing.output_scale))
         return BLT(len(decays), steps, scales=scales, decays=decays)
-    return Toeplitz(tuple(np.ravel(check("coefficients", thing, REAL)).tolist()[:steps]), steps)
+    return Toeplitz(tuple(np.ravel(check("coefficients", thing, REAL)).tolist()[: steps or None]), steps)
 
 
 def _mechanism(plan: Any, relation: str) -> MatrixMechanism:
