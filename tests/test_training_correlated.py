@@ -18,9 +18,12 @@ from training_runs import KEY, linear, sgd, shared
 
 import jaxacct as ja
 from jaxacct import strategies
+from jaxacct.cli import files
+from jaxacct.report import subjects
 from jaxacct.training import AdaptiveClip, Ledger, Plan, PrivateLoss, Source, Trainer, fresh_key
 from jaxacct.training.sampling import sampler
 from jaxacct.training.sharding.placement import Placement
+from jaxacct.training.step import step_mechanisms
 from jaxacct.training.step.step_mechanisms import CYCLIC, Release
 
 WIDTH = 4000
@@ -104,6 +107,58 @@ def test_a_filter_makes_the_rows_of_the_inverse_matrix(strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES[1:4], ids=repr)
 def test_the_noise_of_a_run_is_the_strategys(strategy):
     assert is_white(noise_of(plan_of(strategy)), strategy, 0.5)
+
+
+def in_order(noise, **more):
+    """A run of three passes of four batches, in one order."""
+    kind = {"sampling": "fixed_order", "groups": None, "sampling_probability": None, "batch_size": 2}
+    return plan_of(noise, **kind | more)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES[:2], *STRATEGIES[4:]], ids=repr)
+def test_in_one_order_the_noise_covers_all_passes(strategy):
+    """A record is in steps j, j + 4 and j + 8: the noise is relative to the sensitivity of all three."""
+    plan = in_order(strategy)
+    apart = strategy.sensitivity(strategies.MinSeparation(4)).upper
+    found = matrix(strategy) @ noise_of(plan) / (0.5 * apart)
+    assert np.abs(found @ found.T / WIDTH - np.eye(12)).max() < 6.5 * np.sqrt(2 / WIDTH)
+    assert plan.epsilon.upper == pytest.approx(float(ja.epsilon(ja.Gaussian(0.5), 1e-5).upper), rel=1e-9)
+    run = ja.MatrixMechanism(strategy, 0.5 * float(apart), strategies.MinSeparation(4))
+    assert plan.epsilon.upper == pytest.approx(float(ja.epsilon(run, 1e-5).upper), rel=1e-6)
+
+
+def test_tree_aggregation_trains():
+    """Prefix sums of its noise are sums of nodes: their variances are those of the strategy."""
+    plan = in_order(strategies.PrefixSum())
+    sums = np.cumsum(noise_of(plan), axis=0) / (0.5 * float(plan.noise.sensitivity(strategies.MinSeparation(4)).upper))
+    assert np.mean(sums**2, axis=1) == pytest.approx(plan.noise.squared_errors(), rel=6.5 * np.sqrt(2 / WIDTH))
+
+
+def test_an_order_is_kept_for_all_passes():
+    data = np.eye(10, dtype=np.float32)
+    drawn = batches(in_order(strategies.BLT(2), size=10, sigma=1e-4, batch_size=3), data)
+    assert (drawn.sum(1) == [3, 3, 3, 1] * 3).all() and (drawn[:4].sum(0) == 1).all()
+    assert (drawn[:4] == drawn[4:8]).all() and (drawn[:4] == drawn[8:]).all()
+    other = batches(in_order(strategies.BLT(2), size=10, sigma=1e-4, batch_size=3), Source(data))
+    assert (other == drawn).all()
+
+
+def test_a_ledger_counts_a_run_in_one_order_once(tmp_path):
+    plan = in_order(strategies.BLT(2), relation="zero_out")
+    with ledger_of(tmp_path, plan) as ledger:
+        for step in range(5):
+            record(ledger, step, partition="order", plan=plan)
+        assert ledger.releases() == {Release("fixed_order", 0.5, 1.0): 1}
+        record(ledger, 3, key="other", partition="order", plan=plan)
+        assert ledger.releases() == {Release("fixed_order", 0.5, 1.0): 2}
+    assert "counts whole" in refusal(lambda: Plan.of(plan.segments, plan, target_epsilon=99.0).recalibrate(4, steps=24))
+    assert "does not hold" in refusal(lambda: in_order(strategies.BLT(2), relation="add_or_remove_one"))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_every_place_that_names_batch_rules_names_all():
+    assert set(subjects.SAMPLING) == set(step_mechanisms.SAMPLING)
+    assert set(files._COUNTED) == set(step_mechanisms.BY_PASS)
 
 
 def broken(plan, change):

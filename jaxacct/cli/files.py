@@ -162,7 +162,7 @@ def _answer(bounds: Bounds) -> dict[str, Any]:
     return {**finite, "kind": bounds.kind, "status": bounds.status}
 
 
-_COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds"}
+_COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds", "cyclic_poisson": "passes", "fixed_order": "runs"}
 """The unit in which a ledger counts the releases of a way of sampling, if the unit is not steps."""
 
 

@@ -38,6 +38,8 @@ SAMPLING = {
     "random_allocation": "one round, in which each record is in the batch of one random slot",
     "without_replacement": "batches of one size without replacement",
     "fixed_batches": "one pass over fixed batches",
+    "cyclic_poisson": "one pass through the groups, with a Poisson-sampled batch of each",
+    "fixed_order": "all passes of a run, in one order",
 }
 """The ways of drawing batches, in words."""
 _DELTAS = np.geomspace(1e-10, 0.3, 14)

@@ -31,8 +31,11 @@ from jaxacct.training.step.step_mechanisms import (
     BY_PASS,
     CYCLIC,
     FIXED,
+    ORDER,
     POISSON,
     TRUNCATED,
+    UNSAMPLED,
+    WITH_NOISE,
     Release,
     composed,
     release_of_pass,
@@ -62,10 +65,12 @@ class _Partition:
     def has_room_for(self, entry: Step) -> bool:
         """Return whether a step can join.  A round takes only steps of its own share, and as many as it has slots.
 
-        A pass through groups takes each of its steps once.
+        A pass through groups takes each of its steps once, and so does a run in a fixed order.
         """
         if self.sampling == FIXED:
             return True
+        if self.sampling == ORDER:
+            return entry.step not in self.steps
         if self.sampling == CYCLIC:
             first = next(iter(self.steps), entry.step)
             own = entry.step // self.groups == first // self.groups and entry.step not in self.steps
@@ -75,8 +80,8 @@ class _Partition:
 
     def releases(self) -> list[Release]:
         """Return the releases that the partition costs: the costliest step's Gaussians, or one round."""
-        if self.sampling == FIXED:
-            return [Release(FIXED, sigma, 1.0) for sigma in self.dearest]
+        if self.sampling in UNSAMPLED:
+            return [Release(self.sampling, sigma, 1.0) for sigma in self.dearest]
         if self.sampling == CYCLIC:
             return [Release(CYCLIC, sigma, self.share) for sigma in self.dearest]
         # rounded down by more than the rounding of a sum of 1000 terms, so that the noise never exceeds the exact noise
@@ -278,8 +283,8 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         relation = next(iter(relations))
     if len({line.plan.unit for _, headers in runs for line in headers}) > 1:
         raise InputError("runs of records and of users are in it, whose guarantees do not add up; ask for one run")
-    fixed = any(line.plan.sampling == FIXED for _, headers in runs for line in headers)
-    if relation in DISPLACING and (fixed or any(r.sampling == FIXED for spent, _ in runs for r in spent.releases)):
+    fixed = any(line.plan.sampling in UNSAMPLED for _, headers in runs for line in headers)
+    if relation in DISPLACING and (fixed or any(r.sampling in UNSAMPLED for spent, _ in runs for r in spent.releases)):
         raise InputError(
             f"relation = {relation!r} does not hold for fixed batches, where one record more moves another to another "
             "batch; account for each pass as ja.Gaussian(noise_multiplier / 5**0.5)"
@@ -474,12 +479,12 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
     noise = min(release.noise_multiplier for release in plan.releases_between(step, min(last, end)))
     if spent.within(first, last, step, partition) < noise**-2:
         found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
-    if plan.sampling == CYCLIC:
+    if plan.sampling in WITH_NOISE:
         again = sum(step <= number < end for number in spent.numbers)
-        again += not spent.leads_to(step, plan.groups or 0, plan.at(step).noise_multiplier)
+        again += plan.sampling == CYCLIC and not spent.leads_to(step, plan.groups or 0, plan.at(step).noise_multiplier)
         if again:
             least = min(segment.noise_multiplier for segment in plan.segments)
-            found[Release(CYCLIC, least, 1.0)] += again
+            found[Release(plan.sampling, least, 1.0)] += again
     return found
 
 

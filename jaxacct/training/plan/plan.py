@@ -25,7 +25,7 @@ from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
-from jaxacct.strategies.strategy import SingleParticipation, Strategy, Taps
+from jaxacct.strategies.strategy import MinSeparation, SingleParticipation, Strategy, Taps
 from jaxacct.training.plan.segments import (
     Block,
     Schedule,
@@ -59,8 +59,10 @@ from jaxacct.training.step.step_mechanisms import (
     CYCLIC,
     FIXED,
     OF_ONE_SIZE,
+    ORDER,
     POISSON,
     TRUNCATED,
+    WITH_NOISE,
     Release,
     composed,
 )
@@ -126,6 +128,8 @@ class Plan(PlanRequest):
         "cyclic_poisson" : assigns each record once to one of `groups` groups, independently, and uniformly.  Step i
         draws each record of group i modulo `groups` independently.  A pass through the groups that has begun costs a
         whole pass.
+        "fixed_order" : shuffles once, and takes every record once in every pass, always at the same place.  There is no
+        amplification; the whole run costs as much as one Gaussian.
         "fixed_batches", or "shuffled" : takes every record once in every pass, shuffled.  There is no amplification; a
         pass costs as much as one Gaussian.
     relation : defines neighbouring data sets: "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a
@@ -142,10 +146,12 @@ class Plan(PlanRequest):
     slots : of random allocation, in place of the batch size, which is then dataset_size/slots; by default
         ceil(dataset_size/expected_batch_size), so that batches are no larger than asked for.
     cap : of truncated Poisson sampling; by default one that costs nothing (`jaxacct.cap_for`).
-    noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson"; independent noise
-        by default.  ``strategies.Banded(32)`` is searched for when the number of steps is known.  `noise_multiplier` is
-        then relative to the clip norm times the largest norm of a column of the strategy's matrix C, and step i adds
-        row i of C^-1 Z, with Z independent noise.  The noise multiplier must not fall during the run.
+    noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson" or "fixed_order";
+        independent noise by default.  ``strategies.Banded(32)`` is searched for when the number of steps is known.
+        Step i adds row i of C^-1 Z, with C the strategy's matrix and Z independent noise.  `noise_multiplier` is then
+        relative to the clip norm times the largest norm of a column of C.  With "fixed_order" it is relative to the
+        clip norm times the sensitivity of C for steps ceil(dataset_size / batch) apart.  It must not fall during the
+        run.
     groups : of cyclic Poisson sampling, at least the number of bands of the strategy, which is the default.  The rate
         is groups * batch / dataset_size.
     unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With users dataset_size is their
@@ -247,7 +253,7 @@ class Plan(PlanRequest):
         one_size = len({s.expected_batch_size for s in segments}) == 1
         slots = int(nearest_slots(segments[0].sampling_probability)) if settings["sampling"] == ALLOCATION else None
         averages |= {"slots": slots if one_size else None, "cap": cap}
-        if settings["sampling"] == CYCLIC:
+        if settings["sampling"] in WITH_NOISE:
             averages["noise"] = _strategy_of_run(settings["noise"], settings["groups"], segments)
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
         if epsilon is not None:
@@ -260,18 +266,26 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def _unit(self) -> float:
-        """Largest norm of a column of the strategy's matrix, rounded up."""
+        """Largest norm of a column of the strategy's matrix, or with a fixed order its sensitivity, rounded up."""
         assert self.noise is not None
-        return float(self.noise.sensitivity(SingleParticipation()).upper)
+        apart = MinSeparation(self.batches) if self.sampling == ORDER else SingleParticipation()
+        return float(self.noise.sensitivity(apart).upper)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of one size in a pass over the data."""
+        return math.ceil(self.dataset_size / self.segments[0].expected_batch_size)
 
     def taps(self, step: int) -> Taps | None:
         """Return the weights that make the noise of a step from independent noise; None where it is independent.
 
         The independent noise has standard deviation `noise_multiplier` times the clip norm.
         """
-        if self.noise is None or self.noise.overlap == 1:
+        if self.noise is None or (self.noise.overlap == 1 and self.sampling == CYCLIC):
             return None
         own, past, keep, of_sum, of_fresh = self.noise.taps(step)
+        if not past.size:  # a diagonal matrix: one buffer that stays empty
+            return Taps(own * self._unit, np.zeros(1), np.ones(1), np.zeros(1), np.zeros(1))
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
     def require_noise_of(self, other: Plan) -> None:
@@ -475,8 +489,9 @@ class Plan(PlanRequest):
         settings["filter"] = _filter(node["filter"])
         settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
         settings["noise"] = _strategy(settings["noise"])
-        if settings["sampling"] == CYCLIC and None in (settings["noise"], settings["groups"]):
-            raise InputError(f"plan: noise and groups must be given with sampling = {CYCLIC!r}")
+        needed = {CYCLIC: ("noise", "groups"), ORDER: ("noise",)}.get(settings["sampling"], ())
+        if any(settings[name] is None for name in needed):
+            raise InputError(f"plan: {' and '.join(needed)} must be given with sampling = {settings['sampling']!r}")
         plan = cls.of(_segments(rows), **settings)
         for place, segment in enumerate(plan.segments):
             rate, size = segment.sampling_probability, segment.expected_batch_size
@@ -592,7 +607,7 @@ class Plan(PlanRequest):
         if self.repetitions is not None:
             raise InputError("repetitions are given, and the K runs of a tuning must all be the same; make a new plan")
         self._require(step, self.steps)
-        if self.sampling in (ALLOCATION, CYCLIC) and not self.begins_pass(step):
+        if self.sampling in (ALLOCATION, *WITH_NOISE) and not self.begins_pass(step):
             _, first, last = self.pass_of(min(int(step), self.steps - 1))
             what = "round" if self.sampling == ALLOCATION else "pass"
             raise InputError(
@@ -601,7 +616,7 @@ class Plan(PlanRequest):
             )
         spent, rest = rest_of_run(self, self.segments, int(step), steps, epochs, expected_batch_size)
         whole_run = blocks(merged([*spent, *rest]), self.sampling, self.dataset_size)
-        if self.sampling in (ALLOCATION, CYCLIC) and not begins_pass(whole_run, int(step)):
+        if self.sampling in (ALLOCATION, *WITH_NOISE) and not begins_pass(whole_run, int(step)):
             raise InputError(
                 f"step = {step} would be within a round: the batch size is that of the steps before it, whose last "
                 "round was cut short; give another expected_batch_size"
@@ -740,10 +755,10 @@ def _filter(node: object) -> Filter | None:
     return Filter(order, budget)
 
 
-def _strategy_of_run(strategy: Strategy, groups: int, segments: Sequence[Segment]) -> Strategy:
+def _strategy_of_run(strategy: Strategy, groups: int | None, segments: Sequence[Segment]) -> Strategy:
     """Return the strategy for the steps of a run; refuse a run that its accounting does not cover."""
     known = strategy.for_steps(segments[-1].end)
-    if known.overlap > groups:
+    if groups is not None and known.overlap > groups:
         raise InputError(
             f"groups = {groups} must be >= {known.overlap}, the number of bands of the noise: the steps of one record "
             "would share noise, and no bound is known for that; use more groups, or fewer bands"
@@ -755,7 +770,9 @@ def _strategy_of_run(strategy: Strategy, groups: int, segments: Sequence[Segment
             "earlier steps would cost more afterwards: let it stay or rise"
         )
     if len({segment.sampling_probability for segment in segments}) > 1:
-        raise InputError("expected_batch_size changes during the run; with groups that take turns it must stay")
+        raise InputError(
+            "expected_batch_size changes during the run, and records would move between steps; let it stay"
+        )
     return known
 
 

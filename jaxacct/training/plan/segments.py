@@ -16,7 +16,15 @@ import numpy as np
 
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
-from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, CYCLIC, TRUNCATED, Release, release_of_pass
+from jaxacct.training.step.step_mechanisms import (
+    ALLOCATION,
+    BY_PASS,
+    CYCLIC,
+    ORDER,
+    TRUNCATED,
+    Release,
+    release_of_pass,
+)
 
 ROUNDING = 1e-12
 """Relative amount by which a quotient is lowered before it is rounded up; it exceeds the quotient's rounding error."""
@@ -186,6 +194,8 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
             steps = int(nearest_slots(first.sampling_probability))
         elif sampling == CYCLIC:
             steps = round(first.sampling_probability * dataset_size / first.expected_batch_size)
+        elif sampling == ORDER:
+            steps = members[-1].end - first.start
         else:
             steps = math.ceil(dataset_size / first.expected_batch_size)
         found.append(Block(first.start, members[-1].end, steps, members))

@@ -57,9 +57,12 @@ from jaxacct.training.step.step_mechanisms import (
     CYCLIC,
     FIXED,
     OF_ONE_SIZE,
+    ORDER,
     POISSON,
     SAMPLING,
     TRUNCATED,
+    UNSAMPLED,
+    WITH_NOISE,
     Release,
     composed,
     prefixes,
@@ -134,11 +137,11 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         found["sampling"] = FIXED
     choice("sampling", found["sampling"], SAMPLING)
     if found["relation"] is None:
-        found["relation"] = usual_relation(found["sampling"])
+        found["relation"] = usual_relation(FIXED if found["sampling"] == ORDER else found["sampling"])
     choice("relation", found["relation"], RELATIONS)
     choice("candidates", found["candidates"], ("iid", "adaptive"))
     choice("unit", found["unit"], ("record", "user"))
-    for name, way in (("slots", ALLOCATION), ("cap", TRUNCATED), ("groups", CYCLIC), ("noise", CYCLIC)):
+    for name, way in (("slots", ALLOCATION), ("cap", TRUNCATED), ("groups", CYCLIC)):
         if found[name] is not None and found["sampling"] != way:
             raise InputError(f"{name} = {found[name]!r:.40} needs sampling = {way!r}, found {found['sampling']!r}")
     if found["sampling"] in (POISSON, CYCLIC) and found["relation"] == "replace_one":
@@ -147,24 +150,29 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
             "noise_multiplier, "
             "and ask ja.epsilon(plan.mechanism, delta, relation='replace_one'), which is larger"
         )
-    if found["sampling"] == FIXED and found["relation"] in DISPLACING:
+    if found["sampling"] in UNSAMPLED and found["relation"] in DISPLACING:
         raise InputError(
-            f"relation = {found['relation']!r} does not hold with sampling = 'fixed_batches', where one record more "
-            "moves another to another batch; account for each pass as ja.Gaussian(noise_multiplier / 5**0.5)"
+            f"relation = {found['relation']!r} does not hold with sampling = {found['sampling']!r}, where one record "
+            "more moves another to another batch; account for each pass as ja.Gaussian(noise_multiplier / 5**0.5)"
         )
     for name, rule in _RULES.items():
         if found[name] is not None:
             number = check_one(name, found[name], rule, "a plan is for one run")
             found[name] = int(number) if rule is SIZE else number
-    if found["sampling"] == CYCLIC:
+    if found["sampling"] in WITH_NOISE:
         found |= _correlated(found)
+    elif found["noise"] is not None:
+        raise InputError(
+            f"noise = {found['noise']!r:.60} needs sampling = {' or '.join(map(repr, WITH_NOISE))}, found "
+            f"{found['sampling']!r}, by which the steps of a record are not known to be apart"
+        )
     if found["repetitions"] is not None and law_shape(found["repetitions"]):
         raise InputError("repetitions must be one law of K, not a batch; a plan is for one run")
     if not isinstance(found["data_dependent"], bool):
         raise InputError(f"data_dependent = {found['data_dependent']!r:.40} must be True or False")
     if found["data_dependent"] and found["repetitions"] is not None:
         raise InputError("data_dependent = True with repetitions: the K runs of a tuning must all be the same; drop it")
-    if found["data_dependent"] and found["sampling"] in (ALLOCATION, TRUNCATED, CYCLIC):
+    if found["data_dependent"] and found["sampling"] in (ALLOCATION, TRUNCATED, *WITH_NOISE):
         raise InputError(
             f"data_dependent = True is not supported with sampling = {found['sampling']!r}, whose steps no finite "
             "Renyi divergence is known for; fix the steps and their noise in advance"
@@ -173,19 +181,19 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategy and the number of groups of cyclic Poisson sampling; refuse what has no accounting."""
+    """Return the strategy, and the number of groups of cyclic Poisson sampling; refuse what has no accounting."""
     strategy = Identity() if found["noise"] is None else found["noise"]
     if not isinstance(strategy, Strategy):
         raise InputError(f"noise = {strategy!r:.40} is no strategy; use strategies.Banded(bands=8), say")
     groups = found["groups"]
-    if groups is None:
+    if groups is None and found["sampling"] == CYCLIC:
         groups = getattr(strategy, "bands", None)
-    if groups is None:
-        raise InputError(
-            f"groups is missing, and all columns of {type(strategy).__name__} overlap; use strategies.Banded"
-        )
+        if groups is None:
+            raise InputError(
+                f"groups is missing, and all columns of {type(strategy).__name__} overlap; use strategies.Banded"
+            )
     if found["batch_schedule"] is not None:
-        raise InputError("batch_schedule needs sampling = 'poisson': groups take turns at one rate; give batch_size")
+        raise InputError("batch_schedule moves records between steps that share noise; give batch_size instead")
     return {"noise": strategy, "groups": groups}
 
 
@@ -305,8 +313,8 @@ def noise_for(
     upper = lambda scales: _upper_epsilon(terms, _together(terms, spent, rest, scales))
     if start is None:
         steps = math.fsum(s.steps for s in rest)
-        rate = 1.0 if terms.sampling == FIXED else math.fsum(s.steps * s.sampling_probability for s in rest) / steps
-        if terms.sampling in (FIXED, CYCLIC):
+        rate = 1.0 if terms.sampling in UNSAMPLED else math.fsum(s.steps * s.sampling_probability for s in rest) / steps
+        if terms.sampling in (*UNSAMPLED, CYCLIC):
             steps = sum(releases(rest, rest[-1].end, terms.sampling, terms.dataset_size).values())
         mu = float(gaussian_mu(np.array([target]), np.array([terms.target_delta]))[0])
         start = float(np.log1p(mu**2 / (rate**2 * steps)) ** -0.5)
@@ -339,7 +347,7 @@ def noise_in_filter(
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
     """Return a batch of mechanisms, one for each scale: `spent`, then `rest` with its noise multiplied by the scale."""
     n = terms.dataset_size
-    if terms.sampling in (FIXED, CYCLIC):  # a pass may begin in one segment and end in another
+    if terms.sampling in (*UNSAMPLED, CYCLIC):  # a pass may begin in one segment and end in another
         whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
         return prefixes([releases(segments, segments[-1].end, terms.sampling, n) for segments in whole])
     parts = []
@@ -484,6 +492,10 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
 def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     """Return the largest number of steps that meets the target."""
     target = _target(request)
+    if request.sampling == ORDER:
+        raise InputError(
+            "steps is missing; with sampling = 'fixed_order' the noise is relative to them: give steps or epochs"
+        )
     # random allocation takes whole rounds: a part of a round costs as much as the whole
     length = slots_for(n, rate * n) if request.sampling == ALLOCATION else request.groups or 1
     if request.sampling in (ALLOCATION, CYCLIC):
@@ -501,9 +513,9 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
 def _with_rate(request: PlanRequest, n: float) -> Solution:
     """Return the solution with the largest sampling probability that meets the target."""
     target = _target(request)
-    if request.sampling == CYCLIC:
+    if request.sampling in WITH_NOISE:
         raise InputError(
-            "batch_size is missing; with sampling = 'cyclic_poisson' give it, and leave another setting open"
+            f"batch_size is missing; with sampling = {request.sampling!r} give it, and leave another setting open"
         )
 
     def steps(rate: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ from jaxacct.training.step import key_derivation, noise
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, numbers_at
-from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, TRUNCATED
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TRUNCATED
 
 Item = TypeVar("Item")
 _PATIENCE = 1.0
@@ -134,7 +134,7 @@ class Program:
         taps = self._plan.taps(step)
         if taps is not None:  # one independent noise under two strategies would give itself away
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
-        groups = self._plan.groups
+        groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut, groups)
         return after, key, self._numbers(step), key.partition if begins >= 0 else ""
 

@@ -34,10 +34,11 @@ from jaxacct.training.step.step_mechanisms import (
     ALLOCATION,
     BY_PASS,
     CYCLIC,
-    FIXED,
+    ORDER,
     POISSON,
     SAMPLING,
     TRUNCATED,
+    UNSAMPLED,
     WITHOUT_REPLACEMENT,
 )
 
@@ -117,7 +118,7 @@ def numbers(
             raise InputError("groups is missing; sampling = 'cyclic_poisson' needs the number of groups")
         size = groups
     else:  # fixed batches may be rounded up at no cost; 1e-12 exceeds the rounding errors of a sample's size
-        size = np.ceil(expected) if sampling == FIXED else np.floor(expected * (1.0 + 1e-12))
+        size = np.ceil(expected) if sampling in UNSAMPLED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(
         sampler.threshold(segment.sampling_probability),
         np.int32(size),
@@ -134,6 +135,8 @@ def numbers_at(
 ) -> Numbers:
     """Return the numbers of a step of a `Plan`."""
     place = step - plan.pass_of(step)[1] if plan.sampling in BY_PASS else 0
+    if plan.sampling == ORDER:
+        place %= plan.batches
     settings = plan.at(step), plan.sampling, adaptive, place, private_loss, words
     return numbers(*settings, plan.groups, plan.taps(step))
 
@@ -252,7 +255,7 @@ def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sa
         return sampler.random_allocation(pass_key, size, now.size, now.position)
     if rule.sampling == CYCLIC:
         return sampler.cyclic_poisson(key, pass_key, size, now.threshold, now.size, now.position)
-    if rule.sampling == FIXED:
+    if rule.sampling in UNSAMPLED:
         return sampler.fixed_batches(pass_key, size, now.size, now.position)
     if rule.sampling == WITHOUT_REPLACEMENT:
         return sampler.without_replacement(key, size, now.size)
@@ -275,7 +278,7 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
         turn = sampler.host_slots(pass_key, size, int(now.size)) == int(now.position)
         drawn = sampler.host_poisson(key, size, now.threshold)
         return drawn[turn[drawn]]
-    if rule.sampling == FIXED:
+    if rule.sampling in UNSAMPLED:
         begin = int(now.size) * int(now.position)
         return sampler.host_permutation(pass_key, size)[begin : begin + int(now.size)]
     if rule.sampling == WITHOUT_REPLACEMENT:

@@ -28,16 +28,22 @@ SAMPLING = (
     "without_replacement",
     "fixed_batches",
     "cyclic_poisson",
+    "fixed_order",
 )
 """Batch rules; the rule decides how a step is accounted for."""
-POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC = SAMPLING
-BY_PASS = (ALLOCATION, FIXED, CYCLIC)
+POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = SAMPLING
+BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
 """Batch rules of which a whole pass over the data is one release: a round of random allocation, a pass of fixed
 batches, or a pass through the groups of cyclic Poisson sampling.  Every record is in at most one batch of a pass.
+With a fixed order all passes of the run are one release.
 """
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules of which each pass draws anew who is in which batch; groups are drawn once for a whole run."""
-OF_ONE_SIZE = (WITHOUT_REPLACEMENT, FIXED)
+WITH_NOISE = (CYCLIC, ORDER)
+"""Batch rules of which steps may share noise: the steps of one record are as far apart as a strategy needs."""
+UNSAMPLED = (FIXED, ORDER)
+"""Batch rules by which each record is in one batch of every pass for sure."""
+OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)
 """Batch rules whose batches all have the same number of records, a whole number."""
 
 
@@ -71,17 +77,17 @@ def single(
         return TruncatedPoissonSampled(base, rate, dataset_size=dataset_size, cap=cap)
     if sampling == ALLOCATION:
         return RandomAllocation(base, nearest_slots(sampling_probability))
-    if sampling == FIXED and np.ndim(sampling_probability) == 0:
+    if sampling in UNSAMPLED and np.ndim(sampling_probability) == 0:
         return ShuffledBatches(base, 1)  # 1: the number of batches changes nothing
     # rates of fixed batches are an array where a rate of 0 stands for no release
-    if sampling in (POISSON, FIXED, CYCLIC):
+    if sampling in (POISSON, *UNSAMPLED, CYCLIC):
         return PoissonSampled(base, sampling_probability)
     raise InputError(f"sampling = {sampling!r:.40} has no accounting; use one of {', '.join(SAMPLING)}")
 
 
 def release_of_pass(sampling: str, noise_multiplier: float, sampling_probability: float) -> Release:
     """Return the release of a pass, from its least noise multiplier and the share of the data in a batch."""
-    return Release(sampling, noise_multiplier, 1.0 if sampling == FIXED else sampling_probability)
+    return Release(sampling, noise_multiplier, 1.0 if sampling in UNSAMPLED else sampling_probability)
 
 
 def composed(counts: Mapping[Release, int]) -> Mechanism:
