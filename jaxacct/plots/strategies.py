@@ -7,7 +7,7 @@ from typing import Any
 from jaxacct.plots import style
 from jaxacct.plots.side_by_side import axes_for
 
-NAMES = {"random_allocation": "random allocation, independent noise", "min_separation": "not sampled, buffered noise"}
+NAMES = {"random_allocation": "random allocation, independent noise", "fixed_order": "not sampled, buffered noise"}
 """Options without a number of bands to choose, each with its name in the legend."""
 
 

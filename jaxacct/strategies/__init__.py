@@ -1,13 +1,18 @@
 """Strategies of matrix mechanisms, which correlate the noise of the steps of a run."""
 
-from jaxacct.strategies.matrices import BLT, Banded, BandedInverse, ColumnNormalised, Identity, PrefixSum, Toeplitz
-from jaxacct.strategies.strategy import (
-    CyclicPoisson,
-    FixedEpochs,
-    MinSeparation,
-    SingleParticipation,
-    Strategy,
-)
+from typing import TYPE_CHECKING
+
+from jaxacct.core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from jaxacct.strategies.matrices import BLT, Banded, BandedInverse, ColumnNormalised, Identity, PrefixSum, Toeplitz
+    from jaxacct.strategies.strategy import (
+        CyclicPoisson,
+        FixedEpochs,
+        MinSeparation,
+        SingleParticipation,
+        Strategy,
+    )
 
 __all__ = [
     "BLT",
@@ -23,3 +28,8 @@ __all__ = [
     "Strategy",
     "Toeplitz",
 ]
+
+_MATRICES = ("BLT", "Banded", "BandedInverse", "ColumnNormalised", "Identity", "PrefixSum", "Toeplitz")
+_HOMES = {name: "matrices" if name in _MATRICES else "strategy" for name in __all__}
+if not TYPE_CHECKING:  # a checker that sees `__getattr__` would accept every misspelt name
+    __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -21,13 +21,13 @@ from jaxacct.core.types import Foreign
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, check_int, check_one, refuse_where
 from jaxacct.mechanisms.dp_sgd_run import ROUNDING, described
 from jaxacct.strategies import BLT, Banded, Identity, MinSeparation, SingleParticipation, Strategy, optimise
+from jaxacct.training.plan.solver import DISPLACING
+from jaxacct.training.step.step_mechanisms import CYCLIC, ORDER, WITH_NOISE
 
 BANDS = (2, 4, 8, 16, 32)
 """Numbers of bands that are compared where the caller names none, as far as they fit."""
 BUFFERS = 4
 """Number of buffers of the buffered noise."""
-UNSAMPLED = "min_separation"
-"""The option that samples nothing; no `Plan` trains it."""
 _ONE = "advice is for one run"
 
 
@@ -73,7 +73,8 @@ class StrategyAdvice:
     @property
     def best(self) -> StrategyOption:
         """The option of least error that a `Plan` trains; refused where no noise meets the budget."""
-        known = [one for one in self.options if one.sampling != UNSAMPLED and not math.isnan(one.error)]
+        planned = [one for one in self.options if one.sampling != ORDER or self.relation not in DISPLACING]
+        known = [one for one in planned if not math.isnan(one.error)]
         if not known:
             raise InputError(f"target_epsilon = {self.target_epsilon!r} is met by no option; allow more")
         return min(known, key=lambda option: option.error)
@@ -81,14 +82,16 @@ class StrategyAdvice:
     def plan_arguments(self, option: StrategyOption | None = None) -> dict[str, Any]:
         """Return the keyword arguments of the `Plan` of an option, by default of the best one.
 
-        No plan trains "min_separation". Account for it by ``ja.MatrixMechanism(option.strategy,
-        option.noise_multiplier, strategies.MinSeparation(option.groups))``.
+        A plan with a fixed order is one about ``zero_out`` or ``replace_one``: ask for advice about these.
         """
         option = option or self.best
-        if option.sampling == UNSAMPLED:
-            raise InputError(f"sampling = {UNSAMPLED!r} has no Plan; choose another option, or write the loop yourself")
+        if option.sampling == ORDER and self.relation in DISPLACING:
+            raise InputError(
+                f"relation = {self.relation!r} does not hold with sampling = {ORDER!r}, where one record more moves "
+                "others; ask advise_strategy(..., relation='zero_out')"
+            )
         found = {name: value for name, value in vars(self).items() if name != "options"} | {"sampling": option.sampling}
-        return found | ({"noise": option.strategy} if option.sampling == "cyclic_poisson" else {})
+        return found | ({"noise": option.strategy} if option.sampling in WITH_NOISE else {})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the advice for JSON: strategies by name, and missing numbers as the word "nan"."""
@@ -115,7 +118,7 @@ class StrategyAdvice:
         notes = ["error: root mean square, of prefix sums by the noise alone, in clip norms"]
         if not all(math.isnan(option.error) for option in self.options[:-1]):
             notes.append(f"least error of a Plan: {self.best.sampling}, {self.best.strategy!r}")
-            bands = 2 * max(one.strategy.overlap for one in self.options if one.sampling != UNSAMPLED)
+            bands = 2 * max(one.strategy.overlap for one in self.options if one.sampling != ORDER)
             if 2 * self.best.strategy.overlap == bands <= min(self.steps, self.dataset_size // self.batch_size):
                 notes.append(f"more bands may have less error: try bands=[{bands}]")
         return "\n".join([*table, "", *notes])
@@ -141,8 +144,8 @@ def advise_strategy(
     * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
     * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups, and each record of
       the group whose turn it is is drawn with probability b q;
-    * "min_separation": ``strategies.BLT`` noise. Nothing is sampled: two steps of a record lie at least floor(1/q)
-      apart, as in passes that keep their order.
+    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: two steps of a record lie ceil(1/q) apart, in passes
+      that keep their order. A plan holds for ``zero_out`` and ``replace_one``.
 
     The error is ``sigma sqrt(mean_i e_i)`` with e_i the variance of prefix sum i at noise multiplier 1: the root mean
     squared error of the sums of the first i clipped gradient sums, i = 1, ..., n, in clip norms. It is the error by
@@ -185,9 +188,9 @@ def advise_strategy(
     run = described({"batch_size": batch, "dataset_size": size, **length}, "poisson", unknown="noise_multiplier")
     n = int(check_one("steps", run["steps"], COUNT, _ONE))
     rate, period, slots = batch / size, math.floor(size / batch), math.ceil(size / batch * (1.0 - ROUNDING))
-    groups = [1, *_bands(bands, min(period, n)), period]
+    groups = [1, *_bands(bands, min(period, n)), slots]
     banded = (partial(Banded, b, n) for b in groups[1:-1])
-    makers: list[Callable[[], Strategy]] = [partial(Identity, n), *banded, partial(_buffered, n, period)]
+    makers: list[Callable[[], Strategy]] = [partial(Identity, n), *banded, partial(_buffered, n, slots)]
     rates, counts = np.minimum(np.multiply(groups, rate), 1.0), np.ceil(np.divide(n, groups))
     rates[-1] = counts[-1] = 1.0  # one Gaussian
     settings: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "relation": relation}
@@ -203,14 +206,14 @@ def advise_strategy(
     def option(sampling: str, place: int, groups: int, chance: float, of: Calibration, scale: float) -> StrategyOption:
         noise, upper, status = (np.ravel(each)[place] for each in (of.value, of.epsilon.upper, of.status))
         # the noise of one Gaussian, times the sensitivity of a block, or of all steps where nothing is sampled
-        way = MinSeparation(period) if sampling == UNSAMPLED else SingleParticipation()
+        way = MinSeparation(slots) if sampling == ORDER else SingleParticipation()
         noise = float(noise * strategies[place].sensitivity(way).upper)
         error = noise * math.sqrt(np.mean(strategies[place].squared_errors())) * scale
         relative = error / (float(found.value[0]) * math.sqrt(0.5 * (n + 1)))
         numbers = groups, chance, noise, error, relative, float(upper), str(status)
         return StrategyOption(sampling, strategies[place], *numbers)
 
-    names = ["poisson", *["cyclic_poisson"] * (len(groups) - 2), UNSAMPLED]
+    names = ["poisson", *[CYCLIC] * (len(groups) - 2), ORDER]
     options = [option(name, place, groups[place], float(rates[place]), found, 1.0) for place, name in enumerate(names)]
     options.insert(1, option("random_allocation", 0, slots, 1.0 / slots, allocated, slots * rate))
     return StrategyAdvice(tuple(options), epsilon, delta, size, batch, n, relation)
