@@ -298,7 +298,7 @@ class OfGaussianMixtures(Mechanism):
 
     @abstractmethod
     def attained(self, relation: str) -> bool:
-        """Return whether neighbouring data sets attain the branches, which are otherwise only a bound."""
+        """Return whether the branches are exact under the relation; if not, they are an upper bound."""
 
     def has_bracket(self) -> bool:
         return self.of_gaussians() and not self.ordinary()

@@ -513,7 +513,7 @@ def sketch(mu: np.ndarray, law: Law, least: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def spread(places: np.ndarray, dense: np.ndarray, width: np.ndarray, count: int) -> np.ndarray:
-    """Return `count` numbers from the first to the last of `places`; denser cells get more of them."""
+    """Return `count` numbers between the first and the last of `places`, more of them in cells of larger `dense`."""
     share = (1.0 - EVENLY) * dense / np.sum(dense, axis=-1, keepdims=True)
     share = np.where(np.isfinite(share), share, 0.0) + EVENLY * width / np.sum(width, axis=-1, keepdims=True)
     risen = np.concatenate([np.zeros((places.shape[0], 1)), np.cumsum(share, axis=-1)], axis=-1)

@@ -48,7 +48,7 @@ The far window is below 1e-60 there: less than e^-45 remains of a tilted law tha
 LARGEST_TURN_SHARE = 0.85
 """Largest share of the grid's points that may follow the turns of e^{itL}; the other points resolve the windows."""
 NO_WINDOW = 1e9
-"""A u beyond every outcome: a window there cuts nothing off."""
+"""Place u of a window that must remove no outcome: every outcome lies below it."""
 
 
 class Windows(NamedTuple):
