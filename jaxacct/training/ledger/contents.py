@@ -162,7 +162,7 @@ class Spent:
         """Return whether the entries hold all earlier steps that share noise with a step, at no more noise.
 
         They do if the last entry is of the step before, under the same groups.  A record's last earlier step is then in
-        the pass of this step or in the one before (README.md, "Correlated noise").
+        the pass of this step or in the one before (README.md, "Lines").
         """
         if step == 0 or self.last is None:
             return step == 0
