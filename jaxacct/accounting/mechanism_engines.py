@@ -22,6 +22,7 @@ from jaxacct.engines.protocol import Answer, Effort, MechanismEngine, MechanismQ
 from jaxacct.mechanisms import (
     Composed,
     Gaussian,
+    MatrixMechanism,
     Mechanism,
     PoissonSampled,
     Repeated,
@@ -29,6 +30,7 @@ from jaxacct.mechanisms import (
     batch_shape,
     directions,
 )
+from jaxacct.mechanisms.banded_bins import SharedBins, delta_of_bins, epsilon_of_bins
 from jaxacct.mechanisms.base import Combinator, take_rows, weakest
 from jaxacct.mechanisms.base import register as register_mechanism
 from jaxacct.mechanisms.finite import log_mixture
@@ -401,18 +403,46 @@ class SameBins(MechanismEngine):
     Composed with other mechanisms, balls in bins have two pairs as any random allocation.
     """
 
-    name, classes = "same_bins", (BallsInBins,)
+    name, classes = "same_bins", (BallsInBins, MatrixMechanism)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        return not question.mechanism.symmetric()
+        mechanism: Any = question.mechanism
+        return isinstance(mechanism.equivalent(), RandomAllocation) and not mechanism.symmetric()
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         mechanism: Any = question.mechanism
         # slightly less noise gives the upper end, slightly more noise the lower end
-        rounds = (question._replace(mechanism=mechanism.one_round(below)) for below in (False, True))
+        rounds = (question._replace(mechanism=mechanism.equivalent(below)) for below in (False, True))
         above, below = (OneRound().bracket(each) for each in rounds)
         low, high = np.minimum(below.lower, above.upper), above.upper
         return Bounds(low, np.clip(above.estimate, low, high), high, above.kind, above.status, above.engine)
+
+
+class NeighbouringBins(MechanismEngine):
+    """Balls in bins with noise of two bands, by the contours of their transfer operator."""
+
+    name, classes = "banded_bins", (MatrixMechanism,)
+
+    def supports(self, question: MechanismQuestion) -> bool:
+        return isinstance(question.mechanism.equivalent(), SharedBins)  # type: ignore[attr-defined]
+
+    def bracket(self, question: MechanismQuestion) -> Bounds:
+        run: Any = question.mechanism.equivalent()  # type: ignore[attr-defined]
+        if question.quantity == "epsilon" and np.any(np.equal(question.given, 0.0)):
+            raise UnboundedLossError(np.equal(question.given, 0.0))
+        shape, _, given = question.flat()
+        noise = np.broadcast_to(np.asarray(run.noise_multiplier, np.float64), shape).reshape(-1)
+        signs = [1.0 if way == "remove" else -1.0 for way in directions(run, question.relation)]
+        solve = epsilon_of_bins if question.quantity == "epsilon" else delta_of_bins
+        found = [
+            np.max([solve(run.strategy, run.bins, sigma, sign, value) for sign in signs], axis=0)
+            for sigma, value in zip(noise.tolist(), given.tolist(), strict=True)
+        ]
+        answer = Answer(*np.array(found).T)
+        status = np.where(is_open(answer, question.effort.rtol), "width", "ok").astype("<U16")
+        status[answer.upper == 0.0] = "zero"
+        low, middle, high = (end.reshape(shape) for end in answer)
+        return Bounds(low, middle, high, "certified", status.reshape(shape), NeighbouringBins.name)
 
 
 class SingleRounds(MechanismEngine):
@@ -569,5 +599,14 @@ def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[fl
     return low, mid, high
 
 
-for _engine in (Attacked(), SampledOnce(), RemovedAndAdded(), OneRound(), SameBins(), MixtureContour(), SingleRounds()):
+for _engine in (
+    Attacked(),
+    SampledOnce(),
+    RemovedAndAdded(),
+    OneRound(),
+    SameBins(),
+    NeighbouringBins(),
+    MixtureContour(),
+    SingleRounds(),
+):
     register(_engine)

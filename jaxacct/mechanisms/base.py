@@ -49,6 +49,8 @@ class Mechanism(ABC):
     """Numeric fields whose last axis belongs to one configuration; the axes before it are the batch."""
     exact_pair: ClassVar[bool] = False
     """Whether neighbouring data sets are proved to attain the pair of `expand`; if not, answers are of kind "bound"."""
+    replaced_apart: ClassVar[bool] = False
+    """Whether no pair is known for a replaced record, which is then removed and added."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):

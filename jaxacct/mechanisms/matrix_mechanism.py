@@ -11,11 +11,13 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import POSITIVE, InputError, shown
 from jaxacct.mechanisms.additive_noise import Gaussian
+from jaxacct.mechanisms.banded_bins import bands_of, in_bins
 from jaxacct.mechanisms.base import Combinator, Mechanism, register, weakest
 from jaxacct.mechanisms.combinators import compose, repeat
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 from jaxacct.strategies.strategy import (
+    BallsInBins,
     CyclicPoisson,
     FixedEpochs,
     Participation,
@@ -42,6 +44,8 @@ class MatrixMechanism(Combinator):
     * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands it is ceil(n/b) Poisson sampled Gaussians of
       noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ...: exact for add, remove and zero-out. It is
       ``dp_sgd(s / ||C e_0||, q, ceil(n/b))``, but for a last block that the end of the run cuts.
+    * With ``BallsInBins(b)`` and at most two bands it is one mixture of b Gaussians whose means meet: exact for add,
+      remove and zero-out. With one band it is ``RandomAllocation`` with noise multiplier ``s / (c_0 sqrt(n/b))``.
 
     Parameters
     ----------
@@ -82,10 +86,13 @@ class MatrixMechanism(Combinator):
         if not isinstance(self.participation, Participation):
             raise InputError(
                 f"participation = {shown(self.participation)} is not known; use strategies.FixedEpochs(1), "
-                "MinSeparation, SingleParticipation or CyclicPoisson"
+                "MinSeparation, SingleParticipation, CyclicPoisson or BallsInBins"
             )
         super().__post_init__()
-        self._divisors()
+        if isinstance(self.participation, BallsInBins):
+            bands_of(self.strategy, self.participation.bins)
+        else:
+            self._divisors()
 
     def inside(self) -> list[Mechanism]:
         return [self.equivalent()]
@@ -98,6 +105,8 @@ class MatrixMechanism(Combinator):
         >>> round(float(run.equivalent().noise_multiplier), 9)
         2.0
         """
+        if isinstance(self.participation, BallsInBins):
+            return in_bins(self.strategy, self.noise_multiplier, self.participation.bins, below)
         noise = np.asarray(self.noise_multiplier, np.float64) * (1.0 + (4.0 if below else -4.0) * ROUNDOFF)
         runs = _runs([pair[0 if below else 1] for pair in self._divisors()], below)
         if isinstance(self.participation, CyclicPoisson):

@@ -305,10 +305,10 @@ class BallsInBins(Mechanism):
             return super().validated()
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self.one_round(False).expand(relation, direction)
+        return self.equivalent().expand(relation, direction)
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return self.one_round(True).expand_below(relation, direction)
+        return self.equivalent(True).expand_below(relation, direction)
 
     def has_bracket(self) -> bool:
         return True
@@ -322,7 +322,7 @@ class BallsInBins(Mechanism):
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
         return "certified" if self.symmetric() or relation != "replace_one" else "bound"
 
-    def one_round(self, below: bool) -> RandomAllocation:
+    def equivalent(self, below: bool = False) -> RandomAllocation:
         """Return the round that the mechanism equals; its noise is rounded up for lower ends (`below`), else down."""
         sigma, epochs = (np.asarray(x, np.float64) for x in (self.mechanism.noise_multiplier, self.epochs))
         rounding = 4.0 * ROUNDOFF if below else -4.0 * ROUNDOFF
@@ -332,7 +332,7 @@ class BallsInBins(Mechanism):
 def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
     """Return (noise multiplier, slots) of every round of random allocation inside, each once."""
     if isinstance(mechanism, BallsInBins):
-        both = (rounds_inside(mechanism.one_round(below)) for below in (False, True))
+        both = (rounds_inside(mechanism.equivalent(below)) for below in (False, True))
         return list(dict.fromkeys(one for each in both for one in each))
     if isinstance(mechanism, RandomAllocation) and isinstance(mechanism.mechanism, FINITE_BASES):
         return []
@@ -352,7 +352,7 @@ def replaced_in_two_steps(mechanism: Mechanism) -> bool:
     """Return whether the mechanism contains a random allocation, for which no pair of a replaced record is known."""
     if isinstance(mechanism, RandomAllocation | BallsInBins):
         return not mechanism.symmetric() and not isinstance(mechanism.mechanism, FINITE_BASES)
-    return any(replaced_in_two_steps(inner) for inner in mechanism.inside())
+    return mechanism.replaced_apart or any(replaced_in_two_steps(inner) for inner in mechanism.inside())
 
 
 @contextlib.contextmanager

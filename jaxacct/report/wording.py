@@ -100,6 +100,8 @@ _OF_CLASS = {
     f"is stated, no record takes part in more. {_STAY}",
     "CyclicPoisson": "Groups of records take turns: step i draws every record of group i mod groups independently, "
     f"with the stated probability, and no other. {_STAY}",
+    "BallsInBins": "Every record is in one bin, drawn uniformly once and independently of all other records, and kept "
+    f"secret. It takes part in the steps of its bin, the same in every epoch. {_STAY}",
     "Selection": "Only the best of K candidates is released. K is drawn from the stated law, is independent of "
     "the data, "
     "and stays secret, as do the other candidates and the running time. The candidates are i.i.d. given the data: each "

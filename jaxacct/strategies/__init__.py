@@ -7,6 +7,7 @@ from jaxacct.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from jaxacct.strategies.matrices import BLT, Banded, BandedInverse, ColumnNormalised, Identity, PrefixSum, Toeplitz
     from jaxacct.strategies.strategy import (
+        BallsInBins,
         CyclicPoisson,
         FixedEpochs,
         MinSeparation,
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLT",
+    "BallsInBins",
     "Banded",
     "BandedInverse",
     "ColumnNormalised",

@@ -122,7 +122,33 @@ class CyclicPoisson:
         object.__setattr__(self, "sampling_probability", float(rate))
 
 
-Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisson
+@dataclass(frozen=True)
+class BallsInBins:
+    """Each record is put into one of ``bins`` bins once, uniformly; step i uses bin i mod ``bins``, in every epoch.
+
+    The bin of a record must not depend on other records. A shuffled list that is cut into equal bins moves other
+    records when one is added, and is not covered. jax_privacy calls this BallsInBinsSampling.
+
+    Parameters
+    ----------
+    bins : int
+        b, the number of steps of an epoch; at least the number of bands of the strategy, which is 1 or 2.
+
+    References
+    ----------
+    Chua et al. (2024), Balls-and-Bins Sampling for DP-SGD, arXiv:2412.16802.
+
+    >>> BallsInBins(bins=50)
+    BallsInBins(bins=50)
+    """
+
+    bins: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bins", check_int("bins", self.bins, 1, _WHOLE))
+
+
+Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisson | BallsInBins
 
 
 def require_divisor(epochs: int, steps: int) -> int:

@@ -58,6 +58,7 @@ def mechanisms_of_every_kind() -> list[ja.Mechanism]:
         ja.GaussianNoisyMax(noise_multiplier=10.0, candidates=100, monotone=False),
         ja.Laplace(scale=10.0),
         ja.MatrixMechanism(strategies.Banded(2, 8), 2.0, strategies.CyclicPoisson(2, 0.1)),
+        ja.MatrixMechanism(strategies.Banded(2, 8), 2.0, strategies.BallsInBins(4)),
         ja.MixtureOfGaussians(2.0, sensitivities=[0, 1], probabilities=[0.9, 0.1]),
         ja.NumericSparse(threshold_scale=4.0, query_scale=8.0, value_scale=4.0),
         ja.ProposeTestRelease(gaussian, test_scale=2.0, threshold=30.0),

@@ -806,7 +806,7 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
         low = np.where(low <= high, low, 0.0)
         ends = np.cumsum(sizes)[:-1]
         found = zip(each, np.split(low, ends), np.split(high, ends), strict=True)
-        return [_falling(*one) for one in found]
+        return [falling(*one) for one in found]
 
 
 class _Asked(NamedTuple):
@@ -820,7 +820,8 @@ class _Asked(NamedTuple):
     """Index of the round that each loss belongs to."""
 
 
-def _falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
+def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
+    """Return the bracket as a profile that falls, widened by the rounding of e^eps."""
     # e^eps is off by a few roundoffs of 1 + eps; delta, convex in e^eps, falls by at most `wrong` over that distance
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
     wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])

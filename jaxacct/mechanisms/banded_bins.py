@@ -1,0 +1,171 @@
+"""Balls in bins with a banded matrix mechanism: the bins' normals, and the pairs of the whole run for compositions."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.types import Leaf
+from jaxacct.core.validation import POSITIVE, InputError
+from jaxacct.kernels.contour.allocation import falling, losses_for
+from jaxacct.kernels.contour.banded_bins import Bins, Profile
+from jaxacct.mechanisms.additive_noise import Gaussian, profile_of_gaussian
+from jaxacct.mechanisms.base import Mechanism, batch_shape, register
+from jaxacct.mechanisms.finite import sample_pair
+from jaxacct.mechanisms.parts import Part
+from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below, stacked, stacked_parts
+from jaxacct.mechanisms.random_allocation import RandomAllocation
+from jaxacct.strategies.matrices import ColumnNormalised, ToeplitzStrategy
+from jaxacct.strategies.strategy import Strategy
+
+KEPT = 64
+"""Number of runs whose contours are kept."""
+
+
+def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return |C[i, i]| and |C[i, i - 1]|, 0 for i = 0, (n,) each; refuse what no bound is known for."""
+    if strategy.overlap > 2:
+        raise InputError(
+            f"{type(strategy).__name__} has {strategy.overlap} bands, and balls in bins need at most 2: no bound is "
+            "known for more; use strategies.Banded(2, ...), or CyclicPoisson, which allows as many bands as groups"
+        )
+    if not isinstance(strategy, ToeplitzStrategy | ColumnNormalised) or strategy.entry_error:
+        raise InputError(
+            f"{type(strategy).__name__} has no bound with balls in bins; use strategies.Banded(2, ...) or Toeplitz"
+        )
+    if not strategy.overlap <= bins <= strategy.steps:
+        raise InputError(
+            f"bins = {bins} must be between {strategy.overlap}, the number of bands, and steps = {strategy.steps}: "
+            "no bound is known for other runs; use more steps, or a participation without sampling"
+        )
+    if isinstance(strategy, ColumnNormalised):
+        rows = strategy.entries
+    else:
+        rows = strategy.column[:, None] + np.zeros(strategy.steps)
+    rows = np.abs(np.concatenate([rows, np.zeros_like(rows[:1])]))
+    return rows[0], np.append(0.0, rows[1, :-1])
+
+
+@functools.lru_cache(maxsize=KEPT)
+def normals_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Bins:
+    """Return the normals of a run, or of one that it dominates (`below`)."""
+    diagonal, beside = bands_of(strategy, bins)
+    rows = -(-strategy.steps // bins)
+    by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins)
+    one, two = by_bin(diagonal), by_bin(beside)
+    own, one[0, 0] = float(one[0, 0]), 0.0
+    first, second = (np.sqrt(np.sum(each**2, axis=0)) for each in (one, two))
+    cosine = np.sum(one * two, axis=0) / np.maximum(first * second, 1e-300)
+    if below:  # a smaller covariance is dominated
+        second = np.where(cosine >= 1.0 - 16.0 * ROUNDOFF, second, second * np.clip(cosine * (1.0 - 1e-12), 0.0, 1.0))
+    return Bins(first, np.roll(second, -1), own)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def contours_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Profile:
+    """Return the profile of a run; a run whose bracket needs no second model has one."""
+    found = normals_of(strategy, bins, noise, below)
+    if below and np.array_equal(found.second, normals_of(strategy, bins, noise, False).second):
+        return contours_of(strategy, bins, noise, False)
+    return Profile(found)
+
+
+def largest_epsilon(mu: float, delta: float) -> float:
+    """Return an eps at which the Gaussian of sensitivity mu has at most delta; the bin is revealed."""
+    high = mu * (0.5 * mu + 40.0)
+    eps = np.linspace(0.0, high, 4001)
+    return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
+
+
+def epsilon_of_bins(
+    strategy: Strategy, bins: int, noise: float, sign: float, delta: float
+) -> tuple[float, float, float]:
+    """Bracket eps of one direction (sign 1 remove, -1 add), (lower, estimate, upper)."""
+    above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
+    most = largest_epsilon(float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF), delta)
+    low, middle, high = above.epsilon(sign, delta, most)
+    if below is not above:
+        low = min(below.epsilon(sign, delta, most)[0], high)
+    return low, max(low, middle), high
+
+
+def delta_of_bins(
+    strategy: Strategy, bins: int, noise: float, sign: float, epsilon: float
+) -> tuple[float, float, float]:
+    """Bracket delta of one direction, (lower, estimate, upper)."""
+    above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
+    at = np.array([epsilon])
+    mu = float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF)
+    high = min(float(above.delta(sign, at)[2, 0]), float(profile_of_gaussian(mu, at)[0]))
+    low, middle = (min(float(end), high) for end in below.delta(sign, at)[:2, 0])
+    return low, middle, high
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedProfile, ...]:
+    """Bracket delta of a run at some hundred losses, in both directions."""
+    above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
+    mu, found = float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF), []
+    slots = max(np.expm1(min(mu * mu, 600.0)) / above.bins.deviation**2, 1.0)  # random allocation of the same deviation
+    for sign in (1.0, -1.0):
+        eps = losses_for(mu, slots, sign)
+        low, _, high = above.delta(sign, eps, 1e-5, tail=True)
+        if below is not above:
+            low = below.delta(sign, eps, 1e-5, tail=True)[0]
+        high = np.minimum(high, profile_of_gaussian(mu, eps))
+        low = np.minimum(low, high)
+        found.append(BracketedProfile(*falling(eps, low, high)))
+    return tuple(found)
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class SharedBins(Mechanism):
+    """Balls in bins whose neighbours share noise, as the pairs of one profile: what a composition composes."""
+
+    strategy: Strategy = field(metadata={"static": True})
+    noise_multiplier: Leaf
+    bins: int = field(metadata={"static": True})
+    constraints: ClassVar = {"noise_multiplier": POSITIVE}
+    replaced_apart: ClassVar = True
+
+    def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        pairs = [pair_above(*each) for each in self._each(relation)]
+        return [(sample_pair(stacked(pairs, batch_shape(self)), np.asarray(1.0), direction), np.asarray(1.0))]
+
+    def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        parts = [direction_of(pair_below(*each), direction) for each in self._each(relation)]
+        return [(stacked_parts(parts, batch_shape(self)), np.asarray(1.0))]
+
+    def _each(self, relation: str) -> list[tuple[BracketedProfile, ...]]:
+        if relation == "replace_one":
+            raise InputError(
+                "relation = 'replace_one' gives no pair for balls in bins; ask ja.epsilon or ja.delta for a bound"
+            )
+        return [_profiles(self.strategy, self.bins, noise) for noise in np.ravel(self.noise_multiplier).tolist()]
+
+    def has_bracket(self) -> bool:
+        return True
+
+    def symmetric(self) -> bool:
+        return False
+
+    def kind_under(self, relation: str, composed: bool = False) -> str:
+        return "bound"
+
+    def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
+        return "certified" if relation != "replace_one" else "bound"
+
+
+def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
+    """Return the run as one round of random allocation where its bins are alike and apart, else as `SharedBins`."""
+    diagonal, beside = bands_of(strategy, bins)
+    if not beside.any() and strategy.steps % bins == 0 and np.all(diagonal == diagonal[0]):
+        rounding = 1.0 + (8.0 if below else -8.0) * ROUNDOFF
+        size = diagonal[0] * np.sqrt(strategy.steps // bins)
+        return RandomAllocation(Gaussian(noise / size * rounding), float(bins))
+    return SharedBins(strategy, noise, bins)

@@ -1,0 +1,208 @@
+"""Balls in bins with noise of two bands: brackets against integrals, draws and finer lattices."""
+
+import numpy as np
+import pytest
+from scipy import integrate, special
+
+import jaxacct as ja
+from jaxacct import strategies
+from jaxacct.kernels.contour import banded_bins as kernel
+from jaxacct.mechanisms.banded_bins import normals_of
+from jaxacct.strategies import BallsInBins, Banded, ColumnNormalised, Identity, Toeplitz
+
+HALF = Toeplitz((2 / 5**0.5, 1 / 5**0.5), 50)
+"""c ~ (1, 1/2)."""
+
+
+def matrix(strategy):
+    n, dense = strategy.steps, np.zeros((strategy.steps,) * 2)
+    if isinstance(strategy, ColumnNormalised):
+        for lag, row in enumerate(strategy.entries):
+            dense[np.arange(lag, n), np.arange(n - lag)] = row[: n - lag]
+        return dense
+    for lag, entry in enumerate(strategy.column):
+        dense[np.arange(lag, n), np.arange(n - lag)] = entry
+    return dense
+
+
+def drawn(strategy, noise, bins, eps, draws, seed=0):
+    """(mean, error) of delta_remove(eps) and of delta_add(eps), from the likelihood ratio of all rows of C X + Z.
+
+    Contributions have one direction, and signs with which neighbouring columns meet positively.
+    """
+    dense, rng = matrix(strategy), np.random.default_rng(seed)
+    dense = dense * np.cumprod(np.append(1.0, np.where(np.diag(dense, -1) * np.diag(dense)[1:] < 0.0, -1.0, 1.0)))
+    means = np.array([dense[:, j::bins].sum(1) for j in range(bins)]) / noise
+    half, sums, squares = 0.5 * np.square(means).sum(1), np.zeros(2), np.zeros(2)
+    for begin in range(0, draws, 25_000):
+        many = min(25_000, draws - begin)
+        ratio = np.exp(rng.standard_normal((many, strategy.steps)) @ means.T - half).mean(1)
+        values = np.maximum(0.0, [ratio - np.exp(eps), 1.0 - np.exp(eps) * ratio])
+        sums, squares = sums + values.sum(1), squares + np.square(values).sum(1)
+    mean = sums / draws
+    return mean, np.sqrt((squares / draws - mean**2) / draws)
+
+
+def cases(count):
+    """Settings of all kinds: one epoch and several, cut ones, any sign, equal columns and others."""
+    rng = np.random.default_rng(11)
+    for case in range(count):
+        bins = int(rng.integers(2, 9))
+        n = int(bins * rng.integers(1, 4) + (rng.integers(0, bins) if case % 3 else 0))
+        first = tuple(np.r_[1.0, rng.normal(0.0, 0.6)])
+        strategy = ColumnNormalised(2, bins) if case % 5 == 4 else Toeplitz(first, n)
+        noise = float(rng.uniform(0.7, 2.0) * np.sqrt(strategy.steps / bins))
+        yield strategy, noise, bins, float(rng.uniform(0.1, 1.0)), case
+
+
+def agree(strategy, noise, bins, eps, case, draws, widths):
+    run = ja.MatrixMechanism(strategy, noise, BallsInBins(bins))
+    mean, error = drawn(strategy, noise, bins, eps, draws, case)
+    for relation, value, off in zip(("remove_one", "add_one"), mean, error, strict=True):
+        found = ja.delta(run, eps, relation=relation)
+        assert found.kind == "certified" and found.upper - found.lower <= 1e-4 * found.upper
+        assert found.lower - widths * off <= value <= found.upper + widths * off, (case, relation, found, value, off)
+
+
+def test_the_reference_of_two_million_draws():
+    run = ja.MatrixMechanism(HALF, 1.0, BallsInBins(50))
+    remove, add = ([ja.delta(run, e, relation=r) for e in (0.2, 0.5)] for r in ("remove_one", "add_one"))
+    np.testing.assert_allclose([x.estimate for x in remove], [0.0268724, 0.00218072], rtol=5e-6)
+    np.testing.assert_allclose([x.estimate for x in add], [0.0242256, 0.00099336], rtol=5e-6)
+    for found in remove + add:
+        assert found.kind == "certified" and found.ok and found.upper - found.lower < 1e-6 * found.upper
+
+
+@pytest.mark.parametrize("eps", [0.1, 1.0, 2.5])
+def test_two_bins_by_one_integral(eps):
+    """Given the loss of bin 0, the other bin's is normal: a Black-Scholes price is averaged."""
+    strategy, noise = Toeplitz((1.0, -0.7), 2), 1.3
+    (a, b), cut = np.array([1.0, 0.7]) / noise, 1.0 / noise
+    size = np.hypot(a, b)
+    slope, rest = b * cut / size, cut * np.sqrt(1.0 - (b / size) ** 2)
+
+    def call(u):
+        mean, strike = np.exp(slope * u - 0.5 * slope**2), 2.0 * np.exp(eps) - np.exp(size * u - 0.5 * size**2)
+        if strike <= 0.0:
+            return mean - strike
+        d = np.log(mean / strike) / rest
+        return mean * special.ndtr(d + 0.5 * rest) - strike * special.ndtr(d - 0.5 * rest)
+
+    price = lambda u: 0.5 * call(u) * np.exp(-0.5 * u * u) / np.sqrt(2.0 * np.pi)
+    knee = (np.log(2.0 * np.exp(eps)) + 0.5 * size**2) / size
+    exact = sum(integrate.quad(price, *ends, epsabs=1e-15, limit=200)[0] for ends in ((-12, 0), (0, knee), (knee, 14)))
+    found = ja.delta(ja.MatrixMechanism(strategy, noise, BallsInBins(2)), eps, relation="remove_one")
+    assert found.lower - 1e-13 <= exact <= found.upper + 1e-13
+    assert found.upper - found.lower < 1e-8
+
+
+def test_the_likelihood_ratio_draws_the_same():
+    for case in cases(6):
+        agree(*case, 100_000, 5.0)
+
+
+@pytest.mark.slow
+def test_the_likelihood_ratio_draws_the_same_ten_million_times():
+    """99.9 % intervals of 40 answers, by Bonferroni: 4.3 standard errors."""
+    for case in cases(20):
+        agree(*case, 10_000_000, 4.3)
+
+
+def test_one_band_is_random_allocation():
+    run = ja.MatrixMechanism(Identity(steps=60), 2.0, BallsInBins(20))
+    same = ja.RandomAllocation(ja.Gaussian(2.0 / 3**0.5), 20)
+    for relation in ("add_or_remove_one", "zero_out", "add_one"):
+        mine, theirs = (ja.epsilon(x, 1e-5, relation=relation) for x in (run, same))
+        np.testing.assert_allclose([mine.lower, mine.upper], [theirs.lower, theirs.upper], rtol=1e-9)
+        assert mine.kind == theirs.kind == "certified"
+    # the transfer operator says the same
+    plain = kernel.Profile(normals_of(Toeplitz((1.0, 1e-12), 20), 20, 2.0 / 3**0.5, False))
+    np.testing.assert_allclose(plain.delta(1.0, np.array([0.7]))[1, 0], ja.delta(same, 0.7).estimate, rtol=1e-7)
+
+
+def test_epsilon_and_delta_are_inverse_and_warm_in_a_second():
+    run = ja.MatrixMechanism(HALF, 1.0, BallsInBins(50))
+    found = ja.epsilon(run, 1e-5)
+    assert found.ok and found.upper - found.lower < 1e-4 * found.upper
+    assert ja.delta(run, found.upper).lower <= 1e-5 <= ja.delta(run, found.lower).upper
+
+
+def test_more_shared_noise_between_bins_costs_more():
+    """Kahane: with the norms of the columns fixed, delta grows with the products of neighbours."""
+    deltas = []
+    for angle in (0.1, np.pi / 4):
+        run = ja.MatrixMechanism(Toeplitz((np.cos(angle), np.sin(angle)), 8), 1.0, BallsInBins(8))
+        deltas.append([ja.delta(run, 0.5, relation=r) for r in ("remove_one", "add_one")])
+    assert all(less.upper < more.lower for less, more in zip(*deltas, strict=True))
+
+
+def test_contributions_that_are_not_parallel_or_adapt_cost_less():
+    """Directions that turn with the outputs, in the plane, by the exact likelihood ratio of three bins."""
+    rng, c, draws, eps = np.random.default_rng(3), np.array([0.8, 0.6]), 400_000, 0.3
+    ratio, before = np.ones((3, draws)), np.zeros((2, draws))
+    angle = np.zeros(draws)
+    for step in range(3):
+        now = np.array([np.cos(angle), np.sin(angle)])
+        row = rng.standard_normal((2, draws))
+        for j, mean in ((step, c[0] * now), (step - 1, c[1] * before)):
+            if j >= 0:
+                ratio[j] *= np.exp((row * mean).sum(0) - 0.5 * (mean * mean).sum(0))
+        before, angle = now, angle + 1.5 * np.sign(row[0]) + 0.5 * row[1]
+    mixed = ratio.mean(0)
+    run = ja.MatrixMechanism(Toeplitz(tuple(c), 3), 1.0, BallsInBins(3))
+    for values, relation in ((mixed - np.exp(eps), "remove_one"), (1.0 - np.exp(eps) * mixed, "add_one")):
+        seen = np.maximum(values, 0.0)
+        assert seen.mean() + 4.0 * seen.std() / draws**0.5 < ja.delta(run, eps, relation=relation).lower
+
+
+@pytest.mark.parametrize("strategy, bins, noise", [(HALF, 50, 1.0), (Toeplitz((1.0, 0.8), 5), 3, 4.0)])
+def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
+    law = normals_of(strategy, bins, noise, False)
+    decay = kernel.decay_of(law, np.geomspace(0.1, 500.0, 40) / law.deviation)
+    z = np.array([2.0, 3.0 + 4.0j, 10.0 + 30.0j, 15.0j - 1.0])
+    fine = kernel.lattice_for(law, 60.0)
+    for nats in (14.0, 20.0):
+        errors = kernel.Errors(law, kernel.lattice_for(law, nats))
+        shift, log_error = kernel.shifts(errors, decay, z)
+        off = np.abs(kernel.transform(law, errors.lattice, z, shift) - kernel.transform(law, fine, z, shift))
+        assert np.all(off <= np.exp(log_error))
+    real = kernel.transform(law, fine, decay.x[1::4] + 0j, np.zeros(10)).real
+    assert np.all(np.log(real) <= decay.log[1::4] + 1e-12)
+
+
+def test_several_answers_of_one_contour():
+    """A contour far from its threshold may be wide, and never wrong."""
+    law = normals_of(HALF, 50, 1.0, False)
+    one, many = kernel.Profile(law), kernel.Profile(law)
+    one.delta(1.0, np.array([0.5]), 1e-3, 1)
+    eps = np.array([0.0, 0.3, 1.0])
+    rough, exact = one.known(1.0, eps), many.delta(1.0, eps, 1e-3, 1)
+    assert np.all((rough[0] <= exact[2]) & (rough[2] >= exact[0]))
+
+
+@pytest.mark.parametrize(
+    "strategy, bins, words",
+    [
+        (Banded(3, 12), 4, "Banded has 3 bands, and balls in bins need at most 2"),
+        (Banded(2, 12), 1, "bins = 1 must be between 2"),
+        (Banded(2, 12), 13, "bins = 13 must be between 2, the number of bands, and steps = 12"),
+        (strategies.PrefixSum(2), 2, "PrefixSum has no bound with balls in bins"),
+    ],
+)
+def test_refusals(strategy, bins, words):
+    with pytest.raises(ja.InputError, match=words) as caught:
+        ja.MatrixMechanism(strategy, 1.0, BallsInBins(bins))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ja.InputError, match="bins"):
+        BallsInBins(0)
+
+
+def test_it_composes_and_is_written_down():
+    from jaxacct import interop
+
+    run = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 6), 4.0, BallsInBins(6))
+    assert interop.from_json(interop.to_json(run)) == run
+    assert "BallsInBins(bins=6)" in run.expression()
+    alone, both = ja.epsilon(run, 1e-3), ja.epsilon(ja.compose(run, ja.Gaussian(4.0)), 1e-3)
+    assert alone.upper < both.lower and both.upper < alone.upper + ja.epsilon(ja.Gaussian(4.0), 1e-4).upper
+    assert both.upper - both.lower < 5e-3 * both.upper and both.kind == "certified"
