@@ -21,10 +21,14 @@ from jaxacct import strategies
 from jaxacct.cli import files
 from jaxacct.report import subjects
 from jaxacct.training import AdaptiveClip, Ledger, Plan, PrivateLoss, Source, Trainer, fresh_key
+from jaxacct.training.ledger.contents import Spent, ahead
+from jaxacct.training.ledger.format import Step
+from jaxacct.training.run.state import released
 from jaxacct.training.sampling import sampler
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.step import step_mechanisms
 from jaxacct.training.step.step_mechanisms import CYCLIC, Release
+from jaxacct.tuning import side_by_side
 
 WIDTH = 4000
 """Parameters: the correlation of two independent rows of noise is below 6 / sqrt(WIDTH) = .095 but for 1e-8."""
@@ -439,3 +443,191 @@ def test_every_pattern_of_draws_is_within_a_record_of_the_claim():
         gram = columns.T @ columns
         assert np.abs(gram - np.diag(np.diag(gram))).max() < 1e-15 and np.diag(gram).max() <= 1 + 1e-15
     assert all(a // 4 != b // 4 for a, b in itertools.combinations(steps, 2))
+
+
+# What would make the next steps tell more of the earlier ones than is counted
+
+SHARED = strategies.Toeplitz((0.6, 0.8))
+
+
+def stopped_at(step, plan):
+    trainer = trainer_of(plan)
+    return trainer.fit(trainer.init(jnp.zeros(3), KEY), DATA, progress=False, callbacks=[lambda s: s.step == step])
+
+
+def of_groups(noise=SHARED, steps=16, groups=4, sigma=2.0, rate=0.5, **more):
+    return plan_of(noise, 24, steps, groups, sigma, rate, **more)
+
+
+def test_noise_that_falls_under_another_plan_counts(tmp_path):
+    """Step 8 has step 7 in its noise, at less noise: a Gaussian stands for it, with a ledger and without."""
+    first, second = of_groups(), of_groups(sigma=0.5)
+    done = trainer_of(second).fit(stopped_at(8, first), DATA, progress=False)
+    with Ledger.create(tmp_path / "l.jsonl", first) as ledger:
+        for plan, steps in ((first, range(8)), (second, range(8, 16))):
+            ledger.replan(plan)
+            for step in steps:
+                record(ledger, step, plan=plan)
+        assert released(done.history.stretches) == ledger.releases()
+    assert ledger.releases()[Release(CYCLIC, 0.5, 1.0)] == 1
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        (of_groups(strategies.BLT(2, 12), 12, 24), lambda noise: of_groups(noise, 24, 24)),  # columns grow
+        (of_groups(strategies.PrefixSum(12), 12, 16), lambda noise: of_groups(noise, 24, 16)),  # a level more
+        (of_groups(), lambda noise: of_groups(noise, rate=0.25)),
+        (of_groups(), lambda noise: of_groups(noise, groups=5)),
+    ],
+    ids=["columns", "tree", "rate", "groups"],
+)
+def test_a_run_goes_on_with_its_own_noise_groups_and_rate(before, after, tmp_path):
+    state = stopped_at(8, before)
+    other = after(before.noise)
+    assert "share noise" in refusal(lambda: trainer_of(other).fit(state, DATA, progress=False))
+    with Ledger.create(tmp_path / "l.jsonl", before) as ledger:
+        ledger.replan(other)
+        ledger.replan(before)
+        record(ledger, 0, plan=before)
+        assert "share noise" in refusal(lambda: ledger.replan(other))
+
+
+def test_trees_keep_their_length():
+    tree = strategies.PrefixSum(12, restarts=3)
+    assert tree.for_steps(16).restarts == 4 and strategies.PrefixSum(restarts=2).for_steps(16).block == 8
+    state = stopped_at(8, of_groups(tree, 12, 8))
+    assert "multiple of 4" in refusal(lambda: tree.for_steps(15))
+    other = of_groups(strategies.PrefixSum(15, restarts=3), 15, 8)
+    assert "share noise" in refusal(lambda: trainer_of(other).fit(state, DATA, progress=False))
+
+
+def test_records_that_move_to_other_groups_are_refused():
+    order = Plan(
+        target_delta=1e-5, dataset_size=24, steps=16, noise_multiplier=2.0, sampling="fixed_order", batch_size=6
+    )
+    for plan in (of_groups(), of_groups(None), order):
+        state = stopped_at(6, plan)
+        told = refusal(lambda plan=plan, state=state: trainer_of(plan).fit(state, DATA[::-1].copy(), progress=False))
+        assert "data differ" in told
+        assert trainer_of(plan).fit(state, DATA.copy(), progress=False).step == 16
+
+
+def test_another_clip_norm_or_other_parameters_are_refused():
+    state = stopped_at(6, of_groups())
+    for changed in ({"clip_norm": jnp.float32(0.01)}, {"params": jnp.zeros(2)}):
+        other = dataclasses.replace(state, **changed)
+        told = refusal(lambda other=other: trainer_of(of_groups()).fit(other, DATA, progress=False))
+        assert "another clip norm or other trained parameters" in told
+
+
+def test_a_state_that_has_not_begun_goes_with_any_plan():
+    begun = trainer_of(of_groups(strategies.Toeplitz((0.6, 0.8, 0.1)))).init(jnp.zeros(3), KEY)
+    plan = of_groups()
+    one, other = (
+        trainer_of(plan).fit(state, DATA, progress=False).params
+        for state in (begun, trainer_of(plan).init(jnp.zeros(3), KEY))
+    )
+    assert np.array_equal(one, other)
+
+
+def test_groups_take_turns_in_all_segments():
+    """A batch size that differs by rounding alone, or belongs to another rate, would let a group have a turn again."""
+    plan = of_groups()
+    segment = plan.segments[0]
+    first, rest = segment._replace(steps=2), segment._replace(start=2, steps=14)
+    for segments in (
+        [first, rest._replace(expected_batch_size=3.0000000001)],
+        [first, rest._replace(sampling_probability=0.5000000001)],
+        [segment._replace(expected_batch_size=12.0)],
+    ):
+        assert "expected_batch_size" in refusal(lambda segments=segments: Plan.of(segments, plan))
+
+
+@pytest.mark.parametrize("size, groups, rate", [(24, 4, 0.3), (997, 7, 0.1), (1000, 7, 0.7), (60_000, 7, 0.013)])
+def test_a_recalibrated_run_keeps_its_rate_to_the_last_digit(size, groups, rate):
+    plan = plan_of(None, size, 4 * groups, groups, 2.0, rate)
+    plan = Plan.of(plan.segments, plan, target_epsilon=1.2 * float(plan.epsilon.upper))
+    longer = plan.recalibrate(groups, steps=5 * groups)
+    assert {segment.sampling_probability for segment in longer.segments} == {rate}
+
+
+def test_a_step_noted_again_counts_as_a_gaussian_in_whichever_pass(tmp_path):
+    """Step 1 shares noise with step 0 once more, whatever the label of its pass says."""
+    plan = of_groups()
+    with Ledger.create(tmp_path / "l.jsonl", plan) as ledger:
+        for step, key, label in ((0, "a", "x"), (1, "b", "x"), (0, "c", "y"), (1, "d", "y")):
+            record(ledger, step, key, label, plan)
+        assert counts(ledger) == {(CYCLIC, 0.5): 1, (CYCLIC, 1.0): 2}
+
+
+def test_a_pass_takes_only_steps_of_its_own_rule(tmp_path):
+    """A step of groups under the label of a pass of fixed batches, or of a round, is in neither."""
+    more = {"target_delta": 1e-5, "dataset_size": 24, "noise_multiplier": 2.0, "steps": 16}
+    fixed = Plan(**more, sampling="fixed_batches", batch_size=6)
+    rounds = Plan(**more, sampling="random_allocation", slots=4)
+    for place, plan in enumerate((fixed, rounds)):
+        groups = of_groups(rate=plan.sampling_probability)
+        with Ledger.create(tmp_path / f"{place}.jsonl", plan) as ledger:
+            record(ledger, 0, partition="x", plan=plan)
+            ledger.replan(groups)
+            before = ledger.releases()
+            assert ahead(groups, ledger.runs[ledger.run], 1, 1, "x")[Release(CYCLIC, 2.0, 1.0)] == 2
+            record(ledger, 1, partition="x", plan=groups)
+            assert (ledger.releases() - before)[Release(CYCLIC, 2.0, 1.0)] == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_ledger_counts_all_that_branches_of_a_run_tell(seed):
+    """Brute force: runs resumed from earlier states, whose noise falls and rises, at rate 1 - 1e-9 and rate .1.
+
+    An entry is (step, entry that it follows, noise multiplier).  A record adds columns of C to the rows of all entries
+    that follow its own on the same branch.  The stop rule must expect what is counted.
+    """
+    rng = np.random.default_rng(seed)
+    for rate in (1.0 - 1e-9, 0.1):
+        for _ in range(200):
+            groups = int(rng.integers(1, 5))
+            column = np.abs(rng.normal(size=int(rng.integers(1, groups + 1))))
+            column /= np.linalg.norm(column)
+            entries, tips = [], [-1]
+            plan = plan_of(strategies.Toeplitz(column), 24, 20, groups, 1.0, rate)
+            spent = Spent()
+            for number in range(int(rng.integers(3, 14))):
+                tip = tips.pop() if rng.random() < 0.7 else int(rng.choice(tips))
+                step = entries[tip][0] + 1 if tip >= 0 else 0
+                sigma = float(rng.choice([1.0, 1.0, 0.5, 2.0]))
+                now = Plan.of([plan.segments[0]._replace(noise_multiplier=sigma)], plan)
+                label = f"pass {step // groups}" if rng.random() < 0.8 else f"own {number}"
+                expected = spent.releases + ahead(now, spent, step, 1, label)
+                spent.add(Step("r", step, f"k{number}", "b", sigma, rate, CYCLIC, label, groups=groups))
+                gaussians = lambda counts: sum(n / r[1] ** 2 for r, n in counts.items() if r[2] == 1.0)
+                every = lambda counts: sum(n / r[1] ** 2 for r, n in counts.items())
+                assert every(spent.releases) <= every(expected) + 1e-9
+                assert gaussians(spent.releases) <= gaussians(expected) + 1e-9
+                entries.append((step, tip, sigma))
+                tips += [len(entries) - 1] if tips else [len(entries) - 1, tip]
+            rows = np.zeros((len(entries), len(entries)))
+            for row, (_, _, sigma) in enumerate(entries):
+                at = row
+                for weight in column:
+                    if at >= 0:
+                        rows[row, at], at = weight / sigma, entries[at][1]
+            held = every(spent.releases)
+            for group in range(groups):
+                own = [place for place, (step, *_) in enumerate(entries) if step % groups == group]
+                assert np.sum(rows[:, own].sum(1) ** 2) <= held * (1 + 1e-9)
+                # rows that an earlier step reaches beyond its first branch need a Gaussian each: draws cannot hide them
+                for place in own:
+                    beyond = np.sum(rows[:, place] ** 2) - entries[place][2] ** -2.0
+                    assert beyond <= gaussians(spent.releases) * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize("sampling", ["cyclic_poisson", "fixed_order"])
+def test_tunings_side_by_side_refuse_noise_that_is_relative_to_a_matrix(sampling):
+    """Their steps have no filter, and would add too little noise."""
+    more = {"groups": 4} if sampling == "cyclic_poisson" else {}
+    plan = Plan(
+        target_delta=1e-5, dataset_size=24, steps=16, noise_multiplier=2.0, sampling=sampling, batch_size=6, **more
+    )
+    assert sampling in refusal(lambda: side_by_side(linear, lambda config: sgd(0.1), plan, 1.0))

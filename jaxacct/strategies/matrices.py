@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import jax
 import numpy as np
@@ -493,6 +494,13 @@ class PrefixSum(Strategy):
         levels, level = np.arange(self.overlap.bit_length()), (count & -count).bit_length() - 1
         below, now = (levels < level).astype(float), (levels == level).astype(float)
         return Taps(1.0, -below, 1.0 - now, np.zeros(levels.size), now)
+
+    def for_steps(self, steps: int) -> Self:
+        if not self.steps or self.restarts == 1:  # a single tree grows
+            return replace(self, steps=steps)
+        if steps % self.block:
+            raise InputError(f"steps = {steps} must be a multiple of {self.block}, the steps of a tree; use that")
+        return replace(self, steps=steps, restarts=steps // self.block)
 
     @property
     def block(self) -> int:

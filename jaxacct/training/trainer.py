@@ -278,6 +278,8 @@ class Trainer:
             )
         if state.step:
             self.plan.require_noise_of(state.plan)
+        elif state.past is not None:
+            state = replace(state, past=None)  # another trainer's, and still 0
         where = self.placement
         if where.mesh is None:  # on a mesh each device reads its own rows
             data = source_of_mapped(data)
@@ -433,7 +435,7 @@ class Trainer:
     def _state(self, found: Checkpoint, frozen: Untrained | None) -> State:
         """Return a checkpoint as users see it: with the whole model."""
         trained, opt_state, clip_norm, not_finite = found.carried
-        past = Past(opt_state.past) if isinstance(opt_state, Correlated) else None
+        past = Past(opt_state.past, clip_norm) if isinstance(opt_state, Correlated) else None
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen, past)
         return State(join_model(trained, frozen), own_state(opt_state), clip_norm, found.step, not_finite, *rest)
 

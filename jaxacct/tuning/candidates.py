@@ -31,7 +31,7 @@ from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.models import Untrained, join_model, split_model
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers, private_step
-from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE
+from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOISE
 from jaxacct.tuning.search_spaces import plain
 
 STEP_STREAM = 5
@@ -409,6 +409,8 @@ def side_by_side(
     sensitivity(first_clip)  # refuses anything but a clip norm
     if plan.unit != "record":
         raise InputError(f"unit = {plan.unit!r} is not supported side by side; train each candidate by a Trainer")
+    if plan.sampling in WITH_NOISE:
+        raise InputError(f"sampling = {plan.sampling!r} is not supported side by side; train by a Trainer each")
     size = _room(plan) if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
     schedule = _schedule(plan, adaptive, private_loss)
 

@@ -65,15 +65,15 @@ class _Partition:
     def has_room_for(self, entry: Step) -> bool:
         """Return whether a step can join.  A round takes only steps of its own share, and as many as it has slots.
 
-        A pass through groups takes each of its steps once, and so does a run in a fixed order.
+        A run in a fixed order takes each of its steps once.
         """
-        if self.sampling == FIXED:
-            return True
+        if self.sampling != entry.sampling or self.sampling == FIXED:
+            return self.sampling == entry.sampling
         if self.sampling == ORDER:
             return entry.step not in self.steps
         if self.sampling == CYCLIC:
             first = next(iter(self.steps), entry.step)
-            own = entry.step // self.groups == first // self.groups and entry.step not in self.steps
+            own = entry.step // self.groups == first // self.groups
             return own and self.share == entry.sampling_probability and self.groups == entry.groups
         full = len(self.steps) >= nearest_slots(self.share) and entry.step not in self.steps
         return self.share == entry.sampling_probability and not full
@@ -139,13 +139,14 @@ class Spent:
             self.same += 1
             return
         self.seen.add(entry)
-        if entry.sampling == CYCLIC:
+        again = entry.step in self.numbers
+        if entry.sampling == CYCLIC and not again:
             self._before(entry)
         self.last, self.next = entry, entry.step + 1
-        self.again += entry.step in self.numbers
+        self.again += again
         self.steps += 1
         self.numbers.add(entry.step)
-        if entry.sampling in BY_PASS and entry.partition is not None:
+        if entry.sampling in BY_PASS and entry.partition is not None and not (again and entry.sampling == CYCLIC):
             new = _Partition(entry.sampling, entry.sampling_probability, entry.groups)
             partition = self.partitions.setdefault(entry.partition, new)
             if partition.has_room_for(entry):
@@ -155,7 +156,7 @@ class Spent:
 
     def _before(self, entry: Step) -> None:
         """Count what a step with correlated noise releases of earlier steps, unless these are counted already."""
-        if entry.step not in self.numbers and not self.leads_to(entry.step, entry.groups, entry.noise_multiplier):
+        if not self.leads_to(entry.step, entry.groups, entry.noise_multiplier):
             self._release(entry)
 
     def leads_to(self, step: int, groups: int, noise_multiplier: float) -> bool:
@@ -188,20 +189,22 @@ class Spent:
             self.releases.update(partition.releases())
             self.releases += Counter()  # removes the releases whose count is now 0
 
-    def within(self, first: int, last: int, step: int, label: str | None) -> float:
-        """Return what the partition of a new step has cost before this step, as a sum of 1/sigma^2.
+    def within(self, plan: Plan, step: int, label: str | None) -> float:
+        """Return what the partition of a plan's new step has cost before this step, as a sum of 1/sigma^2.
 
-        The cost is 0 if the step continues no partition.  It continues a partition if all steps of the partition are
-        in the pass of steps `first` to `last - 1`, and none of them is this step.
+        The cost is 0 if the step continues no partition, and -1 if its partition is there and has no room for it.  It
+        continues a partition if all steps of the partition are in the step's pass, and none of them is this step.
 
         label : the partition's fingerprint, by default that of the last step entry.
         """
-        label = label if label is not None or self.last is None else self.last.partition
-        if label not in self.partitions:
+        partition = self.partitions.get(label or (self.last and self.last.partition) or "")
+        if partition is None or step in partition.steps:
             return 0.0
-        partition = self.partitions[label]
-        goes_on = step not in partition.steps and all(first <= number < last for number in partition.steps)
-        return cost(partition.dearest) if goes_on else 0.0
+        _, first, last = plan.pass_of(step)
+        entry = Step("", step, "", "", *plan.at(step)[2:4], plan.sampling, label, groups=plan.groups or 0)
+        if not partition.has_room_for(entry):
+            return 0.0 if label is None else -1.0
+        return cost(partition.dearest) if all(first <= number < last for number in partition.steps) else 0.0
 
 
 def cost(noise: list[float]) -> float:
@@ -474,10 +477,13 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
     end = step + steps
     if plan.sampling not in BY_PASS:
         return plan.releases_between(step, end)
-    _, first, last = plan.pass_of(step)
+    last = plan.pass_of(step)[2]
     found = plan.releases_between(min(last, end), end)
     noise = min(release.noise_multiplier for release in plan.releases_between(step, min(last, end)))
-    if spent.within(first, last, step, partition) < noise**-2:
+    before = spent.within(plan, step, partition)
+    if before < 0.0:
+        found[Release(plan.sampling, noise, 1.0)] += min(last, end) - step
+    elif before < noise**-2:
         found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
     if plan.sampling in WITH_NOISE:
         again = sum(step <= number < end for number in spent.numbers)

@@ -283,8 +283,13 @@ class Ledger(Contents):
         return name
 
     def replan(self, plan: Plan) -> None:
-        """Note that the current run continues with another plan, such as a recalibrated one."""
+        """Note that the current run continues with another plan, such as a recalibrated one.
+
+        A plan with other noise, or other groups, than those of steps with correlated noise is refused.
+        """
         self._require_unit(plan)
+        if self.runs[self.run].numbers:
+            plan.require_noise_of(self.plan)
         self._append([Run(self.run, self.headers[self.run][-1].by, plan)])
 
     def record(

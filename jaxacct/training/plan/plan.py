@@ -254,7 +254,7 @@ class Plan(PlanRequest):
         slots = int(nearest_slots(segments[0].sampling_probability)) if settings["sampling"] == ALLOCATION else None
         averages |= {"slots": slots if one_size else None, "cap": cap}
         if settings["sampling"] in WITH_NOISE:
-            averages["noise"] = _strategy_of_run(settings["noise"], settings["groups"], segments)
+            averages["noise"] = _strategy_of_run(settings["noise"], settings["groups"], segments, size)
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
         if epsilon is not None:
             vars(self)["epsilon"] = epsilon  # the solver has already found the value that `epsilon` would compute
@@ -291,16 +291,18 @@ class Plan(PlanRequest):
     def require_noise_of(self, other: Plan) -> None:
         """Raise InputError if a run may not go on with this plan after the other one, whose steps share noise with it.
 
-        Both must have the same groups, and strategies with the same coefficients.
+        Both must have the same groups and rate, and strategies with the same coefficients and norms of columns.
         """
-        same = self.noise is other.noise
+        if other.taps(0) is None:
+            return
+        same = False
         if self.noise is not None and other.noise is not None:
             with contextlib.suppress(InputError):  # a matrix whose columns differ is for its own number of steps
-                same = other.noise.for_steps(self.steps) == self.noise
-        if not same or self.groups != other.groups:
+                same = other.noise.for_steps(self.steps) == self.noise and other._unit == self._unit
+        if not same or (self.groups, self.segments[0][3:]) != (other.groups, other.segments[0][3:]):
             raise InputError(
-                "noise, groups or sampling differs from that of the run so far, whose steps share noise with the next "
-                "ones; go on with that plan, or recalibrate it"
+                "noise, groups, batch size or sampling differs from that of the run so far, whose steps share noise "
+                "with the next ones; go on with that plan, or recalibrate it"
             )
 
     def at(self, step: int) -> Segment:
@@ -755,7 +757,9 @@ def _filter(node: object) -> Filter | None:
     return Filter(order, budget)
 
 
-def _strategy_of_run(strategy: Strategy, groups: int | None, segments: Sequence[Segment]) -> Strategy:
+def _strategy_of_run(
+    strategy: Strategy, groups: int | None, segments: Sequence[Segment], dataset_size: int
+) -> Strategy:
     """Return the strategy for the steps of a run; refuse a run that its accounting does not cover."""
     known = strategy.for_steps(segments[-1].end)
     if groups is not None and known.overlap > groups:
@@ -769,10 +773,12 @@ def _strategy_of_run(strategy: Strategy, groups: int | None, segments: Sequence[
             f"noise_multiplier falls from {max(noise):g} to {noise[-1]:g} during the run; with correlated noise "
             "earlier steps would cost more afterwards: let it stay or rise"
         )
-    if len({segment.sampling_probability for segment in segments}) > 1:
+    if len({segment[3:] for segment in segments}) > 1:
         raise InputError(
             "expected_batch_size changes during the run, and records would move between steps; let it stay"
         )
+    if groups is not None and blocks(segments, CYCLIC, dataset_size)[0].length != groups:
+        raise InputError("expected_batch_size must be sampling_probability * dataset_size / groups; use that")
     return known
 
 

@@ -647,8 +647,10 @@ def rest_of_run(
         count = segments[-1].end - step if steps is None else int(check("steps", steps, COUNT)) - step
     if count < 1:
         raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
-    rest = joined(_cut(noise, count), _cut(batches, count), count, n)
-    return spent, with_rates(rest, sampling, terms.groups, n)
+    rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
+    if sampling == CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size:  # the rate, not rounded
+        rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
+    return spent, rest
 
 
 def _cut(schedule: list[Piece], steps: int) -> list[Piece]:

@@ -31,7 +31,7 @@ from jaxacct.training.step import key_derivation, noise
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, numbers_at
-from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TRUNCATED
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TRUNCATED, WITH_NOISE
 
 Item = TypeVar("Item")
 _PATIENCE = 1.0
@@ -85,6 +85,13 @@ class Program:
         self.carried = carried
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
+        form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
+        self._cut = form + data  # data that lie otherwise cannot be compared
+        if before.pass_cut[:32] == form and before.pass_cut != self._cut:
+            raise InputError(
+                "data differ from those of the steps so far, and a record that moves would change its group; give the "
+                "same data in the same order, or begin another run with trainer.init(state.params)"
+            )
         if self.frozen is not None:  # the program's digest covers its form, but not its arrays
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
         # the program's digest does not cover these two rules, since their noise is an argument of the program
@@ -129,7 +136,8 @@ class Program:
             begins = self._plan.pass_of(step)[1]
             place = step - begins
             size = repr((begins, segment.expected_batch_size)).encode()
-            cut = key_derivation.digest(self.session) if self._plan.sampling == ALLOCATION else size
+            cuts = {ALLOCATION: key_derivation.digest(self.session), **dict.fromkeys(WITH_NOISE, self._cut)}
+            cut = cuts.get(self._plan.sampling, size)
         settings = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
         taps = self._plan.taps(step)
         if taps is not None:  # one independent noise under two strategies would give itself away

@@ -80,12 +80,15 @@ class State:
 
 
 class Past:
-    """Buffers of correlated noise; whoever has them can remove noise from the run.  Pickle and repr leave them out."""
+    """Buffers of correlated noise; whoever has them can remove noise from the run.  Pickle and repr leave them out.
 
-    __slots__ = ("arrays",)
+    clip_norm : the clip norm of their noise, with which the run must go on.
+    """
 
-    def __init__(self, arrays: Any = None) -> None:
-        self.arrays = arrays
+    __slots__ = ("arrays", "clip_norm")
+
+    def __init__(self, arrays: Any = None, clip_norm: Any = None) -> None:
+        self.arrays, self.clip_norm = arrays, clip_norm
 
     def __repr__(self) -> str:
         return "<secret>"
@@ -200,15 +203,18 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     """Count the releases of some stretches; a pass that two of them share counts in both.
 
-    Where groups take turns, a stretch that does not begin where the one before it ended also shares noise with steps
-    that count under another stretch; a Gaussian stands for these.
+    Where groups take turns, a Gaussian stands for earlier steps with which a stretch shares noise, if the stretch does
+    not begin where the one before it ended, or begins with less noise.
     """
     counts: Counter[Release] = Counter()
-    known = 0
+    known, before = 0, 0.0
     for plan, first, end, _ in stretches:
         counts.update(plan.releases_between(first, end))
-        if plan.sampling == CYCLIC and first != known:
-            counts[Release(CYCLIC, plan.at(first).noise_multiplier, 1.0)] += 1
+        if plan.sampling == CYCLIC and first < end:
+            noise = plan.at(first).noise_multiplier
+            if first != known or noise < before:
+                counts[Release(CYCLIC, noise, 1.0)] += 1
+            before = plan.at(end - 1).noise_multiplier
         known = end
     return counts
 

@@ -160,8 +160,16 @@ class Placement:
         """Return the `Carried` of a `State` with this trained part, in new arrays that do not show their origin."""
         opt_state = state.opt_state
         if self._rule.buffers:
-            past = None if state.past is None else state.past.arrays  # None, too, if pickling has left them out
-            opt_state = Correlated(self._rule.no_past(trained) if past is None else past, opt_state)
+            past = self._rule.no_past(trained)
+            if state.past is not None and state.past.arrays is not None:  # pickling leaves them out
+                form = lambda *of: [*map(jnp.shape, jax.tree.leaves(of[0])), key_derivation.digest_tree(of[1])]
+                if form(state.past.arrays, state.past.clip_norm) != form(past, state.clip_norm):
+                    raise InputError(
+                        "state has another clip norm or other trained parameters than the steps so far, whose noise "
+                        "the next ones share; give the state as fit left it"
+                    )
+                past = state.past.arrays
+            opt_state = Correlated(past, opt_state)
         carried = Carried(trained, opt_state, state.clip_norm, np.int32(state.not_finite))
         placed: Carried = self._put(carried, self._where(carried))
         return placed
