@@ -630,4 +630,4 @@ def test_tunings_side_by_side_refuse_noise_that_is_relative_to_a_matrix(sampling
     plan = Plan(
         target_delta=1e-5, dataset_size=24, steps=16, noise_multiplier=2.0, sampling=sampling, batch_size=6, **more
     )
-    assert sampling in refusal(lambda: side_by_side(linear, lambda config: sgd(0.1), plan, 1.0))
+    assert sampling in refusal(lambda: side_by_side(linear, lambda config: sgd(0.1), plan, clip_norm=1.0))
