@@ -57,7 +57,8 @@ def test_a_cut_last_block_costs_less_than_a_whole_one():
     )
 
 
-def test_what_the_exact_likelihood_ratio_draws():
+@pytest.mark.parametrize("draws", [40_000, pytest.param(2_000_000, marks=pytest.mark.slow)])
+def test_what_the_exact_likelihood_ratio_draws(draws):
     draw = np.random.default_rng(7)
     for case in range(20):
         bands = int(draw.integers(1, 4))
@@ -65,7 +66,8 @@ def test_what_the_exact_likelihood_ratio_draws():
         strategy = Toeplitz(tuple(np.r_[1.0, draw.normal(0, 0.6, bands - 1)]), n)
         noise, rate, eps = float(draw.uniform(0.6, 1.5)), float(draw.uniform(0.1, 0.9)), float(draw.uniform(0, 0.7))
         found = ja.delta(ja.MatrixMechanism(strategy, noise, CyclicPoisson(groups, rate)), eps, relation="remove_one")
-        mean, error = monte_carlo(strategy, noise, groups, rate, eps, 40_000, case)
+        chunks = [monte_carlo(strategy, noise, groups, rate, eps, 40_000, (case, i)) for i in range(draws // 40_000)]
+        mean, error = np.mean(chunks, axis=0)[0], np.linalg.norm([e for _, e in chunks]) / len(chunks)
         assert abs(float(found.upper) - mean) < 5 * error + 1e-6, (case, found, mean, error)
 
 

@@ -19,7 +19,6 @@ from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below, stacked, stacked_parts
 from jaxacct.mechanisms.random_allocation import RandomAllocation
-from jaxacct.strategies.matrices import ColumnNormalised, ToeplitzStrategy
 from jaxacct.strategies.strategy import Strategy
 
 KEPT = 64
@@ -28,6 +27,8 @@ KEPT = 64
 
 def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
     """Return |C[i, i]| and |C[i, i - 1]|, 0 for i = 0, (n,) each; refuse what no bound is known for."""
+    from jaxacct.strategies.matrices import ColumnNormalised, ToeplitzStrategy  # loads JAX's optimisers
+
     if strategy.overlap > 2:
         raise InputError(
             f"{type(strategy).__name__} has {strategy.overlap} bands, and balls in bins need at most 2: no bound is "

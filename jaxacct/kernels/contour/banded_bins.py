@@ -157,7 +157,7 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, shift: np.ndarray) ->
         for size, angle, many in between:
             product = _times_power(product, kernel(size, angle) * weight, many, lattice.block)
         closed = product.T * kernel(end, float(bins.first[-1] + bins.second[-1]))
-        return np.sum(closed * weight if ring else closed)
+        return np.sum(np.sum(closed * weight if ring else closed, axis=1))
 
     return np.array([at(one, turn) for one, turn in zip(z.tolist(), shift.tolist(), strict=True)])
 
@@ -461,21 +461,26 @@ class Profile:
         return found
 
     def delta(
-        self, sign: float, eps: np.ndarray, width: float = 1e-6, turns: int = 2, tail: bool = False
+        self, sign: float, eps: np.ndarray, width: float = 1e-6, rough: float | None = None, tail: bool = False
     ) -> np.ndarray:
         """Bracket delta at ascending eps to a relative width, or as well as can be done; (3, K).
 
-        In the `tail` of a profile less is asked for: 1e-4 at 1e-6, a hundredth below 1e-10, nothing below `least`.
+        With `rough` no smaller error is asked for. In the `tail` of a profile less is asked for: 1e-4 at 1e-6, a
+        hundredth below 1e-10, nothing below `least`.
         """
         found, k = self.known(sign, eps), np.exp(sign * eps)
         least = (3e-10 if sign > 0 else 1e-16) if tail else 1e-250
-        for at, turn in itertools.product(range(eps.size), range(turns)):
+        for at, turn in itertools.product(range(eps.size), range(1 if rough else 2)):
             low, middle, high = found[:, at]
+            if turn == 0 and low > 0.0 and sign > 0 and not rough:
+                continue  # a rough contour is near
             wanted = min(max(width, 1e-7 / middle**0.5), 1e-2) if tail and middle > 0.0 else width
             if high - low <= wanted * high or high < least:
                 continue
-            rough = wanted * k[at] * (middle if low > 0.0 else 0.03 * high)
-            goal = 0.1 * rough if sign < 0 else max(0.1 * wanted * middle, ABSOLUTE) if turn else max(1e-9, 0.01 * low)
+            if sign < 0:
+                goal = 0.1 * wanted * k[at] * (middle if low > 0.0 else 0.03 * high)
+            else:
+                goal = max(0.1 * wanted * middle, ABSOLUTE) if turn else max(rough or 1e-9, 0.01 * low)
             with contextlib.suppress(ArithmeticError):
                 self.contours.append(contour(self.bins, self.decay, float(k[at]), float(np.log(goal))))
                 found = _read(self.contours[-1], sign, k, found)
@@ -486,19 +491,19 @@ class Profile:
 
     def epsilon(self, sign: float, delta: float, most: float) -> tuple[float, float, float]:
         """Bracket the eps at which delta(eps) = delta; the caller knows that it is at most `most`."""
-        if self.delta(sign, np.zeros(1), turns=1)[2, 0] <= delta:
+        if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 1e-2, delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
         low, high, eps, fine = 0.0, most, min(2.0 * self.bins.deviation, 0.5 * most), False
         for _ in range(60):
             # a rough contour shows the way; one at the end decides
-            self.delta(sign, np.array([eps]), 3e-2, 1)
+            self.delta(sign, np.array([eps]), 0.1, 0.02 * delta)
             values = np.log(np.maximum(self.known(sign, eps * np.array([1.0, 1.0 + 1e-4]))[1], 1e-300))
             low, high = (eps, high) if values[0] > np.log(delta) else (low, eps)
             slope = (values[1] - values[0]) / (1e-4 * eps)
             step = (np.log(delta) - values[0]) / slope if slope < 0.0 else np.inf
             if abs(step) <= 1e-3 * eps and not fine:
                 fine = True
-                self.delta(sign, np.array([eps]), 1e-5)
+                self.delta(sign, np.array([eps]), 5e-5 * abs(slope) * eps)
             elif abs(step) <= 1e-8 * eps:
                 break
             eps = eps + step if low < eps + step < high else 0.5 * (low + high)
