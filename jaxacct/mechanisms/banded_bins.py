@@ -59,7 +59,7 @@ def normals_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Bins
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins)
     one, two = by_bin(diagonal), by_bin(beside)
     own, one[0, 0] = float(one[0, 0]), 0.0
-    first, second = (np.sqrt(np.sum(each**2, axis=0)) for each in (one, two))
+    first, second = (np.sqrt(np.sum(np.ascontiguousarray(each.T) ** 2, axis=1)) for each in (one, two))
     cosine = np.sum(one * two, axis=0) / np.maximum(first * second, 1e-300)
     if below:  # a smaller covariance is dominated
         second = np.where(cosine >= 1.0 - 16.0 * ROUNDOFF, second, second * np.clip(cosine * (1.0 - 1e-12), 0.0, 1.0))

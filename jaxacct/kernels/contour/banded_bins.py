@@ -211,7 +211,7 @@ class Errors:
             lattice.half + lattice.own_half
         )
         most = (2.0 * bins.largest + bins.own) * (lattice.step * lattice.half + 1.0)
-        self.exponent_units = 24.0 * (most + float(bins.sizes.max()) ** 2) + 60.0
+        self.exponent_units = 48.0 * (most + float(bins.sizes.max()) ** 2) + 60.0
         straight = [self._sites(0.0, angle, angle, 3) for angle in STRIPS * RIGHT]
         self.straight = float(np.min(straight))
 
