@@ -550,6 +550,7 @@ def test_a_recalibrated_run_keeps_its_rate_to_the_last_digit(size, groups, rate)
     plan = Plan.of(plan.segments, plan, target_epsilon=1.2 * float(plan.epsilon.upper))
     longer = plan.recalibrate(groups, steps=5 * groups)
     assert {segment.sampling_probability for segment in longer.segments} == {rate}
+    assert longer.sampling_probability == pytest.approx(rate, rel=1e-14)  # of a group, not of the data
 
 
 def test_a_step_noted_again_counts_as_a_gaussian_in_whichever_pass(tmp_path):

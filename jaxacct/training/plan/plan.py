@@ -245,7 +245,7 @@ class Plan(PlanRequest):
         segments, noise, chosen, epsilon, cap = solution
         steps, size = segments[-1].end, settings["dataset_size"]
         batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
-        rate = batch / size
+        rate = batch / size * (settings["groups"] or 1)
         averages = {"steps": steps, "epochs": steps * batch / size, "noise_multiplier": noise}
         if len(segments) == 1:  # an average would round the segment's own numbers
             rate, batch = segments[0].sampling_probability, segments[0].expected_batch_size

@@ -447,7 +447,7 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
         if request.groups and size * request.groups > n * (1.0 + ROUNDING):
             raise InputError(
                 f"{name} = {size:g} must be <= {n / request.groups:g}, the records of one of groups = "
-                f"{request.groups}; use smaller batches, or fewer groups"
+                f"{request.groups}; use smaller batches, or fewer groups and bands"
             )
         if request.sampling in OF_ONE_SIZE and size != round(size):
             near = round(size)
