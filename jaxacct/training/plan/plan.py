@@ -491,7 +491,7 @@ class Plan(PlanRequest):
         settings["filter"] = _filter(node["filter"])
         settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
         settings["noise"] = _strategy(settings["noise"])
-        needed = {CYCLIC: ("noise", "groups"), ORDER: ("noise",)}.get(settings["sampling"], ())
+        needed = {CYCLIC: ("noise", "groups"), ORDER: ("noise",)}.get(str(settings["sampling"]), ())
         if any(settings[name] is None for name in needed):
             raise InputError(f"plan: {' and '.join(needed)} must be given with sampling = {settings['sampling']!r}")
         plan = cls.of(_segments(rows), **settings)
