@@ -84,6 +84,7 @@ def test_no_name_of_the_front_door_is_taken_for_another():
         (Plan, GOAL | {"q": 0.1, "dataset_size": 100, "steps": 3}, "q", "sampling_probability"),
         (Plan, {"epsilon": 1.0, "target_delta": 1e-5}, "epsilon", "target_epsilon"),
         (Plan, GOAL | {"lot_size": 10}, "lot_size", "batch_size"),
+        (Plan, GOAL | {"bands": 8}, "bands", "noise"),
     ],
 )
 def test_a_keyword_from_elsewhere_is_told(call, given, wrong, right):

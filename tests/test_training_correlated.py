@@ -414,6 +414,7 @@ def test_a_plan_is_solved_for_each_of_its_settings():
         ({"noise": strategies.BLT(2), "groups": None}, "groups is missing"),
         ({"noise": strategies.BLT(2)}, "groups = 4 must be >= 12"),
         ({"noise": "banded"}, "is no strategy"),
+        ({"noise": 1.1}, "noise_multiplier for the size of the noise"),
         ({"sampling": "poisson", "groups": None}, "noise"),
         ({"noise_schedule": [(6, 2.0), (None, 1.0)]}, "falls from 1 to 0.5"),
         ({"sampling_probability": None, "batch_schedule": [(6, 1.0), (None, 2.0)]}, "batch_schedule"),

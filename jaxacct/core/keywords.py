@@ -25,6 +25,7 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "delta": ("target_delta",),
     "target_delta": ("delta",),
     "sensitivity": ("noise_multiplier", "scale"),
+    **dict.fromkeys(("strategy", "bands", "noising_matrix"), ("noise",)),
     "neighboring_relation": ("relation",),
     "adjacency": ("relation",),
 }

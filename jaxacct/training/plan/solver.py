@@ -184,7 +184,10 @@ def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the strategy, and the number of groups of cyclic Poisson sampling; refuse what has no accounting."""
     strategy = Identity() if found["noise"] is None else found["noise"]
     if not isinstance(strategy, Strategy):
-        raise InputError(f"noise = {strategy!r:.40} is no strategy; use strategies.Banded(bands=8), say")
+        raise InputError(
+            f"noise = {strategy!r:.40} is no strategy; use strategies.Banded(bands=8), say, and noise_multiplier for "
+            "the size of the noise"
+        )
     groups = found["groups"]
     if groups is None and found["sampling"] == CYCLIC:
         groups = getattr(strategy, "bands", None)
