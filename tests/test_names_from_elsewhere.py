@@ -95,7 +95,8 @@ def test_a_keyword_from_elsewhere_is_told(call, given, wrong, right):
 
 def test_a_keyword_that_means_nothing_here_gets_the_list():
     words = (
-        "noise_multiplier, sampling_probability, steps, batch_size, dataset_size, slots, epochs, sampling, cap, group"
+        "noise_multiplier, sampling_probability, steps, batch_size, dataset_size, slots, epochs, sampling, cap, bands, "
+        "groups, group"
     )
     with pytest.raises(TypeError, match=rf"use {words}$"):
         ja.dp_sgd(xyz=1)
@@ -108,7 +109,7 @@ def test_a_keyword_that_means_nothing_here_gets_the_list():
 def test_signatures_and_help_stay_what_they_are():
     assert list(inspect.signature(ja.dp_sgd).parameters) == [
         "noise_multiplier", "sampling_probability", "steps", "batch_size", "dataset_size", "slots", "epochs",
-        "sampling", "cap", "group",
+        "sampling", "cap", "bands", "groups", "group",
     ]  # fmt: skip
     assert inspect.signature(ja.Gaussian).parameters.keys() == {"noise_multiplier"}
     assert inspect.signature(Plan).parameters["sampling"].default == "poisson"
