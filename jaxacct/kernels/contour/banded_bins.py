@@ -49,7 +49,7 @@ BLOCKS = ((15, 130.0), (9, 380.0))
 """Size of a block, up to a number of nodes: so small that the linear algebra library starts no threads."""
 LEAST = -200.0
 """Exponents with smaller real parts are raised to it, so that no product is subnormal."""
-MOST_WORK = 2e11
+MOST_WORK = 8e9
 """Largest number of multiplications for one contour."""
 ABSOLUTE = 1e-14
 """Error of E(k - S)_+ below which float64 does not allow a call."""
@@ -439,7 +439,7 @@ def _work(bins: Bins, lattice: Lattice) -> float:
     points, ring = 2.0 * lattice.half + 1.0, bins.first[0] > 0.0
     first = (points if ring else 1.0) * points * (20.0 * lattice.own_half if bins.own > 0.0 else 10.0)
     for _, _, many in bins.runs():
-        first += points**2 * (10.0 + min(many * (points if ring else 1.0), 2.0 * points * np.log2(many + 1)))
+        first += points**2 * (10.0 + min(many * (points if ring else 8.0), 2.0 * points * np.log2(many + 1)))
     return first
 
 
@@ -493,10 +493,12 @@ class Profile:
         """Bracket the eps at which delta(eps) = delta; the caller knows that it is at most `most`."""
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 1e-2, delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
+        many = len(self.contours) + 6
         low, high, eps, fine = 0.0, most, min(2.0 * self.bins.deviation, 0.5 * most), False
         for _ in range(60):
             # a rough contour shows the way; one at the end decides
-            self.delta(sign, np.array([eps]), 0.1, 0.02 * delta)
+            if len(self.contours) < many:
+                self.delta(sign, np.array([eps]), 0.1, 0.02 * delta)
             values = np.log(np.maximum(self.known(sign, eps * np.array([1.0, 1.0 + 1e-4]))[1], 1e-300))
             low, high = (eps, high) if values[0] > np.log(delta) else (low, eps)
             slope = (values[1] - values[0]) / (1e-4 * eps)
