@@ -633,3 +633,12 @@ def test_tunings_side_by_side_refuse_noise_that_is_relative_to_a_matrix(sampling
         target_delta=1e-5, dataset_size=24, steps=16, noise_multiplier=2.0, sampling=sampling, batch_size=6, **more
     )
     assert sampling in refusal(lambda: side_by_side(linear, lambda config: sgd(0.1), plan, clip_norm=1.0))
+
+
+@pytest.mark.parametrize("steps", [60, 3000])
+def test_noise_that_grows_from_step_to_step_is_refused(steps):
+    """Its rows double, or overflow: what float32 leaves of the sums is no Gaussian."""
+    for column in ((3.0, 4.0), (1.0, -2.0)):
+        assert "grows" in refusal(lambda column=column: of_groups(strategies.Toeplitz(column), steps))
+    for column in ((4.0, 3.0), (1.0, 1.0)):
+        assert of_groups(strategies.Toeplitz(column), steps).steps == steps

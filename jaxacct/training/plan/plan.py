@@ -25,6 +25,7 @@ from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
+from jaxacct.strategies.matrices import Toeplitz
 from jaxacct.strategies.strategy import MinSeparation, SingleParticipation, Strategy, Taps
 from jaxacct.training.plan.segments import (
     Block,
@@ -67,6 +68,8 @@ from jaxacct.training.step.step_mechanisms import (
     composed,
 )
 
+GROWTH = 2.0**20
+"""Largest mean square of the noise of a prefix sum, in units of that of independent noise over all steps."""
 MANY_KINDS = 16
 """Largest number of different steps of an exact curve; more are grouped by 12 levels of noise and 4 of the rate."""
 _CURVE_RTOL = 0.02
@@ -767,6 +770,14 @@ def _strategy_of_run(
             f"groups = {groups} must be >= {known.overlap}, the number of bands of the noise: the steps of one record "
             "would share noise, and no bound is known for that; use more groups, or fewer bands"
         )
+    if isinstance(known, Toeplitz):
+        with np.errstate(over="ignore", invalid="ignore"):
+            grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
+        if not grown <= GROWTH * known.steps:
+            raise InputError(
+                f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use coefficients that "
+                "fall, of which the first is the largest"
+            )
     noise = [segment.noise_multiplier for segment in segments]
     if known.overlap > 1 and any(after < before for before, after in pairwise(noise)):
         raise InputError(
