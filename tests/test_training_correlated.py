@@ -593,7 +593,7 @@ def test_a_ledger_counts_all_that_branches_of_a_run_tell(seed):
             column = np.abs(rng.normal(size=int(rng.integers(1, groups + 1))))
             column /= np.linalg.norm(column)
             entries, tips = [], [-1]
-            plan = plan_of(strategies.Toeplitz(column), 24, 20, groups, 1.0, rate)
+            plan = plan_of(None, 24, 20, groups, 1.0, rate)
             spent = Spent()
             for number in range(int(rng.integers(3, 14))):
                 tip = tips.pop() if rng.random() < 0.7 else int(rng.choice(tips))
