@@ -209,7 +209,8 @@ def test_every_field_of_a_participation_is_read(way):
 
 def test_every_strategy_and_participation_has_an_example():
     public = [getattr(strategies, name) for name in strategies.__all__ if name != "Strategy"]
-    assert set(public) == {*MATRICES, *WAYS}
+    # balls in bins are undecided: nothing but the transfer operator computes their law
+    assert set(public) - {strategies.BallsInBins} == {*MATRICES, *WAYS}
     assert set(map(type, STRATEGIES)) == set(MATRICES) and set(map(type, WAYS_OF)) == set(WAYS)
 
 
