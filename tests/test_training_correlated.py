@@ -27,6 +27,7 @@ from jaxacct.training.run.state import released
 from jaxacct.training.sampling import sampler
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.step import step_mechanisms
+from jaxacct.training.step.step_function import numbers_at
 from jaxacct.training.step.step_mechanisms import CYCLIC, Release
 from jaxacct.tuning import side_by_side
 
@@ -642,3 +643,20 @@ def test_noise_that_grows_from_step_to_step_is_refused(steps):
         assert "grows" in refusal(lambda column=column: of_groups(strategies.Toeplitz(column), steps))
     for column in ((4.0, 3.0), (1.0, 1.0)):
         assert of_groups(strategies.Toeplitz(column), steps).steps == steps
+
+
+@pytest.mark.parametrize("strategy", [strategies.BLT(3, 500), strategies.Banded(16, 64)], ids=["BLT", "Banded"])
+def test_rounding_of_the_weights_makes_no_matrix_larger(strategy):
+    """The matrix that float32 weights make, in exact arithmetic, against the one that is accounted for.
+
+    Beyond that the deviation of the noise has an allowance of 16 * 2^-24.
+    """
+    plan = plan_of(strategy, 1000, strategy.steps, 500, rate=0.5)
+    own, past, keep, *_ = numbers_at(plan, strategy.steps - 1, None).taps
+    exact = strategy.taps(strategy.steps - 1)
+    assert (np.abs(past) <= np.abs(exact.past)).all() and (keep <= exact.keep).all() and own <= plan.taps(0).own
+    if isinstance(strategy, strategies.BLT):
+        made = dataclasses.replace(strategy, scales=tuple(-past.astype(float)), decays=tuple(keep.astype(float)))
+        apart = strategies.MinSeparation(50)
+        assert made.sensitivity(apart).upper <= strategy.sensitivity(apart).upper
+        assert np.abs(own / plan.taps(0).own - 1) < 2.0**-22

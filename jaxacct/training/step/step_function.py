@@ -126,8 +126,14 @@ def numbers(
         np.float32(expected),
         np.float32(gradient_noise(z, expected, adaptive, private_loss)),
         *draws(segment, adaptive, private_loss, words),
-        None if taps is None else jax.tree.map(np.float32, taps),
+        None if taps is None else jax.tree.map(_toward_zero, taps),
     )
+
+
+def _toward_zero(weights: Any) -> Any:
+    """Return weights in float32, no larger than they are: decays that are rounded up would make a matrix larger."""
+    exact, near = np.asarray(weights, np.float64), np.asarray(weights, np.float32)
+    return np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0.0)), near)
 
 
 def numbers_at(
