@@ -119,7 +119,7 @@ def one_step(trainer, words, params, noise_multiplier, rows, users=None, past=No
     where, now = trainer.placement, numbers_of(trainer, noise_multiplier)
     state = trainer.init(params, KEY)
     if past is not None:
-        state = dataclasses.replace(state, past=Past(past))
+        state = dataclasses.replace(state, past=Past(past, state.clip_norm))
     trained, rest = split_model(state.params, trainer.trainable)
     carried, frozen = where.carried(state, trained), where.frozen(trained, rest)
     given = (carried, words, words, where.data(rows, users), now, frozen)
