@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers import refusal
 from scipy import integrate, special
 
 import jaxacct as ja
@@ -206,3 +207,8 @@ def test_it_composes_and_is_written_down():
     alone, both = ja.epsilon(run, 1e-3), ja.epsilon(ja.compose(run, ja.Gaussian(4.0)), 1e-3)
     assert alone.upper < both.lower and both.upper < alone.upper + ja.epsilon(ja.Gaussian(4.0), 1e-4).upper
     assert both.upper - both.lower < 5e-3 * both.upper and both.kind == "certified"
+
+
+def test_no_event_says_so_in_the_words_of_the_user():
+    run = ja.MatrixMechanism(Banded(2, 8), 1.0, BallsInBins(4))
+    assert "MatrixMechanism with BallsInBins" in refusal(lambda: ja.interop.to_dp_event(run))

@@ -38,6 +38,7 @@ from jaxacct.mechanisms import (
     compose,
     repeat,
 )
+from jaxacct.mechanisms.banded_bins import SharedBins
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial, select
 
@@ -475,7 +476,12 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
 def _event(mechanism: Mechanism) -> dp_event.DpEvent:
     """Return the event of a mechanism; refuse it where the installed dp_accounting lacks the class."""
     if isinstance(mechanism, MatrixMechanism):
-        return _event(mechanism.equivalent())
+        one = mechanism.equivalent()
+        if isinstance(one, SharedBins):
+            raise InputError(
+                "MatrixMechanism with BallsInBins and two bands has no DpEvent; account for it with jaxacct.epsilon"
+            )
+        return _event(one)
     name, given = _named(mechanism)
     kind = getattr(dp_event, name, None)
     if kind is None:

@@ -524,5 +524,5 @@ def _read(one: Contour, sign: float, k: np.ndarray, found: np.ndarray) -> np.nda
     error = error / (1.0 if sign > 0 else k) + 16.0 * ROUNDOFF * (np.abs(put) + k if sign > 0 else np.abs(value))
     with np.errstate(invalid="ignore"):
         good = (value - error <= high) & (value + error >= low) & (error < high - low)
-    low, high = np.where(good, np.fmax(low, value - error), low), np.where(good, np.fmin(high, value + error), high)
+        low, high = np.where(good, np.fmax(low, value - error), low), np.where(good, np.fmin(high, value + error), high)
     return np.array([low, np.clip(np.where(good, value, middle), low, high), high])
