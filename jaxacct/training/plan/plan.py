@@ -800,20 +800,18 @@ def _strategy_document(strategy: Strategy) -> Any:
 
 def _strategy(node: object) -> Any:
     """Return the strategy of a document, read like the strategy of a matrix mechanism."""
-    if node is None:
-        return None
-    sampled = {"type": "SingleParticipation"}
-    inside = {"type": "MatrixMechanism", "strategy": node, "noise_multiplier": 1.0, "participation": sampled}
-    text = json.dumps({"format": "jaxacct.mechanism", "version": 1, "mechanism": inside})
-    carrier: Any = from_json(text)
-    return carrier.strategy
+    once = {"type": "SingleParticipation"}
+    return _read("strategy", node, type="MatrixMechanism", noise_multiplier=1.0, participation=once)
 
 
 def _law(node: object) -> Any:
     """Return the law of K in a document, read like the law of a selection."""
+    return _read("law", node, type="Selection", mechanism={"type": "PureDP", "epsilon": 0.0}, bound="worst_case")
+
+
+def _read(name: str, node: object, **others: object) -> Any:
+    """Return the field of a mechanism whose other fields are given; None stands for itself."""
     if node is None:
         return None
-    chosen = {"type": "Selection", "mechanism": {"type": "PureDP", "epsilon": 0.0}, "law": node, "bound": "worst_case"}
-    text = json.dumps({"format": "jaxacct.mechanism", "version": 1, "mechanism": chosen})
-    chosen_again: Any = from_json(text)
-    return chosen_again.law
+    text = json.dumps({"format": "jaxacct.mechanism", "version": 1, "mechanism": {name: node, **others}})
+    return getattr(from_json(text), name)

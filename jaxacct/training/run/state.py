@@ -21,7 +21,7 @@ from jaxacct.training.ledger.contents import Spent, claim
 from jaxacct.training.ledger.format import LAST_STEP, Run, words
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import plan_document
-from jaxacct.training.step.key_derivation import Lineage
+from jaxacct.training.step.key_derivation import Lineage, Secret
 from jaxacct.training.step.step_mechanisms import CYCLIC, Release
 
 __all__ = ["State"]
@@ -79,7 +79,7 @@ class State:
         return claimed(self.history, self.plan, self.step, ended, goes_on=False)
 
 
-class Past:
+class Past(Secret):
     """Buffers of correlated noise; whoever has them can remove noise from the run.  Pickle and repr leave them out.
 
     clip_norm : the clip norm of their noise, with which the run must go on.
@@ -89,18 +89,6 @@ class Past:
 
     def __init__(self, arrays: Any = None, clip_norm: Any = None) -> None:
         self.arrays, self.clip_norm = arrays, clip_norm
-
-    def __repr__(self) -> str:
-        return "<secret>"
-
-    def __reduce__(self) -> tuple[type[Past], tuple[()]]:
-        return Past, ()
-
-    def __deepcopy__(self, _: Any) -> Past:
-        return self  # it never changes, and stays in this process
-
-    def __copy__(self) -> Past:
-        return self
 
 
 class Looks:

@@ -16,7 +16,7 @@ import re
 import secrets
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -41,7 +41,25 @@ _DETERMINISTIC = re.compile(r"--xla_gpu_(?:deterministic_ops|exclude_nondetermin
 """Flag of XLA, and its value, with which sums on GPUs are always added in the same order."""
 
 
-class Root:
+class Secret:
+    """Value that stays in this process: pickle and repr leave it out, and a copy is the same object."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self
+
+    def __copy__(self) -> Self:
+        return self
+
+
+class Root(Secret):
     """Secret key of a run; whoever has it can remove the run's noise.  Pickle and repr leave the key out."""
 
     __slots__ = ("_key",)
@@ -69,18 +87,6 @@ class Root:
 
     def __hash__(self) -> int:
         return hash(self._key)
-
-    def __repr__(self) -> str:
-        return "<secret>"
-
-    def __reduce__(self) -> tuple[type[Root], tuple[()]]:
-        return Root, ()
-
-    def __deepcopy__(self, _: Any) -> Root:
-        return self  # it never changes, and stays in this process
-
-    def __copy__(self) -> Root:
-        return self
 
 
 class Lineage(NamedTuple):
