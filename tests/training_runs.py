@@ -48,7 +48,8 @@ def shared(loss, optimizer, plan, clip_norm=1.0, **more):
     trainer = Trainer(loss, optimizer, plan, clip_norm, **more)
     adaptive, most = trainer.adaptive, trainer.examples_per_user
     batches = plan.sampling, plan.dataset_size, plan.cap, trainer.micro_batch, trainer.rule.buffers
-    rest = sorted((name, value) for name, value in more.items() if name != "micro_batch")
+    known = lambda value: repr(value) if isinstance(value, dict) else value  # what is trained may be a dict
+    rest = sorted((name, known(value)) for name, value in more.items() if name != "micro_batch")
     first = _FIRST.setdefault((loss, optimizer, *batches, adaptive, most, *rest), trainer)
     trainer.rule, trainer.placement, trainer.step_function = first.rule, first.placement, first.step_function
     return trainer
