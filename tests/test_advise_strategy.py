@@ -74,7 +74,7 @@ def test_errors_are_those_of_dense_matrices(advice):
 
 
 def test_a_fixed_order_is_planned_for_the_relations_that_it_holds_for(advice):
-    assert "relation='zero_out'" in refusal(lambda: advice.plan_arguments(advice.options[-1]))
+    assert "choose another option" in refusal(lambda: advice.plan_arguments(advice.options[-1]))
     other = advise_strategy(target_epsilon=0.5, **RUN | {"dataset_size": 1000}, bands=[], relation="zero_out")
     option = other.options[-1]
     plan = Plan(**other.plan_arguments(option))

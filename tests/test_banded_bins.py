@@ -27,7 +27,9 @@ def matrix(strategy):
 
 
 def drawn(strategy, noise, bins, eps, draws, seed=0):
-    """(mean, error) of delta_remove(eps) and of delta_add(eps), from the likelihood ratio of all rows of C X + Z.
+    """Means of draws of delta_remove(eps) and of delta_add(eps), each with its standard error.
+
+    The draws are exact: each uses the likelihood ratio of all rows of C X + Z.
 
     Contributions have one direction, and signs with which neighbouring columns meet positively.
     """

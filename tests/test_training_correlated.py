@@ -660,3 +660,22 @@ def test_rounding_of_the_weights_makes_no_matrix_larger(strategy):
         apart = strategies.MinSeparation(50)
         assert made.sensitivity(apart).upper <= strategy.sensitivity(apart).upper
         assert np.abs(own / plan.taps(0).own - 1) < 2.0**-22
+
+
+def test_a_record_that_moves_another_costs_at_most_three_times_as_much():
+    """The one moves a place by 2 C, the other by C.  Where steps share noise these are nearly parallel."""
+    strategy = strategies.BLT(2, 12)
+    dense, apart = matrix(strategy), strategy.sensitivity(strategies.MinSeparation(4)).upper
+    passes = [dense[:, first::4].sum(1) for first in range(4)]
+    most = max(np.linalg.norm(2 * one + other) for one, other in itertools.permutations(passes, 2)) / apart
+    assert 5**0.5 < most <= 3
+    said = refusal(lambda: in_order(strategy, relation="add_or_remove_one"))
+    assert "noise_multiplier / 3)" in said and "5**0.5" not in said
+
+
+def test_a_ledger_says_the_same(tmp_path):
+    plan = in_order(strategies.BLT(2), relation="zero_out")
+    with ledger_of(tmp_path, plan) as ledger:
+        record(ledger, 0, partition="order", plan=plan)
+        said = refusal(lambda: ledger.epsilon(1e-5, "add_or_remove_one"))
+    assert "noise_multiplier / 3)" in said and "5**0.5" not in said

@@ -424,10 +424,12 @@ class NeighbouringBins(MechanismEngine):
     name, classes = "banded_bins", (MatrixMechanism,)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        return isinstance(question.mechanism.equivalent(), SharedBins)  # type: ignore[attr-defined]
+        mechanism: Any = question.mechanism
+        return isinstance(mechanism.equivalent(), SharedBins)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
-        run: Any = question.mechanism.equivalent()  # type: ignore[attr-defined]
+        mechanism: Any = question.mechanism
+        run = mechanism.equivalent()
         if question.quantity == "epsilon" and np.any(np.equal(question.given, 0.0)):
             raise UnboundedLossError(np.equal(question.given, 0.0))
         shape, _, given = question.flat()

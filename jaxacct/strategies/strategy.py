@@ -181,7 +181,7 @@ class Strategy(ABC):
         >>> Banded(2).for_steps(64) == Banded(2, steps=64)
         True
         """
-        return replace(self, steps=steps)  # type: ignore[type-var]
+        return replace(self, steps=steps)  # type: ignore[type-var]  # every strategy is a dataclass
 
     @abstractmethod
     def taps(self, step: int) -> Taps:

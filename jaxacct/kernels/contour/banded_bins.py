@@ -78,7 +78,7 @@ class Bins:
 
     @functools.cached_property
     def angles(self) -> np.ndarray:
-        """The sums of a bin's coefficients, ascending, each once: a shift v of all normals turns X_j by v times it."""
+        """Distinct values of first_j + second_j (+ own), ascending: the shift v turns X_j by v times its value."""
         return np.unique(self.first + self.second + self.own * (np.arange(self.count) == 0))
 
     @functools.cached_property
@@ -496,7 +496,7 @@ class Profile:
         many = len(self.contours) + 6
         low, high, eps, fine = 0.0, most, min(2.0 * self.bins.deviation, 0.5 * most), False
         for _ in range(60):
-            # a rough contour shows the way; one at the end decides
+            # rough contours bring eps near the solution; a fine contour there gives the bracket
             if len(self.contours) < many:
                 self.delta(sign, np.array([eps]), 0.1, 0.02 * delta)
             values = np.log(np.maximum(self.known(sign, eps * np.array([1.0, 1.0 + 1e-4]))[1], 1e-300))

@@ -31,6 +31,7 @@ from jaxacct.training.step.step_mechanisms import (
     BY_PASS,
     CYCLIC,
     FIXED,
+    INSTEAD,
     ORDER,
     POISSON,
     TRUNCATED,
@@ -286,11 +287,12 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         relation = next(iter(relations))
     if len({line.plan.unit for _, headers in runs for line in headers}) > 1:
         raise InputError("runs of records and of users are in it, whose guarantees do not add up; ask for one run")
-    fixed = any(line.plan.sampling in UNSAMPLED for _, headers in runs for line in headers)
-    if relation in DISPLACING and (fixed or any(r.sampling in UNSAMPLED for spent, _ in runs for r in spent.releases)):
+    rules = {line.plan.sampling for _, headers in runs for line in headers}
+    rules |= {release.sampling for spent, _ in runs for release in spent.releases}
+    if relation in DISPLACING and (fixed := [rule for rule in UNSAMPLED if rule in rules]):
         raise InputError(
             f"relation = {relation!r} does not hold for fixed batches, where one record more moves another to another "
-            "batch; account for each pass as ja.Gaussian(noise_multiplier / 5**0.5)"
+            f"batch; account for {' and '.join(INSTEAD[rule] for rule in fixed)}"
         )
     every = [[line.plan.filter for line in headers if line.plan.filter] for _, headers in runs]
     orders = {one.order for several in every for one in several}

@@ -56,6 +56,7 @@ from jaxacct.training.step.step_mechanisms import (
     BY_PASS,
     CYCLIC,
     FIXED,
+    INSTEAD,
     OF_ONE_SIZE,
     ORDER,
     POISSON,
@@ -153,7 +154,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     if found["sampling"] in UNSAMPLED and found["relation"] in DISPLACING:
         raise InputError(
             f"relation = {found['relation']!r} does not hold with sampling = {found['sampling']!r}, where one record "
-            "more moves another to another batch; account for each pass as ja.Gaussian(noise_multiplier / 5**0.5)"
+            f"more moves another to another batch; account for {INSTEAD[found['sampling']]}"
         )
     for name, rule in _RULES.items():
         if found[name] is not None:

@@ -88,7 +88,7 @@ class StrategyAdvice:
         if option.sampling == ORDER and self.relation in DISPLACING:
             raise InputError(
                 f"relation = {self.relation!r} does not hold with sampling = {ORDER!r}, where one record more moves "
-                "others; ask advise_strategy(..., relation='zero_out')"
+                "others; choose another option"
             )
         found = {name: value for name, value in vars(self).items() if name != "options"} | {"sampling": option.sampling}
         return found | ({"noise": option.strategy} if option.sampling in WITH_NOISE else {})

@@ -111,6 +111,8 @@ def numbers(
     """
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     size: Any
+    if sampling == ORDER and taps is None:
+        raise InputError(f"taps are missing; with sampling = {ORDER!r} the noise is relative to those of a strategy")
     if sampling == ALLOCATION:
         size = nearest_slots(segment.sampling_probability)
     elif sampling == CYCLIC:

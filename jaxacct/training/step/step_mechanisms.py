@@ -47,6 +47,16 @@ OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)
 """Batch rules whose batches all have the same number of records, a whole number."""
 
 
+INSTEAD = {
+    FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
+    ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
+}
+"""What holds where a record is added or removed, and so moves another one to another batch.
+
+The two change two batches, by 2 C and by C.  These are orthogonal within a pass, but not where steps share noise.
+"""
+
+
 class Release(NamedTuple):
     """One noisy sum: the rule of its batch, its noise multiplier, and the share of the data in the batch.
 
