@@ -8,7 +8,7 @@ The answer is certified afterwards.
 2. Secant steps in x on the contour integral itself, with c and the period kept.
 
 `solve_rate` finds the noise at which a true-positive rate is b, and the eps from which the rate is best seen. The rate
-at a false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. F is to be b and least:
+at a false-positive rate a is at most `F = delta(eps) + e^eps a` for every eps. The least F over eps shall be b:
 
     F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
 
@@ -47,18 +47,19 @@ SPLIT_SECANT_STEPS = 3
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step in x, the logarithm of a parameter."""
 SETTLED = 0.15
-"""Distance of x from where the contour's windows were placed, up to which they need not be placed anew."""
+"""Largest distance of x from the x for which the windows were placed; for an x further off they are placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
 """Factor by which the slope may change in a step. A larger change is taken for rounding."""
 CURVATURE = 3.0
-"""`|f''/2f'|` of log delta in x, about. The error of a secant step is this times the product of the last two distances.
-"""
+"""About `|f''/(2 f')|` of f = log delta as a function of x.
+
+The error of x after a secant step is about this, times the lengths of the last two steps."""
 
 
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
 ) -> tuple[Array, Array, Array]:
-    """Return (derivative of log delta along a tangent of the law, minus that in eps, points and nodes needed)."""
+    """Return (derivative of log delta along a tangent of the law, -d log delta/d eps, points and nodes needed)."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))
     c, period, *images = place_with_bounds(law, point, epsilon, log_tol, axis_nodes(points))
@@ -165,11 +166,13 @@ def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw
 
 
 def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
-    """Return K(c), K'(c), K''(c), and the derivatives in x of the first two, for one sampled Gaussian; unknown is (3,).
+    """Return K(c), K'(c), K''(c), and the derivatives in x of the first two, for one sampled Gaussian.
 
     In the logarithms of sigma and q, `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))` under the
     tilt, with L = log mix, a the power of mix and s the sign. In the logarithm of n each of the two is its own
     derivative.
+
+    unknown : (3,) as in `solve`.
     """
     xp = namespace(law.sign, c)
     t = tilted_gaussian(law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.sign, c, nodes)

@@ -87,7 +87,7 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Return whether some value is off by more than the allowed units less one, the table's own error."""
+    """Return whether a value is off by more than the allowed units, less one unit for the table's own error."""
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):
         allowed = np.maximum(units_of(name, arguments, value) - 1.0, 1.0) * ROUNDOFF * np.abs(value)

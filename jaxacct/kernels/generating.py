@@ -4,7 +4,7 @@ They are functions of `y = 1 - x`, so that nothing is lost near x = 1, where a l
 `truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi'') with derivatives in x;
 phi' and phi'' are convex and non-decreasing in x. Functions named `..._steepness` return (log phi', phi''/phi').
 Functions named `..._rise` return phi(x) - phi(x - d), accurate relative to itself however small x, y or d is. The last
-two kinds take x and y, each accurate relative to itself.
+two kinds take x or y or both, each accurate relative to itself.
 """
 
 from typing import Any
@@ -129,7 +129,7 @@ def _binomial_base(probability: Array, x: Array, y: Array) -> tuple[Array, Array
 
 
 def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return phi and its derivatives for `phi = sum p_k x^k`, by Horner's rule; probabilities (n, ...), y (...)."""
+    """Return phi and its derivatives for `phi = sum p_k x^k`, by Horner's rule; p_k is `probabilities[k]`."""
     xp = namespace(probabilities, y)
     x = 1.0 - y
     if xp is np:
@@ -144,7 +144,7 @@ def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def categorical_steepness(probabilities: Array, x: Array) -> tuple[Array, Array]:
-    """Return (log phi', phi''/phi'), or (-inf, 0) where phi' is 0 or has left float64; probabilities (n, ...)."""
+    """Return (log phi', phi''/phi'), or (-inf, 0) where phi' is 0 or has left float64; p_k is `probabilities[k]`."""
     _, first, second = _polynomial(probabilities, x)
     seen = first > 1e-290
     safe = np.where(seen, first, 1.0)
@@ -168,7 +168,7 @@ def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
 
 
 def _power(x: Any, degree: int) -> Any:
-    """Return `x^n` by squaring, right to 2 n units."""
+    """Return `x^n`, n the degree, by squaring; it is off by at most 2 n units."""
     found = np.ones_like(x)
     for bit in bin(degree)[2:]:
         found = found * found * x if bit == "1" else found * found

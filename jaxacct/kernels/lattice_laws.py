@@ -16,9 +16,9 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""Deviations from a mode of the P-density beyond which its mass (2.9e-316) is less than what underflow may take."""
+"""Distance from a mode of the P-density, in deviations; the mass beyond, 2.9e-316, is less than underflow may take."""
 PANELS = 4096
-"""Number of quadrature panels about the modes. The nodes divide them: the quadrature's error is below rounding."""
+"""Number of quadrature panels about the modes; the lattice's nodes divide them further. Errors are below rounding."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
@@ -195,7 +195,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     bottom = xp.minimum(xp.maximum(u[0], -37.5), top)
     mode = xp.where(hit > 0, rate, 0.0)
     end_of_grid = xp.clip(mode + REACH, bottom, top)
-    # One grid where the modes are near each other, else one around each.
+    # Half of the grid lies around each mode; where the modes are near each other, the halves meet.
     turn = xp.clip(REACH, bottom, 0.5 * (bottom + end_of_grid))
     again = xp.clip(mode - REACH, turn, end_of_grid)
     grid = xp.concatenate([_grid(xp, bottom, turn), _grid(xp, again, end_of_grid)])
@@ -253,7 +253,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     worst = xp.maximum(
         xp.where(sum_low > 0, wrong_low / sum_low, 0.0), xp.where(sum_high > 0, wrong_high / sum_high, 0.0)
     )
-    # Sums of segments in any order: as many units as the cell has panels.
+    # A sum over the panels of a cell, in any order, is off by at most as many units as the cell has panels.
     number = total(xp.where(used, 1.0, 0.0))
     outward = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (number + 4.0)
     return Cells(sum_low, sum_high, worst * (1.0 + 1e-9) + (4.0 + number) * ROUNDOFF, total(crude) * outward)
@@ -363,7 +363,7 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
     """Return signed masses on the nodes of a law that the given one dominates; `cancelled` removes negative ones.
 
-    cells : of hat masses.
+    cells : hat masses.
     atoms : (N,) masses exactly on nodes.
     first, last : indices of the nodes in use.
     """
@@ -395,8 +395,8 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
     """Return (masses without negative ones, P-mass that was missing), paying each debt by masses of higher loss.
 
-    A payment lowers every payoff that rises with the loss. A debt that no mass of higher loss can pay is missing. It
-    overstates a payoff of at most 1 by its size.
+    A payment lowers every payoff that rises with the loss. A debt that no mass of higher loss can pay is missing: it
+    overstates a payoff of at most 1 by at most the debt.
     """
     if not np.any(jump < 0.0):
         return jump, 0.0
@@ -422,7 +422,7 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 
 
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
-    """Return the measure of max(c, 0), c being the payoff of the given measure, where c is negative at its upper end.
+    """Return the measure whose payoff is max(c, 0); c is the payoff of `mass`, and negative where its mass ends.
 
     Let c_k = E[(1 - e^{l_k - L})_+], and k the last node with c_k > 0. Then c is set to 0 from node k on: the chord
     from c_{k-1} to 0 lies below that to c_k. The mass of node k becomes c_{k-1}/(1 - e^-h).
@@ -457,7 +457,7 @@ def _from_right(x: Array) -> Array:
 
 
 def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Array:
-    """Spread negative slope jumps on the two neighbours, keeping both masses, a capped number of times."""
+    """Spread negative slope jumps on their two neighbours, for at most 32 turns; P-mass and Q-mass are kept."""
     xp = namespace(jump, back, first, last)
     index = xp.arange(jump.shape[0])
     inner = (index > first) & (index < last)

@@ -69,14 +69,14 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     """Return `log(1 - q + q e^y)` with `y = u/sigma - 1/(2 sigma^2)`, and `q e^y / mix`; 0 < q < 1."""
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
-    # log1p(q expm1(y)) is exact to a few units, except where e^y overflows or 1 + q expm1(y) cancels. There the two
-    # positive terms are added, unless q e^y is still small, since y + log q would cancel.
+    # log1p(q expm1(y)) is off by a few units, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels (`low`).
+    # There the positive terms 1 - q and q e^y are added. No y counts as high while q e^y < 1: y + log q would cancel.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
     added = xp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
-    # log1p as in arrays.py. Both cases share one logarithm.
+    # As in arrays.log1p, log1p takes small arguments only. One call of log serves all other rows, `apart` or not.
     log = xp.log(xp.where(apart, added, 1.0 + q * grown))
     near = xp.where(xp.abs(q * grown) < 0.3, xp.log1p(q * grown), log)
     value = xp.where(apart, xp.where(high, y, 0.0) + log, near)
@@ -91,7 +91,7 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
     below = a * xp.log(q) + grown
-    # Log of the second Gaussian's size, less the larger bound of log M(c), in a form in which nothing cancels.
+    # Log of the second Gaussian's size over the larger lower bound of M(c), 1 or e^below; written so nothing cancels.
     second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
     below = xp.maximum(0.0, below)
     first_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS - below, 0.0))
@@ -134,7 +134,7 @@ def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -
 
 
 def lifted(law: LossLaw) -> LossLaw:
-    """Return the law with a last batch axis of size 1, to go with several abscissae each."""
+    """Return the law with a last batch axis of size 1, so that every configuration goes with several abscissae."""
     xp = namespace(law.sign)
     return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 
@@ -271,13 +271,13 @@ def saddle_for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
 
 
 def saddle_for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
-    """Return the saddle point as `saddle_for_delta` for a law given by its cumulants."""
+    """Return what `saddle_for_delta` returns, for a law given by its cumulants."""
     xp = namespace(log_delta)
     # Near delta = 1 the approximation has no saddle point, so log delta is capped.
     target = xp.minimum(log_delta, -0.02)
 
     def residual_and_step(saddle: Saddle, curvature: Array) -> tuple[Array, Array]:
-        # The Newton step takes the logarithm of -log delta, so larger approximations are capped.
+        # The Newton step takes the logarithm of -log delta, so log delta is kept below 0.
         reached = xp.minimum(saddle.log_delta, -0.01)
         return target - reached, xp.log(reached / target) * (-reached) / (saddle.c**2 * curvature)
 
@@ -295,7 +295,7 @@ def saddle_for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | 
 def saddle_near(
     k: Cumulants, epsilon: Array, start: Array | None, iterations: int, down: float = 3.0, up: float = 3.0
 ) -> Saddle:
-    """Return the saddle point as `saddle_for_epsilon` for a law given by its cumulants.
+    """Return what `saddle_for_epsilon` returns, for a law given by its cumulants.
 
     down, up : how far log c may lie below and above its starting value.
     """

@@ -6,7 +6,7 @@ The divergence at ratio E is `P(A) - E Q(A)`. Here A is the set on which l, the 
 E. A is a union of few intervals, whose ends are solved for (jaxacct/selection/README.md, "Computing monotone_score",
 has the errors).
 
-For Rényi divergences the integral of `p^a q^{1-a}` between `low` and `high` is a Gauss-Legendre sum. Outside, phi' is
+For Rényi divergences the integral of `p^a q^{1-a}` between two `ends` is a Gauss-Legendre sum. Outside, phi' is
 constant to less than FLAT/a, and the rest is the integral of a Gaussian density. Where phi' is not constant on the
 left, as for K >= 2, the nodes go to where float64 ends. If that is not far enough, the divergence is inf.
 

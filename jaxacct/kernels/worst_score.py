@@ -61,7 +61,7 @@ LEAST_SLOPE = 1e-300
 SHARE_OF_ALL = 1e-4
 """A column may overstate a row by this share of the whole leak, in addition to a share of the row's best value."""
 LARGEST_FALL = 4.0
-"""Largest change, in nats, that counts for a slope or phi' from one sketched row or column to the next."""
+"""Cap, in nats, on the change of log slope or log phi' from one sketched row or column to the next."""
 BISECTIONS = 20
 """Bisection steps for eps on the sketch. They find eps to a millionth of its range, far finer than the sketch is."""
 
@@ -218,8 +218,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = (error / total) ** (1.0 / 3.0)
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
-    # A cell over which the gain grows by g is overstated by g^2/8 of it, which must stay below the best's lead. Windows
-    # resolve what lies within .3 of the row's best.
+    # A column over which log gain grows by g overstates the gain by a share of g^2/8. The excess must stay below the
+    # lead of the row's best column. Columns whose value is within .3 of the best one's are left to the windows.
     ahead = best[:, None] - value + (0.3 * best + SHARE_OF_ALL * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
@@ -290,7 +290,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return each group end's best row of `at`: by gain less cost if any is positive, else by that over cost."""
+        """Return each group end's best row of `at`: by gain less cost or, if none is positive, by its ratio to cost."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
@@ -501,10 +501,10 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 
 
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
-    """Return (gain, cost) of the best w with w - u <= reach, if any value is positive: T(w) - T(u) <= slope (w - u).
+    """Return (gain, cost) of the best w with w - u <= reach; T(w) - T(u) is at most slope (w - u).
 
-    `phi'(slope x)/phi'(x)` is non-decreasing for a power series. So the value is largest at the end, or where the slope
-    has used up all mass.
+    `phi'(slope x)/phi'(x)` is non-decreasing for a power series. So a positive value is largest at the end, or where
+    the slope has used up all mass.
     """
     reach = namespace(reach).clip(reach, 0.0, 1.0 / slope)
     return slope * steep(law, slope * reach, 1.0), steep(law, reach, -1.0)

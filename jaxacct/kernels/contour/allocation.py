@@ -38,7 +38,9 @@ from jaxacct.kernels.contour.core import log_geometric
 STEEPEST = 9.0
 """Largest shift of the path at a window, in widths of the window."""
 CLEAR = 80.0
-"""At x window widths from a window, x^2 less the squared shift is at least this: Phi is then within e^-40 of 0 or 1."""
+"""Least x^2 - y^2 away from a window: x the distance from its centre, y the path's shift, both in window widths.
+
+Phi(x + iy) is then within e^-40 of 0 or 1."""
 MOST_NODES = 6_000
 """Largest number of nodes on a line."""
 Some = TypeVar("Some")
@@ -47,20 +49,21 @@ COARSE = 160
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value."""
 MANY = 250
-"""Number of nodes on a line above which the other placement is tried: with a bulk split off, or without."""
+"""Number of nodes on a line above which a second placement is tried: without a bulk if the first has one, else with."""
 ILL = 6.0
-"""log(scale/value), scale the integrand at z = c, above which digits are lost and the other placement is tried."""
+"""Nats lost to cancellation (`Place.digits`) above which a second placement is tried."""
 ONE_SLOT = 15.0
-"""Distance of the threshold above the mean of S, in deviations of S, from which on one large slot decides.
+"""Distance of a threshold above the mean of S, in standard deviations of S.
 
-From there on the jumps are split off."""
+For thresholds farther above, one large slot mostly decides E(S - k)_+, so placements with the jumps split off are tried
+first."""
 LOW_BLUR = 0.08
 """Width of the window between bulk and jumps, in log X."""
 LOW_SHARE = 0.5
-"""Upper end of the call's bulk, as a share of the threshold's distance from the mean.
+"""In a call E(S - k)_+ with a bulk, the bulk ends at X/t = LOW_SHARE (k - 1), a share of k's distance from the mean.
 
-A jump larger than half of that distance leaves less than half of it to the other slots.  Then the scales of the
-contours of bulk and jumps are near their values."""
+A larger X/t is a jump.  It leaves less than half of that distance to the other slots.  Then neither the contour of the
+bulk nor that of the jumps loses many digits."""
 BULK_END = 9.0
 """Where A^t has its own contour, the law of the bulk ends this many widths above the centre of its window."""
 
@@ -143,7 +146,8 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # without a split the integrand at z = c replaces the guess of a put's value; e^-2 of it replaces a larger guess
+    # A split keeps the guess of a put's value.  Without a split the integrand at z = c replaces a smaller guess, and a
+    # larger guess becomes e^-2 times that integrand.
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -235,10 +239,10 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the smallest u from which on a slot may be called far: S < k despite a slot beyond u is negligible.
+    """Return the smallest u above which slots may be called far: a slot beyond u with S < k has a negligible chance.
 
-    A slot with X/t > x leaves less than k - x to the other slots. Their sum is then m of its deviations below its
-    mean, with chance e^{-m^2/2}.
+    A slot with X/t > x leaves less than k - x to the other slots. The sum of these is then m standard deviations below
+    its mean, with chance e^{-m^2/2}.
     """
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
@@ -319,8 +323,8 @@ def last_node(
 
     The fall of the bound below the scale, in nats, grows about as a power of the index; the power is 2 where the law is
     nearly normal.  A secant in the logarithms of index and fall is kept between an index that is too small and one that
-    is large enough.  Where both paths in u reach the goal, the choice between them stays open: far out either may be
-    slightly better.
+    is large enough.  Of the two paths in u (`local` of `_path`) the one with the smaller bound is kept.  Where both
+    reach the goal, both are tried at the next index again, since far out either may be slightly better.
     """
     # `stride`: step of log(index) where the bound shows no direction; `enough`: width at which the search ends
     stride, enough = 0.8, 0.2
@@ -356,7 +360,7 @@ def last_node(
         fresh = (fall - seen[rows]) / (here - before[rows])
         power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
         before[rows], seen[rows] = here, fall
-        # far out the bound may be poor; a bound above the scale shows no direction
+        # far out the bound may lie above the scale; then the secant has no direction, and log(index) moves by `stride`
         new = here + np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -stride, stride))
         middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * stride)))
         at[rows] = np.where((new > less) & (new < more), new, middle)
@@ -394,7 +398,7 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        near = away.copy()  # smallest distance over the two cells at an edge: the bounds of both use the largest shift
+        near = away.copy()  # smallest over the two cells at an edge: a cell's bound takes the larger shift of its edges
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         far = np.sqrt(np.maximum(near * near - CLEAR, most * most))
         shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)
@@ -425,7 +429,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """Bound log((h/pi) sum |F(z)|/|z|^2) over all nodes z with Im z > y from above, (B,), by the path of `local`."""
+    """Bound log((h/pi) sum |F(z)|/|z|^2) over all nodes with Im z > y from above, (B,), on the path of `local`."""
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
@@ -476,14 +480,15 @@ LARGEST_LOSS = 600.0
 BULK_SPREAD = 2.0
 """Spread of a profile's losses in the bulk, in deviations of one round's loss.
 
-The best density of losses is the cube root of the law's density, sqrt(3) times as wide."""
+The best density of losses is proportional to the cube root of the law's density, so it is sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
 """Fall of log delta from one loss to the next, beyond the bulk and in the far tail.
 
-These losses decide the bounds only for few rounds."""
+These losses decide bounds only of compositions of few rounds."""
 MOST_GAP = 0.06
-"""Largest distance of neighbouring losses before the far tail: where one slot decides, losses spread over several
-units."""
+"""Largest distance of neighbouring losses before the far tail.
+
+It takes effect where one slot decides: log delta then falls slowly, over several units of eps."""
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
 LEAST_GAP = 1e-7
@@ -711,7 +716,7 @@ def _bulk_chance(where: Place, k: Array) -> Array:
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound by how much E(S - k)_+ of the slot laws w1 w2 and w1 up to `end` differ (README.md, section 1)."""
+    """Bound the difference of E(S - k)_+ between slot laws w1 w2, and w1 cut off at `end` (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -908,7 +913,7 @@ def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
-    """Return the row whose threshold places a shared contour: a slot that is far for it is far for the whole group."""
+    """Return the row whose threshold places a group's contour; for a call the next loss, so that far slots stay far."""
     return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 
 

@@ -19,7 +19,7 @@ _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel."""
 ROOM = 6.3
-"""A slot counts as far from this many widths of the far window below the window's centre."""
+"""A slot counts as far if its u is above `Windows.high` less this many widths `high_blur`."""
 SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
@@ -45,7 +45,7 @@ class Windows(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A grid in u, with the mass of every cell and where its mean of X lies between its edges."""
+    """A grid in u, with the mass of every cell, and the place of a cell's mean of X between the values at its edges."""
 
     s: Array
     """(B, 1) 1/sigma."""
@@ -218,8 +218,10 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     """Return lower and upper bounds, by theorems, of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,).
 
-    Upper: S has mean 1 and variance v = (e^{s^2} - 1)/t, hence `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf); or 1, or k.
-    Lower: the payoff on {some X_i > tk}, where S > k, or on {all X_i <= k}, where S <= k; or (1 - k)_+, or (k - 1)_+.
+    Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), since S has mean 1 and variance v = (e^{s^2} - 1)/t.  Where that is
+    larger than 1 for a call or k for a put, 1 or k is the bound.
+    Lower, call: the mean payoff on {some X_i > tk}, where S > k; or (1 - k)_+.
+    Lower, put: the mean payoff on {all X_i <= k}, where S <= k; or (k - 1)_+.
     """
     with np.errstate(all="ignore"):
         # 1e-300 is added to the variance of S, since s^2 may underflow
@@ -267,7 +269,7 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
         edge = np.log(strike) / s + 0.5 * s
         first, second = log_ndtr(s - edge), np.log(k - 1.0) + np.log(t) + log_ndtr(-edge)
         large = first + np.log(-np.expm1(np.minimum(second - first, -1e-12)))
-        return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))  # for rare large slots
+        return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))  # large slots are rare
 
 
 class Nodes(NamedTuple):

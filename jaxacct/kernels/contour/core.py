@@ -13,7 +13,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Abscissae tried, over the saddle point: those up to 1 for the contour, all for bounding the images to the right."""
+"""Multiples of the saddle point tried as abscissae: up to 1 for the contour, all for bounds of images to the right."""
 LEAST_VALUE = 1e-300
 """Smallest value or lower bound whose logarithm is taken. A lower bound below it is not used."""
 SUM_OUTWARD = 1.0000001
@@ -87,7 +87,7 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
 
 
 def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
-    """Return the trapezoid sum and minus its derivative in eps, both over `Z = e^{K(c) - c eps}`."""
+    """Return the trapezoid sum and minus its derivative in eps, both divided by `Z = e^{K(c) - c eps}`."""
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]
@@ -99,7 +99,7 @@ def trapezoid(nodes: Summand, epsilon: Array) -> tuple[Array, Array]:
 
 
 def two_sided(nodes: Summand, slack: Array, tail: Array, epsilon: Array) -> Array:
-    """Bound the error of the trapezoid sum over Z, from errors of its terms and the cut-off, without images."""
+    """Bound the error of the trapezoid sum, divided by Z, due to its terms and the cut-off; images are left out."""
     xp = namespace(nodes.t, epsilon)
     turned = 8.0 * ROUNDOFF * (nodes.t + nodes.c[..., None]) * xp.abs(epsilon)[..., None] * xp.exp(nodes.log_modulus)
     return SUM_OUTWARD * (xp.sum(xp.hypot(*nodes.weight) * (slack + turned), axis=-1) + tail)
@@ -127,17 +127,17 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return two error bounds: the two-sided one, over Z; the log of the periodic images, which affect `lower` only."""
+    """Return `two_sided`, and the logarithm of a bound on the periodic images, which only lower the lower bound."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
 
 def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return lower and upper bounds of log delta(eps), from the trapezoid sum over Z and its errors `off`."""
+    """Return lower and upper bounds of log delta(eps), from the trapezoid sum divided by Z and its errors `off`."""
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon
-    # the sums `value` and `both` have the same terms; here they are only subtracted and added
+    # `both` includes the rounding of the sum `value`; here comes the rounding of `value - both` and `value + both`
     both = both + 4.0 * ROUNDOFF * xp.abs(value)
     rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
     low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))

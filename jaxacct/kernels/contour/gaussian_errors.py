@@ -76,7 +76,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     # odds of e^600 are as good as infinite odds
     odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, 600.0))
     nearest = xp.minimum(xp.abs(u[..., :-1]), xp.abs(u[..., 1:])) * (u[..., :-1] * u[..., 1:] > 0)
-    # bound of what rounding adds to an exponent, up to a factor of its argument
+    # `off` bounds the rounding of y, and `blurred` what rounding adds to the exponents
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = 4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0)
     z = xp.abs(t.power) + 1.0
@@ -312,7 +312,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
 
 
 def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, levels: Array) -> Array:
-    """Bound from below the lengths, in the loss, of the level sets about `modes` at `levels`, (M,) each."""
+    """Return lower bounds of the lengths, in units of loss, of the level sets about `modes` at `levels`, (M,) each."""
     xp, size = namespace(log_f), log_f.shape[-1]
     index = xp.arange(size)
     outside = log_f[..., None, :] < levels[..., None]

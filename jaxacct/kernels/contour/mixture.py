@@ -62,7 +62,7 @@ def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float)
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = newton(nodes, np.asarray(start), np.asarray(log_low), 16)
-        for margin in (1.02, 1.5, 4.0):  # distance of a bound from the estimate, over its error
+        for margin in (1.02, 1.5, 4.0):  # distance from the estimate to a bound, over the estimate's error
             low, _, high, _ = epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
             lower, upper = max(lower, float(low)), min(upper, float(high))
             if lower > -np.inf and upper < np.inf:
@@ -448,7 +448,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Bound log int phi mix^-c below `low` in two ways: by the tangent at `low`, and by the smallest shift's weight."""
+    """Bound log int phi mix^-c below `low` in two ways: by the tangent at `low`, and by the smallest shift's term."""
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])
@@ -494,7 +494,7 @@ def line(
 def _strip(
     law: BranchLaw, power: float, t: float, u: Array, step: float, height: float, log_m: float, *known: Array
 ) -> float:
-    """Bound the quadrature error over M(c), from integrals of the modulus on two lines u +- iv."""
+    """Bound the quadrature error, relative to M(c), from integrals of the modulus on two lines u +- iv."""
     least = np.inf
     for share in (1.0, 0.75, 0.5, 0.35, 0.25, 0.16, 0.1, 0.06, 0.03):
         v = share * height
@@ -552,7 +552,7 @@ def sketch(parts: list[Part], c: float) -> Sketch:
 
 
 def log_delta_at(c: float, at: Sketch) -> tuple[float, float]:
-    """Return (eps, log delta) for which c is the saddle point, by approximating the integrand with its pole."""
+    """Return (eps, log delta) for which c is the saddle point of the integrand; its factor 1/(z (z+1)) is included."""
     eps = at.mean - 1.0 / c - 1.0 / (c + 1.0)
     bend = at.variance + 1.0 / c**2 + 1.0 / (c + 1.0) ** 2
     return eps, at.k - c * eps - np.log(c) - np.log1p(c) - 0.5 * np.log(2.0 * np.pi * bend)

@@ -145,7 +145,7 @@ def nodes_at(
     log_modulus = -law.mu2[..., None] * t**2 / 2.0
     angle = law.mu2[..., None] * t * (c + 0.5)[..., None]
     log_ceiling, relative, common = log_modulus, 0.0 * t, 0.0 * c
-    sizes, turns, terms = k0, xp.abs(angle), 1.0  # sizes: of the terms of K(c); turns: of the angle's
+    sizes, turns, terms = k0, xp.abs(angle), 1.0  # `sizes`, `turns`: sums of |terms| of K(c), of angle
     for part in parts:
         n = part.n[..., None]
         k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)
@@ -171,7 +171,7 @@ def nodes_at(
 
 
 def values_along(nodes: Nodes, epsilon: Array) -> Array:
-    """Compute the trapezoid sum over Z at many eps, (K,), as a polynomial in `e^{-i h eps}` by Horner's rule."""
+    """Compute the trapezoid sum, divided by Z, at many eps, (K,): a polynomial in `e^{-i h eps}`, by Horner's rule."""
     xp = namespace(nodes.t, epsilon)
     (re, im), size = nodes.weight, xp.exp(nodes.log_modulus)
     cosine, sine = size * xp.cos(nodes.angle), size * xp.sin(nodes.angle)
@@ -180,7 +180,7 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return `errors` of `values_along`: phases' errors grow with eps, those of Horner's rule with the count."""
+    """Return `errors` of `values_along`: those of phases grow with |eps|, those of Horner's rule with the count."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
@@ -257,7 +257,8 @@ def place_with_bounds(
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
-    # less on programs with 128 points or more on the axis: hidden humps cancel more than Chernoff's bound shows
+    # Programs with 128 points or more on the axis allow less: for the laws that need so many, hidden humps may make the
+    # terms cancel more than Chernoff's bound shows.
     allowed = LARGEST_CANCELLATION if axis < 128 else 1.5
     return *period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
@@ -278,8 +279,8 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
     """Compute `delta` at several eps, `around`: (K,), from one contour that is placed for `epsilon`.
 
-    Every bound holds wherever the contour is.  Brackets are narrow where eps is within about a deviation of the loss of
-    `epsilon`.
+    Every bound holds wherever the contour is.  Brackets are narrow for eps that differ from `epsilon` by at most about
+    a standard deviation of the loss.
     """
     xp = namespace(law.sign, around)
     point = saddle_for_epsilon(law, epsilon, axis_nodes(points))

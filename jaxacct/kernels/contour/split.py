@@ -154,7 +154,7 @@ def _pick_in_front(x: Array, index: Array) -> Array:
 
 
 def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count: int) -> Placement:
-    """Place windows and contour, with compositions of bulk steps alone or without: whichever needs fewer nodes."""
+    """Place windows and contour; integrate compositions of bulk steps alone, or leave them out if that saves nodes."""
     xp = namespace(law.gauss_n, epsilon)
     choice = split_remainder.choose(law, epsilon, log_delta, log_tol)
     low, high, one = choice.low, choice.high, xp.ones_like(choice.bulk_at)
@@ -622,7 +622,7 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
 
 
 def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
-    """Return the units of rounding of a window's log w, and a bound of |d log w/du|, at a distance inside it."""
+    """Return the units of rounding of a window's log w, and a bound of |d log w/du|, `distance` inside its centre."""
     xp = namespace(distance)
     x = xp.clip(distance / blur, -40.0, 9.0)
     return 20.0 + 6.0 * xp.minimum(x, 0.0) ** 2, xp.where(x < 8.5, xp.maximum(-x, 0.0) + 1.0, 0.0) / blur
@@ -637,7 +637,7 @@ class _Units(NamedTuple):
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:
-    """Bound the rounding of bulk and jumps as in gaussian_errors.py, and the errors of nodes and windows besides."""
+    """Bound the rounding of bulk and of jumps: that of gaussian_errors.py, and errors of the nodes and windows."""
     xp = namespace(nodes.u, c)
     z, size, place = xp.abs(c)[..., None] + 1.0, xp.abs(nodes.loss), xp.abs(nodes.u)
     sigma, q, low, high = (x[..., None] for x in (steps.sigma, steps.q, steps.low, steps.high))

@@ -108,7 +108,7 @@ def high_blur(sigma: Array) -> Array:
 
 
 def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
-    """Return the range in u: up to beyond the far window, or for add that of the law tilted by c."""
+    """Return the range of u: for remove up to beyond the far window, for add the range of the law tilted by c."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
     removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + GRID_BEYOND_FAR_WINDOW * high_blur(sigma)
@@ -205,8 +205,8 @@ class Shares(NamedTuple):
 
     loss: Array
     log_both: Array  # log of w2 phi gap
-    bulk: Array  # shares of bulk and jumps in that sum, which add up to one at every node
-    jump: Array
+    bulk: Array  # share of the bulk in w2 phi gap
+    jump: Array  # share of the jumps; the two shares add up to one at every node
 
 
 def shares(grids: Grid) -> Shares:
@@ -339,7 +339,7 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """Bound a line at height alpha cell by cell: (log bulk, log jump) from above, smallest and largest arg mix."""
+    """Return upper bounds of log bulk and log jump, least and largest arg mix, by cell of a line at height alpha."""
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
@@ -352,7 +352,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
     blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
-    modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # two cells read each edge's value
+    modulus, turn, blurred = keep_apart(xp, (modulus, turn, blurred))  # so each edge's value is computed once
     # up to an angle v of pi/2 the modulus is monotone in u; beyond, mix cos(v/2) <= |mix| <= mix
     steep = angle > 0.5 * xp.pi
     highest = xp.where(steep, loss[..., 1:], modulus[..., 1:])
@@ -441,7 +441,7 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 
 
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
-    """Bound the trapezoid error of (A, B)(c + it), relative to (A, B)(c), for every |t| <= t_max, with the grid's ends.
+    """Bound the errors of A and B at c + it, |t| <= t_max, over A(c) and B(c), due to step and ends of the grid.
 
     The line of integration is moved to height alpha in u.  There `Im v = alpha + warp arg mix`, so that the warp
     compensates the phase `t arg mix`.
@@ -558,7 +558,8 @@ def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, r
     xp = namespace(law.gauss_n, errors)
     n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
     share = logistic(xp, parts.log_jump - parts.log_bulk)
-    # to raise both parts alike adds n (error of A); to raise B further: d log(e^R - 1) <= (1 + R)/R dR, dR <= R error
+    # Raising A and B alike adds n times the error of log A.  Raising B alone adds d log(e^R - 1) <= (1 + R)/R dR, where
+    # dR is at most R times the error of log B.
     jumps = xp.sum(xp.where(n > 0, of_jump, 0.0), axis=-1)
     without = xp.sum(n * of_bulk, axis=-1) + (1.0 + rise) * jumps
     with_bulk = xp.sum(n * ((1.0 - share) * of_bulk + share * of_jump), axis=-1)

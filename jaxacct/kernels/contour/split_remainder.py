@@ -1,7 +1,7 @@
 """The remainder, which the split contour does not integrate: compositions with a far step or of bulk steps alone.
 
-The share of the first in delta has a closed form and a bounded excess over it; that of the second is bounded by
-Chernoff (kernels/README.md, section 6).
+Compositions with a far step contribute a closed form to delta, and an excess over it that is bounded.  The contribution
+of bulk steps alone is bounded by Chernoff (kernels/README.md, section 6).
 """
 
 import math
@@ -94,14 +94,15 @@ def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
 def scale_of(law: LossLaw, epsilon: Array) -> Array:
     """Return the size of the losses that decide delta(eps): eps, unless the steps' own losses are larger.
 
-    The steps' own losses are measured by `-sum n log(1 - q)`, the loss if no step samples the record, or by the
-    deviation of the loss where that is smaller.  The scale takes a quarter of it.
+    The steps' own losses are measured by a quarter of the smaller of two numbers: `-sum n log(1 - q)`, the loss if no
+    step samples the record, and the standard deviation of the loss.
     """
     xp = namespace(law.gauss_n, epsilon)
     q, n, exponent = law.gauss_q, law.gauss_n, xp.minimum(law.gauss_sigma**-2.0, LARGEST_EXPONENT)
     without_hits = -xp.sum(n * log1p(-q), axis=-1)
     deviation = xp.sqrt(xp.sum(n * q**2 * xp.expm1(exponent), axis=-1) + law.mu2)
-    # a quarter certifies all of 180 random configurations of few hits at eps = 0, and so does 1; 0.03 nine tenths
+    # Of 180 random configurations with few hits, at eps = 0, the factors 0.25 and 1 certify all, the factor 0.03 only
+    # nine tenths.
     return xp.maximum(epsilon, xp.maximum(0.25 * xp.minimum(without_hits, deviation), 1e-12))
 
 
@@ -177,12 +178,12 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Return grids for bulk steps, which end at BULK_END, and abscissae of Chernoff bounds on a new first axis."""
+    """Return grids of bulk steps, cut off at BULK_END, and abscissae of their Chernoff bounds on a new first axis."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
     grids = grid(steps_of(law, choice.low, choice.high), one[..., None], points, stop=stop)
-    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # two, as the grid may fail at 1.1
+    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # two, as the grid may fail at the larger
 
 
 def bounds(
