@@ -17,7 +17,7 @@ from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Largest number of outcomes: beyond it the discrete Gaussian's are grouped, and the discrete Laplace is refused.
+"""Largest number of outcomes that are not grouped; with more, a discrete Laplace mechanism is refused.
 
 The work of the lattice engine grows with the number of losses.
 """
@@ -30,7 +30,7 @@ REACH_IN_DEVIATIONS = 37.5
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
-"""Numbers of points of a profile: down to a delta of e^-72, and on to e^-684, near the smallest float64.
+"""Numbers of points of a profile: 2000 until delta is e^-72, and 500 more until e^-684, near the smallest float64.
 
 So many points add about 1e-5 to epsilon.
 """
@@ -76,7 +76,10 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """Return a pair whose profile is above min(1, factor delta(eps; mu), delta(eps; other)), delta of two Gaussians."""
+    """Return a pair whose profile is above min(1, factor delta(eps; mu), delta(eps; other)).
+
+    Here delta(eps; m) is that of the Gaussian of sensitivity m and deviation 1.
+    """
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -149,7 +152,11 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return the pair of largest loss l: masses e^{(x - l)/2} tanh(d/4) at losses x, d apart, an atom at each end."""
+    """Return a pair that dominates Laplace noise of largest loss l.
+
+    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4), halved at both ends, where 1/2 and e^-l/2 are
+    added.
+    """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     ends = (place == 0.0) | (place == 1.0)
@@ -299,7 +306,7 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 def _grouped(
     at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split each outcome between two nearest nodes: the profile becomes its chords (README.md, "Discrete noise")."""
+    """Split each outcome between the two nodes around it: the profile becomes its chords (README, "Discrete noise")."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
     # grouping with so many nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
@@ -331,9 +338,9 @@ class SmoothSensitivityGaussian(FiniteMechanism):
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
     (proof in README.md, "Smooth sensitivity"). The loss has no moment generating function beyond 1/(R^2 - 1), so there
-    are no Renyi divergences of orders above 1 + 1/(R^2 - 1); its delta is small nevertheless. The profile is put on
-    2900 losses from above, which adds about 1e-5 to epsilon if b is small: ``kind`` is "bound". Both directions have
-    one law.
+    are no Renyi divergences of orders above 1 + 1/(R^2 - 1), although delta is small. A pair with 2900 losses is used
+    whose profile is at least this maximum. It adds about 1e-5 to epsilon if b is small, and ``kind`` is "bound". The
+    loss has the same law in both directions.
 
     Parameters
     ----------
@@ -367,7 +374,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return the pair of the profile at the losses of a grid of quantiles of N(m, R^2)."""
+    """Return the pair whose profile is the maximum of the three, at the losses of quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 deviations; so many quantiles add about 1e-5 to epsilon
@@ -380,7 +387,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return high and low x where log N(m, R^2)/N(0, 1) = epsilon, in deviations of the first and of the second law."""
+    """Return the two x where log N(m, R^2)/N(0, 1) = epsilon, in deviations of N(m, R^2) and then of N(0, 1)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)

@@ -22,7 +22,7 @@ from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, b
 from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 
 MOST_NUMBERS = 8
-"""Length of the longest array that an expression shows whole; of a longer one it shows the first numbers."""
+"""Length of the longest array that an expression shows whole; of a longer array it shows this many numbers."""
 DIRECTIONS = ("remove", "add")
 """Directions of a dominating pair (P, Q): P is the law with the record ("remove") or without the record ("add")."""
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
@@ -66,7 +66,7 @@ class Mechanism(ABC):
         """Return the independent parts in one direction, each with its count (a whole number in float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return parts that the mechanism dominates, from which only lower ends may be drawn.
+        """Return parts that the mechanism dominates; only lower ends of answers may be computed from these parts.
 
         Unless `has_bracket` is true, the parts are those of `expand`.
         """
@@ -333,7 +333,7 @@ def element(mechanism: M, index: tuple[Any, ...]) -> M:
 
 
 def take_rows(mechanism: M, rows: np.ndarray) -> M:
-    """Return some configurations of a batch, by their numbers in its flat order; refuse a batch with a law of K."""
+    """Return some configurations of a batch, by their numbers in its flat order; refuse a law of the number of runs."""
 
     def law(owner: Any, value: Any) -> Any:
         raise InputError(f"a batch of {type(owner).__name__} is not taken apart here; ask for one at a time")
@@ -345,7 +345,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any, Any], Any]) -> Any:
-    """Return part of a batch of mechanisms, or of tuples of them; `law` picks from a law of K inside a mechanism."""
+    """Return part of a batch of mechanisms, or of tuples of them; `law` picks from a law of the number of runs."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}
@@ -370,7 +370,7 @@ def holds_vectors(mechanism: Mechanism) -> bool:
 
 
 def call(owner: Any) -> str:
-    """Return the class of a record with its fields, as a user would type it, without fields that have their default.
+    """Return the call that builds an object, as a user would type it, without the fields that have their default.
 
     >>> import jaxacct as ja
     >>> ja.repeat(ja.PoissonSampled(ja.Gaussian([1.0, 2.0]), 0.01), 1000).expression()

@@ -32,7 +32,7 @@ from jaxacct.mechanisms.profile import either_order
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 
 MOST_DIGITS = 2**20
-"""Largest number of binary digits of an exact power; a power of some 20,000 steps has as many."""
+"""Largest number of binary digits of an exact power; a float64 to the power of some 20,000 steps has as many."""
 
 
 @register

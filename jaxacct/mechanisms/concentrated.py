@@ -17,9 +17,9 @@ from jaxacct.mechanisms.parts import ConcentratedPart, FinitePair, FinitePart
 from jaxacct.mechanisms.profile import pair_of_profile, stacked
 
 ORDERS = 24
-"""Orders tried for each point."""
+"""Number of Rényi orders that are tried for each point of the profile."""
 LEAST_ORDER = 1e-6
-"""Smallest alpha - 1 that is tried."""
+"""Smallest alpha - 1 that is tried, alpha the Rényi order."""
 
 
 @register
@@ -78,7 +78,8 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
         return (np.array([0.0, xi]), top) if xi > LEAST_ORDER**2 else (np.zeros(1), top[:1])
     corner = _corner(rho, xi)
     far = max(xi + rho + np.sqrt(2.0 * rho) * 37.5, 1.1 * corner)  # delta is about 1e-307 at 37.5 deviations
-    # log-ratios of the likelier output, upwards from the optimal test at epsilon 0; so many chords add about 1e-4
+    # s: log-ratios of the output that is likelier under P, from that of the optimal test at epsilon 0 upwards;
+    # the chords between so many points add about 1e-4 to epsilon
     s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, 1000)[1:]])
     t, c = _boundary(s, rho, xi)
     epsilon, delta = _tangent(s, t, c, rho, xi)
@@ -116,7 +117,7 @@ def _orders(rho: float, count: int) -> np.ndarray:
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return t and c for each log-ratio s: the order 1 + c limits the test most, and the other log-ratio is -t."""
+    """Return t and c for each s: the log-ratios of the two outputs are s and -t, and the order 1 + c limits q most."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):

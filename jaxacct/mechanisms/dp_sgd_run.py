@@ -59,11 +59,11 @@ LENGTHS = ("steps", "epochs")
 OF_RULES = ("slots", "cap", "bands", "groups")
 """Numbers that some batch rules alone take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
-"""Numbers from which the sampling probability and the steps may follow."""
+"""For the sampling probability and for the steps: the other numbers from which each may follow."""
 NOISE_RANGE = (0.1, 1e6)
 """Smallest and largest noise multiplier that searches try."""
 ROUNDING = 1e-15
-"""Relative error of a quotient; rounding the quotient up then adds no step."""
+"""Relative error that a quotient may have. It is taken off before rounding up, so that the error adds no step."""
 
 
 @with_hints
@@ -171,7 +171,7 @@ def dp_sgd(
 
 
 def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: str = "") -> dict[str, Any]:
-    """Complete the numbers of a run by its `sampling_probability` and `steps`; refuse contradictions.
+    """Add the `sampling_probability` and the `steps` to the numbers of a run; refuse contradictions.
 
     `unknown` names the number that is solved for, which is not in `given`. The steps stay open if `unknown` is the
     sampling probability and `epochs` are given.
@@ -195,7 +195,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
     if rule.in_turns:
         reason = "or blocks of one record overlap, for which no bound is known; train with more groups or fewer bands"
         require_at_most("bands", np.asarray(checked["bands"]), "groups", groups, reason)
-        fields["groups"] = _plain(np.maximum(groups, checked["bands"]))  # the shape of both
+        fields["groups"] = _plain(np.maximum(groups, checked["bands"]))  # in the common shape of groups and bands
     if "batch_size" in fields:
         batch = np.asarray(check("batch_size", fields["batch_size"], COUNT if rule.of_one_size else POSITIVE))
         size = np.asarray(checked["dataset_size"])
@@ -205,7 +205,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
             require_at_most("batch_size", batch, "dataset_size / groups", size / groups, remedy)
         fields["sampling_probability"] = _plain(np.minimum(groups * batch / size, 1.0))
         if rule.in_passes:
-            # some loaders drop a smaller last batch; an epoch then has fewer steps, and the run more epochs
+            # some loaders drop a smaller last batch: an epoch then has one step less, and these steps are more epochs
             dropped = rule.of_one_size and "epochs" not in fields
             whole = np.floor(size / batch * (1.0 + ROUNDING)) if dropped else np.ceil(size / batch * (1.0 - ROUNDING))
             fields["slots"] = _plain(np.maximum(whole, 1.0))

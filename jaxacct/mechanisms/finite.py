@@ -211,7 +211,7 @@ def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
 
 
 def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = None) -> np.ndarray:
-    """Compute log(1 - q + q e^loss) within 16 units of itself and 1e-323, for every finite loss and 0 <= q <= 1.
+    """Compute log(1 - q + q e^loss) for every finite loss and 0 <= q <= 1, within 16 roundoffs of its size and 1e-323.
 
     With x = q (e^loss - 1) the value is log1p(x), or log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel.
     Beyond a loss of 700, e^loss is computed as the square of e^(loss/2). Where x overflows, loss + log(q) is at least
@@ -236,11 +236,11 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
 
 
 def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Compute log(p/q) within 8 units of itself for positive masses p and q; exchanging them only changes the sign.
+    """Compute log(p/q) of positive masses within 8 roundoffs of its size; exchanging p and q only changes the sign.
 
-    `difference` is p - q, known to a few units, and is used where p and q are near. Otherwise the ratio is rounded to a
-    few units while its logarithm is at least .4. The difference of logarithms is used only beyond 690, where it does
-    not cancel.
+    `difference` is p - q, known to a few roundoffs, and is used where p and q are near. Otherwise the ratio is known to
+    a few roundoffs, and its logarithm is at least .4. The difference of logarithms is used only beyond 690, where it
+    does not cancel.
     """
     large, small = np.maximum(p, q), np.minimum(p, q)
     near = np.abs(difference) <= 0.5 * small
@@ -336,7 +336,7 @@ class FiniteOutput(FiniteMechanism):
         return sum((x for x, other in zip(masses, q, strict=True) if other == 0.0), Fraction(0)) / sum(masses)
 
     def symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions, to the last bit; else both are computed."""
+        """Return whether the loss has the same law in both directions, to the last bit; if so, one is computed."""
         pair = self.pair()
         here, there = _sorted_law(pair.loss, pair.p), _sorted_law(-pair.loss, pair.q)
         return bool(np.array_equal(here, there) and np.array_equal(pair.p_infinity, pair.q_infinity))

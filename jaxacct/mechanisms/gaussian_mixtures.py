@@ -1,4 +1,4 @@
-"""Mechanisms with the loss of a mixture of Gaussians: pairs from above and below, and the laws of the weights.
+"""Mechanisms with the loss of a mixture of Gaussians: dominating and dominated pairs, and the laws of the weights.
 
 Proofs: README.md of this folder, "Pairs of mixtures".
 """
@@ -26,7 +26,7 @@ LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
 LARGEST_GROUP = 1000
 """Largest number of records of a group."""
 MOST_TERMS = 20_000
-"""Largest number of values of a count that are kept."""
+"""Largest number of values that the law of a count may have, such as the number of group records in a batch."""
 LEAST = Decimal("1e-300")
 """Total probability of the values of a count that are left out; the bound of delta includes this probability."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
@@ -47,7 +47,7 @@ class Mixture(NamedTuple):
 
 
 def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
-    """Return ends of half lines for laws whose means are between low and high; `fineness` multiplies their number."""
+    """Return ends of half lines for laws whose means lie from low to high; `fineness` multiplies the number of ends."""
     far = QUANTILES_PER_TAIL * fineness
     return np.concatenate(
         [
@@ -59,9 +59,10 @@ def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
-    """Return eps and the gain of P over e^eps Q on half lines: above u for `sign` 1, below u for `sign` -1.
+    """Return points (eps, delta), where delta is P - e^eps Q of a half line and eps is log p/q at its end u.
 
-    The ratio p/q must exceed 1 and be monotone on each half line.
+    The half lines are above u for `sign` 1, and below u for `sign` -1. The ratio p/q must exceed 1 and be monotone on
+    each half line.
     """
     from scipy import special  # slow to import
 
@@ -71,12 +72,12 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
     def log_density(law: Mixture) -> np.ndarray:
         return special.logsumexp(np.log(law.weight) + law.mean * u[:, None] - 0.5 * law.mean**2, axis=1)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # no point is left if squares of means overflow
+    with np.errstate(over="ignore", invalid="ignore"):  # if squares of means overflow, no point remains
         loss = log_density(p) - log_density(q)
         gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
         squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
-        # logarithms up to 700 are rounded by 8e-14 each, u^2 and the squares of the means cancel in the cost
+        # logarithms up to 700 are rounded by 8e-14 each; in the cost, u^2 and the squares of the means cancel
         doubt = 1e-12 + 4e-15 * squares
         delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
     order = np.flatnonzero((loss > 0.0) & np.isfinite(loss) & ~np.isnan(delta))[:: int(sign)]
@@ -84,7 +85,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return the pair that dominates both directions' points (eps, delta); `scale`: largest shift, in deviations."""
+    """Return the pair of the points (eps, delta) of both directions; `scale` is the largest shift, in deviations."""
     least = LEAST_RELATIVE_GAP * scale
     # a profile falls, so delta at an eps also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
@@ -94,14 +95,14 @@ def profile_of_points(forward: Points, reverse: Points, scale: float) -> FiniteP
     delta, back = np.concatenate([forward[1], none[1]]), np.concatenate([none[0], reverse[1]])
     order = np.argsort(epsilon, kind="stable")
     epsilon, delta, back = epsilon[order], delta[order], back[order]
-    # of points that nearly coincide, the last is kept with their least delta
+    # where several points nearly coincide, the last is kept, with the least delta of them
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
     keep = np.append(np.diff(epsilon) > least, True)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])
 
 
 def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
-    """Return the pair (sum_j weight_j N(shift_j, 1), N(0, 1)) for shifts >= 0, from above."""
+    """Return a pair that dominates (sum_j weight_j N(shift_j, 1), N(0, 1)), for shifts >= 0."""
     shift, weight = shift[weight > 0.0], weight[weight > 0.0]
     widest = float(shift.max())
     if widest == 0.0:
@@ -118,7 +119,7 @@ def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
 
 
 def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
-    """Return the pair that runs pair i with probability share_i and says which; shares rounded up give a bound."""
+    """Return the pair of a step that runs pair i with probability share_i and reveals i; shares may be rounded up."""
     atoms = [np.concatenate([pair.loss for pair in pairs])]
     for law in ("p", "q"):
         atoms.append(np.concatenate([share * getattr(pair, law) for share, pair in zip(shares, pairs, strict=True)]))
@@ -130,12 +131,12 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
 
 
 def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | None = None) -> FinitePair:
-    """Return the pair, from above, of a number j that is drawn with probability weight_j and revealed.
+    """Return a pair that dominates a Gaussian of mean shift_j, where j is drawn with probability weight_j and revealed.
 
-    The number moves the mean by shift_j (README.md, "Pairs of mixtures"). The shifts `always`, by which the record
-    takes part in any case, give a second bound. The smaller bound is taken.
+    See README.md, "Pairs of mixtures". A second bound has the shifts `always`, for a record that takes part in both
+    data sets. The smaller bound is taken.
     """
-    reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # rounded up, since delta rises with reach
+    reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, since delta rises with it
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
     laws, grids = [], [np.zeros(1)]
     z = np.concatenate([np.linspace(-1.0, 12.0, 400), np.linspace(12.0, 37.0, 80)[1:]])
@@ -188,7 +189,7 @@ def sampled_points(q: float, shift: float) -> Points:
 
 
 def replaced_gaussian(q: float, s: float) -> FinitePair:
-    """Return the pair ((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), its own mirror image, on 8 times the points."""
+    """Return a pair that dominates ((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), on 8 times the usual points."""
     points = half_line_points(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s, 8))
     return profile_of_points(points, points, 2.0 * s)
 
@@ -273,7 +274,7 @@ class Branch(NamedTuple):
     shifts: np.ndarray
     """Shifts >= 0 in deviations, (A,)."""
     weights: np.ndarray
-    """Weights (A,), each within a unit of its value."""
+    """Weights (A,), each rounded once."""
     doubt: float = 0.0
     """Relative error of the share."""
 
@@ -281,12 +282,12 @@ class Branch(NamedTuple):
 class OfGaussianMixtures(Mechanism):
     """Mechanism with branches for engines/mixture.py.
 
-    The lattice uses `expand` from above and cells of u from below.
+    Other engines take upper ends from `expand`, and lower ends from the loss if only the cell of the output is seen.
     """
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        """Return the branches of every configuration, flat, for "remove", or None; "add" exchanges the laws."""
+        """Return the branches for "remove", or None: one list for each configuration. "add" exchanges the laws."""
 
     def ordinary(self) -> bool:
         """Return whether the mechanism is a Gaussian, sampled or not, which other engines can answer too."""
@@ -359,7 +360,7 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     increases in x. Sensitivities 0, 1, ..., k with binomial probabilities are a group of k records under Poisson
     sampling; s = (0, 1) and p = (1-q, q) is the Poisson sampled Gaussian. If contributions are vectors, the s_i are
     bounds of their norms. Alone, repeated, or composed with Gaussians, the mechanism has certified brackets of this
-    pair as answers. Otherwise its profile is put on 2500 losses from above, which adds about 1e-4 to epsilon, and
+    pair as answers. Otherwise a pair with 2500 losses that dominates it is used, which adds about 1e-4 to epsilon, and
     ``kind_under`` is "bound". The answers hold for add and remove; ``replace_one`` is refused.
 
     Parameters
@@ -369,7 +370,7 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     sensitivities : array_like >= 0
         s_i on the last axis; the axes before it are the batch.
     probabilities : array_like in [0, 1]
-        p_i on the last axis, as many, summing to 1 within 1e-12 (then divided by the sum).
+        p_i on the last axis, one for each s_i. They sum to 1 within 1e-12, and are divided by their sum.
 
     References
     ----------
@@ -407,7 +408,7 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
         return sample_pair(stacked([mixture_pair(*row) for row in self.rows()], batch_shape(self)), rate, direction)
 
     def rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Shifts in deviations and weights of every configuration, in the flat order of the batch."""
+        """Return the shifts, in deviations, and the weights of every configuration, in the flat order of the batch."""
         shape, size = batch_shape(self), np.shape(self.sensitivities)[-1]
         sigma = np.broadcast_to(self.noise_multiplier, shape)
         shifts = np.broadcast_to(np.asarray(self.sensitivities) / sigma[..., None], (*shape, size))

@@ -36,7 +36,8 @@ class Components(NamedTuple):
     Parameters
     ----------
     sign : (B,)
-        +1 remove (P is the mixture, Q the base Q); -1 add (P is the base Q, Q the mixture).
+        +1 for remove, where P is the mixture of the two laws of a base pair and Q is the second of them; -1 for add,
+        where P and Q are exchanged.
     mu2 : (B,)
         Sum of n / sigma^2 over Gaussians sampled at q == 1; their total loss is N(mu2/2, mu2).
     gauss_sigma, gauss_q, gauss_n : (B, J)
@@ -178,7 +179,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
-    """Return the directions of a relation; the larger of their answers answers for the relation.
+    """Return the directions of a relation; the larger of the answers in these directions is that for the relation.
 
     remove_one and add_one need their own direction. add_or_remove_one, replace_one and zero_out need both directions,
     or only ``("remove",)`` where the two coincide (nothing is sampled at 0 < q < 1).

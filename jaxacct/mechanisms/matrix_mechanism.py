@@ -25,13 +25,13 @@ from jaxacct.strategies.strategy import (
 )
 
 SAME = 1e-12
-"""Relative difference up to which the norms of two columns count as one norm."""
+"""Relative difference up to which the norms of two columns count as equal."""
 
 
 @register
 @dataclass(frozen=True, eq=False)
 class MatrixMechanism(Combinator):
-    """The release of C X + Z: row i of X is the sum of the clipped gradients of step i, Z has N(0, s^2) entries.
+    """The release of C X + Z: row i of X is the sum of the clipped gradients of step i, and Z has N(0, s^2) entries.
 
     C is the ``strategy``, and s = ``noise_multiplier`` times the clip norm. Noisy prefix sums of the gradients, and so
     every model of a run with the correlated noise C^-1 Z, follow from the release. Gradients may depend on all earlier
@@ -43,8 +43,8 @@ class MatrixMechanism(Combinator):
     * Without sampling it is one Gaussian of noise multiplier s / sens(C): exact.
     * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands it is ceil(n/b) Poisson sampled Gaussians of
       noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ...: exact for add, remove and zero-out. It is
-      ``dp_sgd(s / ||C e_0||, q, ceil(n/b))``, but for a last block that the end of the run cuts.
-    * With ``BallsInBins(b)`` and at most two bands it is one mixture of b Gaussians whose means meet: exact for add,
+      ``dp_sgd(s / ||C e_0||, q, ceil(n/b))``, except where the end of the run cuts the last block short.
+    * With ``BallsInBins(b)`` and at most two bands it is one mixture of b Gaussians, one for each bin: exact for add,
       remove and zero-out. With one band it is ``RandomAllocation`` with noise multiplier ``s / (c_0 sqrt(n/b))``.
 
     Parameters
@@ -132,7 +132,7 @@ class MatrixMechanism(Combinator):
         return self.equivalent().kind_of_bracket(relation, composed)
 
     def _divisors(self) -> list[tuple[float, float]]:
-        """Return lower and upper bounds of s / noise for each Gaussian of the run, or refuse the participation."""
+        """Return bounds (lower, upper) of each Gaussian's sensitivity, by which s is divided to give its noise."""
         strategy, participation = self.strategy, self.participation
         if isinstance(participation, CyclicPoisson):
             return _norms_of_blocks(strategy, participation.groups)
@@ -141,7 +141,7 @@ class MatrixMechanism(Combinator):
 
 
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
-    """Return bounds of the norms ||C e_i|| of a record's blocks, the largest first; the lower ones are of one group."""
+    """Return bounds (lower, upper) of ||C e_i|| for the blocks of a record; all lower ones belong to one group."""
     if strategy.overlap > groups:
         raise InputError(
             f"groups = {groups} must be >= {strategy.overlap}, the number of bands of the strategy: blocks of one "
@@ -159,7 +159,7 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
 
 
 def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
-    """Return falling divisors as (divisor, count); neighbours that differ by rounding become the safe one of them."""
+    """Return falling divisors as (divisor, count); of divisors that differ by rounding alone the safe one is taken."""
     runs: list[tuple[float, int]] = []
     for divisor in divisors:
         if runs and divisor >= runs[-1][0] * (1.0 - SAME):

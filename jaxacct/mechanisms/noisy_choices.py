@@ -1,4 +1,4 @@
-"""Choices by noise: the exponential mechanism, noisy maxima, and queries above a threshold."""
+"""Mechanisms that choose with noise: the exponential mechanism, noisy maxima, and queries above a threshold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 from jaxacct.mechanisms.profile import stacked
 
 LOSS_CELLS = 1024
-"""Cells of the loss grid of the bounded range law; this number adds about 1e-6 of epsilon."""
+"""Number of cells of the loss grid of a bounded-range mechanism; the grid raises epsilon by about a millionth."""
 
 
 @register
@@ -32,8 +32,9 @@ class ExponentialMechanism(FiniteMechanism):
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon,
 
     is that of the pair whose loss l has density e^{l/2}/(4 sinh(epsilon/2)) under P. The pair is tight for one step. It
-    dominates every step whatever its t, so it bounds compositions, also adaptive ones (``kind`` "bound"; a fixed t
-    would give a smaller answer). The pair is put on 1025 losses from above, which adds a share of about 1e-6.
+    dominates every step, whatever the t of the step, and so bounds compositions, also adaptive ones: ``kind`` is
+    "bound". (A t that is the same for all steps would give a smaller answer.) A pair of 1025 losses that dominates this
+    pair is used, which raises epsilon by about a millionth.
 
     Parameters
     ----------
@@ -65,10 +66,10 @@ class ReportNoisyMax(FiniteMechanism):
     """Report which candidate has the largest score after adding noise to each.
 
     The noise has the scale 2D/epsilon, where D is the most by which a score moves under the neighbouring relation, or
-    D/epsilon if all scores move the same way. For "laplace" and "exponential" noise (permute and flip) the pair of
-    Laplace noise of scale 1/epsilon dominates, for any number of candidates (README.md, "Noisy maxima"). "gumbel" noise
-    gives the law of ExponentialMechanism. The values of the scores are not released. For Gaussian noise see
-    GaussianNoisyMax. ``kind`` is "bound".
+    D/epsilon if all scores move the same way. For "laplace" noise and for "exponential" noise (permute and flip), the
+    pair of Laplace noise of scale 1/epsilon dominates, for any number of candidates (README.md, "Noisy maxima").
+    "gumbel" noise gives the law of ExponentialMechanism. The values of the scores are not released. For Gaussian noise
+    see GaussianNoisyMax. ``kind`` is "bound".
 
     Parameters
     ----------
@@ -117,12 +118,12 @@ class GaussianNoisyMax(BaseMechanism):
     Two theorems hold. The first is delta(eps) <= candidates * delta_Gaussian(eps; D). The second is delta(eps) <=
     delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) for m candidates, from the differences of all noisy scores
     (README.md, "Noisy maxima"). For up to 4 candidates the second bound is smaller everywhere. For more candidates the
-    smaller bound at each eps is taken, and its hull in e^eps is put on losses from above. ``kind`` is "bound".
+    smaller bound at each eps is taken, and a pair with finitely many losses that lies above it. ``kind`` is "bound".
 
     Parameters
     ----------
     noise_multiplier : array_like > 0, finite
-        Standard deviation of the noise over the most by which a score moves under add/remove.
+        Standard deviation of the noise, divided by the largest move of a score under add/remove.
     candidates : array_like of whole numbers >= 1
         Number of candidates, which broadcasts with the noise multiplier.
     monotone : bool
@@ -160,7 +161,7 @@ class GaussianNoisyMax(BaseMechanism):
         return sample_pair(self.finite_pair(relation), rate, direction)
 
     def _shifts(self, relation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return two sensitivities in deviations: of one score against another, and of all differences (rounded up)."""
+        """Return the sensitivities, in deviations, of one difference of scores and (rounded up) of all together."""
         moves = (2.0 if relation == "replace_one" else 1.0) * (1.0 if self.monotone else 2.0)
         sigma, many = np.broadcast_arrays(np.asarray(self.noise_multiplier, np.float64), self.candidates)
         both = np.floor(0.5 * many) * np.ceil(0.5 * many)
@@ -168,7 +169,10 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Return the pair of density e^{l/2}/(4 sinh(epsilon/2)): hats e^{l/2} tanh(d/4)/sinh(epsilon/2) at distance d."""
+    """Return the pair of loss density e^{l/2}/(4 sinh(epsilon/2)), as masses at losses l at equal distances d.
+
+    A loss has the mass e^{l/2} tanh(d/4)/sinh(epsilon/2), and each of the two ends has half of it.
+    """
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
     # sinh(epsilon/2) = e^{epsilon/2} (1 - e^-epsilon)/2
@@ -191,13 +195,13 @@ class AboveThreshold(OfFinitePair):
         epsilon = 1/threshold_scale + 2 answers/query_scale,
 
     without the factor 2 if the queries are ``monotone``. The number of queries below the threshold does not matter.
-    ``replace_one`` doubles the most by which a query moves, and its queries are never taken as monotone. The pair is
-    that of every epsilon-DP mechanism: ``kind`` is "bound".
+    Under ``replace_one`` a query moves up to twice as far, and no queries are taken as monotone. The pair is that of
+    every epsilon-DP mechanism: ``kind`` is "bound".
 
     Parameters
     ----------
     threshold_scale, query_scale : array_like > 0, finite
-        Scales of the noise over the most by which a query moves under add/remove. All fields broadcast.
+        Scales of the noise, divided by the largest move of a query under add/remove. All fields broadcast.
     answers : array_like of whole numbers >= 1
         Number of queries found above the threshold before the mechanism stops.
     monotone : bool
@@ -234,7 +238,7 @@ class AboveThreshold(OfFinitePair):
 @register
 @dataclass(frozen=True, eq=False)
 class NumericSparse(Mechanism):
-    """AboveThreshold that also releases the value of each query found above, with fresh Laplace noise.
+    """AboveThreshold that also releases the value of each query found above the threshold, with fresh Laplace noise.
 
     The pair is that of ``AboveThreshold(threshold_scale, query_scale, answers, monotone)`` composed with ``answers``
     Laplace mechanisms of scale ``value_scale``. The mechanisms are interleaved; concurrent composition leaks no more
@@ -246,7 +250,7 @@ class NumericSparse(Mechanism):
     threshold_scale, query_scale : array_like > 0, finite
         As in AboveThreshold.
     value_scale : array_like > 0, finite
-        Scale of the noise on a released value over the most by which a query moves under add/remove.
+        Scale of the noise on a released value, divided by the largest move of a query under add/remove.
     answers, monotone
         As in AboveThreshold.
 

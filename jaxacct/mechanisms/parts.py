@@ -22,7 +22,7 @@ class LaplacePart(NamedTuple):
 
 
 class FinitePart(NamedTuple):
-    """Finite law of the loss in one direction, with sampling and sign already applied.
+    """Finite law of the loss in one direction; losses and masses are those of the sampled mechanism.
 
     ``loss`` and ``mass`` (mass under P) have the batch shape and one trailing axis of atoms. ``infinity``, the mass at
     infinite loss, has the batch shape, and mass.sum(-1) + infinity is 1.
@@ -34,7 +34,7 @@ class FinitePart(NamedTuple):
 
 
 class ConcentratedPart(NamedTuple):
-    """Zero-concentrated guarantee: Rényi divergences of order alpha at most ``xi + rho alpha`` in both directions."""
+    """Zero-concentrated guarantee: in both directions Rényi divergences of order alpha are at most xi + rho alpha."""
 
     rho: np.ndarray
     xi: np.ndarray
@@ -45,7 +45,7 @@ class FinitePair(NamedTuple):
 
     ``loss``, ``p`` and ``q`` have a trailing axis of atoms: outcomes of masses p and q with log p/q = loss.
     ``p_infinity`` is the P-mass where dQ = 0, and ``q_infinity`` is the Q-mass where dP = 0; both have the batch shape.
-    ``excess`` is p/q - 1 where it is known more accurately than through the loss (README.md, "Rounding of finite
+    ``excess`` is p/q - 1. It is given if it is known more accurately than e^loss - 1 (README.md, "Rounding of finite
     laws").
     """
 

@@ -19,7 +19,7 @@ from jaxacct.mechanisms.parts import FinitePair, FinitePart
 LEAST_GAP = 1e-9
 """Smallest distance of two epsilons of a profile, since slopes between nearer points lose digits."""
 MASS_ROUNDING_UNITS = 8.0
-"""Number of roundoffs by which each term of a mass, a difference, an exponential and a quotient, is rounded up."""
+"""Number of roundoffs by which each term of a mass is rounded up; a term is a difference divided by an expm1."""
 
 
 @register
@@ -122,7 +122,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
 
 @np.errstate(over="ignore")
 def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray) -> FinitePair:
-    """Return the dominating pair of the points of one configuration; epsilon ascends, all three have shape (K,).
+    """Return the dominating pair of the points of one configuration, shape (K,) each; `epsilon` ascends.
 
     Let f_k be the vertices of the lower hull. An atom of loss eps_k > 0 has the P-mass
 
@@ -190,7 +190,7 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return the two terms of p_k; `before` -1 is the centre (eps 0, value `first`), `after` -1 is no point."""
+    """Return the two terms of p_k; `before` = -1 means the centre (eps 0, value `first`), `after` = -1 no point."""
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
     fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
@@ -235,7 +235,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
 
 
 def _first_is_above(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -> bool:
-    """Return whether the first point of a chain lies above the line from the centre to the second."""
+    """Return whether the first point of a chain lies above the line from the centre to the second point."""
     return len(chain) > 1 and bool(np.subtract(*_terms(epsilon, f, -1, chain[0], chain[1], centre)) < 0.0)
 
 
@@ -248,7 +248,7 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join the two chains by their common tangent; return its value at eps 0 and the points that stay on the hull."""
+    """Join the chains by their common tangent; return the tangent at eps 0, and each chain's points on the hull."""
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]
@@ -287,7 +287,7 @@ def pair_above(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
 
 
 def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
-    """Return a pair that is dominated except for rounding, which `direction_of` allows for."""
+    """Return a pair that the two profiles dominate, except for rounding, which `direction_of` allows for."""
     corners = (_corners(*forward), _corners(*reverse))
     centre = min(values[0] for _, values in corners)
     for _, values in corners:
@@ -296,7 +296,7 @@ def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
 
 
 def direction_of(pair: FinitePair, direction: str) -> FinitePart:
-    """Return the law of the loss in a direction, of a pair of `pair_below`; the masses sum to 1."""
+    """Return the law of the loss in a direction, from a pair that `pair_below` made; the masses sum to 1."""
     order = np.argsort(pair.loss, kind="stable")
     loss, p, q = (x[order] for x in pair[:3])
     keep = (p > 0.0) & (q > 0.0)
@@ -338,7 +338,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
 
 
 def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """Join the lowest losses, whose masses add up to at most `mass`, into one atom, for which the lattice has room."""
+    """Join the lowest losses, of a total mass of at most `mass`, into one atom; a lattice then spans fewer losses."""
     order = np.argsort(loss, kind="stable")
     many = max(int(np.searchsorted(np.cumsum(p[order]), mass, side="right")), 1)
     first, others = order[:many], order[many:]
@@ -416,7 +416,7 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         share = gap[:-1] / (gap[:-1] - gap[1:])
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
-    # e^step overflows soon; leaving a crossing out only raises the profile
+    # for large steps e^step overflows; leaving a crossing out only raises the profile
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < 600.0) & np.isfinite(crossing)
     knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
     knots[-1] *= 1.0 + 4.0 * ROUNDOFF  # at least the largest loss, beyond which only the mass at infinity remains

@@ -50,11 +50,11 @@ from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_abov
 FINITE_BASES = (RandomizedResponse, PureDP, ApproximateDP, FiniteOutput)
 """Base mechanisms whose outputs' probabilities are known exactly."""
 MOST_EPSILON = 1e15
-"""Largest epsilon of a base: decimal exponents end at 1e18."""
+"""Largest epsilon of a base with finitely many outputs: e^epsilon is a Decimal, whose exponents end at 1e18."""
 MOST_ATOMS = 20_000
-"""Largest number of distinct counts of the outputs."""
+"""Largest number of ways in which the outputs of the slots may be counted; each way is one loss."""
 LEAST_MASS = 1e-290
-"""Smallest mass that laws from below keep, near the smallest float64; laws from above keep smaller masses too."""
+"""Smallest mass, near the smallest float64, that a law for lower ends keeps; laws for upper ends keep all masses."""
 KEPT = 1024
 """Number of rounds whose profiles and pairs are cached; each takes some 40 kB."""
 Made = TypeVar("Made")
@@ -75,11 +75,11 @@ class RandomAllocation(Mechanism):
     With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions. The pair
     is exact for add, remove and zero-out, also for adaptive releases. Several rounds, as in
     ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every epoch. The profile of
-    a round is then put on 200 to 400 losses from above and from below, and the answer is a certified bracket, about
-    3e-4 to 6e-4 wide. With k participations, 1 < k < t, the slots are cut into k blocks at random; the blocks are
-    revealed, and ``kind`` is "bound". k = t is t plain releases, and t = 1 is one plain release. Under ``replace_one``
-    a record is removed and another added, and the answer is a bound. Renyi divergences, selections and other answers
-    that use the dominating pair alone are bounds as well.
+    a round is then bounded from above and from below by pairs with 200 to 400 losses, and the answer is a certified
+    bracket, about 3e-4 to 6e-4 wide. With k participations, 1 < k < t, the slots are cut into k blocks at random; the
+    blocks are revealed, and ``kind`` is "bound". k = t is t plain releases, and t = 1 is one plain release. Under
+    ``replace_one`` a record is removed and another added, and the answer is a bound. Renyi divergences, selections and
+    other answers that use the dominating pair alone are bounds as well.
 
     The slots of different records must be independent. Bins of equal size, as a shuffle makes them, are not covered,
     because the bins of the other records then depend on the record's own bin. For equal bins, t = 2 and sigma = 1,
@@ -91,9 +91,9 @@ class RandomAllocation(Mechanism):
 
     A user whose k records share one bin is one record of k times the contribution: use noise multiplier sigma/k.
 
-    One round usually has a relative width of 1e-6. Composed rounds are computed from two pairs at some 200 losses, or
-    more if epsilon is wide. The relative width is then some 1e-3 for epsilon and a few per cent for delta, whatever
-    ``rtol`` asks; the status "ok" allows 1e-3 and 5e-2.
+    The bracket of one round usually has a relative width of 1e-6. For composed rounds the relative width is up to some
+    1e-3 for epsilon and a few per cent for delta, whatever ``rtol`` asks. Their status is "ok" up to 1e-3 for epsilon
+    and 5e-2 for delta.
 
     Parameters
     ----------
@@ -221,12 +221,12 @@ class RandomAllocation(Mechanism):
 def _of_rows(
     sigma: np.ndarray, slots: np.ndarray, group: np.ndarray, present: np.ndarray, direction: str, below: bool
 ) -> FinitePart:
-    """Return the finite law of each configuration; if the part is absent, the law is a single loss 0."""
+    """Return the finite law of each configuration; where the part is not `present`, the law is a single loss 0."""
     rows = list(zip(*(x.ravel().tolist() for x in (sigma, slots, group, present)), strict=True))
     zero, one, nowhere = np.zeros(1), np.ones(1), np.asarray(0.0)
     if below:
         nothing = FinitePart(zero, one, nowhere)
-        laws = [  # groups have no lower bound
+        laws = [  # no lower bound is known for groups
             law_below_round(noise, t, direction) if here and g == 1.0 else nothing for noise, t, g, here in rows
         ]
         return stacked_parts(laws, sigma.shape)
@@ -236,7 +236,7 @@ def _of_rows(
 
 
 def require_gaussian_slots(owner: str, mechanism: Any) -> None:
-    """Refuse a base that is no Gaussian."""
+    """Refuse a base that is not a Gaussian."""
     require_mechanism("mechanism", mechanism)
     if type(mechanism) is not Gaussian:
         others = ", or a mechanism with few outputs such as ja.PureDP(0.1)" if owner == "RandomAllocation" else ""
@@ -330,7 +330,7 @@ class BallsInBins(Mechanism):
 
 
 def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
-    """Return (noise multiplier, slots) of every round of random allocation inside, each once."""
+    """Return (noise multiplier, slots) of every round of random allocation in a mechanism, each once."""
     if isinstance(mechanism, BallsInBins):
         both = (rounds_inside(mechanism.equivalent(below)) for below in (False, True))
         return list(dict.fromkeys(one for each in both for one in each))
@@ -349,7 +349,7 @@ def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
 
 
 def replaced_in_two_steps(mechanism: Mechanism) -> bool:
-    """Return whether the mechanism contains a random allocation, for which no pair of a replaced record is known."""
+    """Return whether a replaced record is removed and then added, because no pair of a replaced record is known."""
     if isinstance(mechanism, RandomAllocation | BallsInBins):
         return not mechanism.symmetric() and not isinstance(mechanism.mechanism, FINITE_BASES)
     return mechanism.replaced_apart or any(replaced_in_two_steps(inner) for inner in mechanism.inside())
@@ -372,7 +372,7 @@ def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
 
 
 def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
-    """Compute profiles of rounds in both directions. A Gaussian that reveals the slot bounds each round from above."""
+    """Compute profiles of rounds in both directions, each at most that of the Gaussian that reveals the slot."""
     sigma, slots = np.array(rounds, np.float64).T
     mus = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
     made: list[Profiles]
@@ -473,8 +473,8 @@ def _of_group(profile: BracketedProfile, group: float) -> BracketedProfile:
 
 
 def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
-    """Return the profile with further losses, by the Gaussian that reveals the slot; less mass is at infinity."""
-    # the Gaussian's delta at `end` is some 1e-300
+    """Extend the profile to larger losses, by the Gaussian that reveals the slot, so that less mass is at infinity."""
+    # at `end` the Gaussian's delta is some 1e-300
     last, end = profile.epsilon[-1], min(mu * (0.5 * mu + 37.0), LARGEST_LOSS)
     if not (last < end and profile.upper[-1] > 0.0):
         return profile
@@ -488,7 +488,7 @@ def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
 
 
 def _without_lone(profile: RoundProfile) -> BracketedProfile:
-    # a wide point between two narrow ones is left out
+    # a point with a wide bracket is left out if the points on both sides have narrow ones
     wide = ~(profile.upper - profile.lower <= 1e-6 * profile.upper)
     beside = np.concatenate([[True], wide[:-1]]) | np.concatenate([wide[1:], [True]])
     keep = ~wide | beside
@@ -505,7 +505,7 @@ class AllocatedLaw(NamedTuple):
     q_infinity: float
 
     def part(self, direction: str, below: bool) -> FinitePart:
-        """Return the law in a direction; `below` leaves out the smallest masses, so that the law is dominated."""
+        """Return the law in a direction; `below` moves the smallest masses to the smallest loss, for lower ends."""
         loss, mass, infinity = self.loss, self.p, self.p_infinity
         if direction == "add":
             loss, mass, infinity = -loss, self.q, self.q_infinity
@@ -520,7 +520,7 @@ class AllocatedLaw(NamedTuple):
         return FinitePart(np.where(small, 0.0, loss), kept, np.asarray(infinity if infinity >= LEAST_MASS else 0.0))
 
     def underflows(self) -> bool:
-        """Return whether there are masses near the smallest float64."""
+        """Return whether any mass is near the smallest float64, so that the law for lower ends differs."""
         ends = [self.p_infinity or 1.0, self.q_infinity or 1.0]
         return bool(np.min([self.p.min(), self.q.min(), *ends]) < LEAST_MASS)
 
@@ -567,7 +567,7 @@ def _context(base: FiniteMechanism) -> decimal.Context:
     """Return a decimal context with enough digits for losses as small as those of the base."""
     epsilon = float(getattr(base, "epsilon", 1.0))
     more = math.ceil(-math.log10(epsilon)) if 0.0 < epsilon < 1.0 else 0
-    # a few digits are lost in the sums, one for each tenfold of the slots
+    # the sums lose a few digits: one for each factor of 10 in the number of slots
     return decimal.Context(prec=60 + more, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
 
 
@@ -577,17 +577,17 @@ def _up(value: Decimal) -> float:
 
 
 def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> Iterator[tuple[Decimal, Decimal]]:
-    """Yield (Q-mass, dP/dQ) for every way in which the outputs of the slots may be counted."""
+    """Yield (Q-mass, dP/dQ) for every result of counting how many slots have each output."""
     factorial = [Decimal(1)]
     for n in range(1, slots + 1):
         factorial.append(factorial[-1] * n)
-    # q^n/n! and x^j/j!, since the multinomial coefficients are quotients of factorials
+    # `powers` has q^n/n! and `ratios` has x^j/j!, since multinomial coefficients are quotients of factorials
     powers = [[a / f for a, f in zip(_powers(q, slots), factorial, strict=True)] for _, q in outputs]
     ratios = [[a / f for a, f in zip(_powers(x, taken), factorial[: taken + 1], strict=True)] for x, _ in outputs]
     last, all_ways = len(outputs) - 1, factorial[slots] / (factorial[taken] * factorial[slots - taken])
 
     def terms(place: int, count: int) -> list[Decimal]:
-        """Coefficients of (1 + x z)^count up to z^taken."""
+        """Return the coefficients of (1 + x z)^count up to z^taken, x the ratio of the output at `place`."""
         return [ratios[place][j] * factorial[count] / factorial[count - j] for j in range(min(count, taken) + 1)]
 
     def walk(place: int, left: int, weight: Decimal, before: list[Decimal]) -> Iterator[tuple[Decimal, Decimal]]:

@@ -284,10 +284,10 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 
     Let n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] and q' = (cap/n) Pr[Bin(n, q) > cap]/tau. With probability 1
     - tau a step is the Gaussian sampled at q, of sensitivity 1. With probability tau it is the Gaussian sampled at q',
-    of sensitivity 2, since the record displaces another one. This is an upper bound for add and remove, of any number
-    of adaptive steps; ``kind`` is "bound". For ``zero_out`` (the record keeps its slot) and ``replace_one`` the pair
-    with probability tau is the one of README.md, "A cap on a Poisson sample". Both pairs are put on finitely many
-    losses from above.
+    of sensitivity 2, since the record displaces another one. This is an upper bound for add and remove, and for any
+    number of adaptive steps; ``kind`` is "bound". For ``zero_out`` (the record keeps its slot) and ``replace_one``
+    README.md, "A cap on a Poisson sample", gives the pair that a step has with probability tau. Each pair is replaced
+    by one with finitely many losses that dominates it.
 
     The bound holds if n is public (the larger of the two data sets), q and the cap do not depend on the data, the
     subset is uniform (not the first ``cap`` records), and the sum is divided by a constant, never by the number drawn.
@@ -381,7 +381,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 
 
 def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = 1e-3) -> int:
-    """Return the smallest cap that costs nothing: steps * Pr[Bin(n - 1, q) >= cap] is at most `share` of delta.
+    """Return the smallest cap that costs little: steps * Pr[Bin(n - 1, q) >= cap] is at most `share` of delta.
 
     If a cap binds, a record may displace another one, and the step costs twice the sensitivity
     (`TruncatedPoissonSampled`). With this cap all such steps together have at most the probability share * delta.
@@ -416,7 +416,7 @@ def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: f
     n = float(check("dataset_size", dataset_size, RECORDS, one))
     count = float(check("steps", steps, COUNT, one))
     goal = float(check("delta", delta, DELTA, one)) * float(check("share", share, OPEN_PROBABILITY, one))
-    low, high = max(np.floor(n * q) - 1.0, 0.0), n  # a cap of `low` is too small or 0, and a cap of n serves
+    low, high = max(np.floor(n * q) - 1.0, 0.0), n  # a cap of `low` is 0 or too small, and a cap of n suffices
     while high - low > 1.0:
         middle = float(np.floor(0.5 * (low + high)))
         low, high = (low, middle) if count * cap_of(n, q, middle).chance[1] <= goal else (middle, high)
@@ -424,7 +424,7 @@ def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: f
 
 
 def _pair_of_step(sigma: float, q: float, cap: Cap, relation: str) -> FinitePair:
-    """Return the pair of one step, in the direction remove, from above."""
+    """Return a pair (with the record, without it) that dominates one step under the relation."""
     (low, high), rate, s = cap.chance, cap.rate[1], 1.0 / sigma
     plain = replaced_gaussian(q, s) if relation == "replace_one" else _sampled(q, s)
     if high == 0.0:
@@ -449,7 +449,7 @@ def _sampled(q: float, shift: float) -> FinitePair:
 
 
 class Cap(NamedTuple):
-    """Effect of a cap on a Poisson sample for one record; each number has a lower and an upper bound."""
+    """Effect of a cap on a Poisson sample for one record; each field is a lower and an upper bound of a number."""
 
     chance: tuple[float, float]
     """tau = Pr[Bin(n-1, q) >= cap], the chance that the other records fill the batch."""
@@ -458,14 +458,14 @@ class Cap(NamedTuple):
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:
-    """Compute tau and q' with all rounding, from ratios of terms (README.md, "A cap on a Poisson sample")."""
+    """Bound tau and q', rounding included, by ratios p_k/p_cap with p_k = Pr[Bin(n-1, q) = k] (README.md)."""
     n = size - 1.0
     if cap >= size or q == 0.0:
         return Cap((0.0, 0.0), (0.0, 0.0))
     if q == 1.0:
         return Cap((1.0, 1.0), (cap / size * (1.0 - 2.0 * ROUNDOFF), min(cap / size * (1.0 + 2.0 * ROUNDOFF), 1.0)))
-    beyond, wrong = _series(n, q, cap, 1)  # S - 1
-    if not np.isfinite(beyond):  # S is above 1e308: the cap is below the mode, so its term is the largest up to there
+    beyond, wrong = _series(n, q, cap, 1)  # sum_{k > cap} p_k/p_cap
+    if not np.isfinite(beyond):  # terms up to the cap are at most p_cap each, and negligible beside the others
         rate = cap / size
         return Cap((1.0 - 2.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), rate * (1.0 + 2.0 * ROUNDOFF)))
     around, doubt = _series(n, q, cap, -1)  # sum_{k < cap} p_k/p_cap
@@ -502,7 +502,7 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break
             length *= 2
-    # the 16 units of a factor are a difference, two quotients and three products, and half as much again for the odds
+    # 16 units for each factor cover a difference, two quotients, three products, and the rounding of the odds
     return total, 16.0 * ROUNDOFF * (terms + 4.0) + 4.0 * NEGLIGIBLE
 
 
@@ -516,9 +516,10 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     ``replace_one`` has the profile H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the two
     laws of the base differ, a record is replaced in either order, and (P, Q) has the larger of the two profiles
     (README.md, "Two orders of a replaced record"). A pair that joins several pairs is a bound when it is repeated or
-    composed, and so are its Renyi divergences. For Gaussian and Laplace bases the pair of ``replace_one`` is put on
-    finitely many losses from above, which adds about 1e-5 to epsilon, and ``kind_under("replace_one")`` is "bound". A
-    composition inside runs on one sample, as in PoissonSampled. The guarantee differs from that of Poisson sampling.
+    composed, and so are its Renyi divergences. For Gaussian and Laplace bases the pair of ``replace_one`` is replaced
+    by one with finitely many losses that dominates it, which adds about 1e-5 to epsilon, and
+    ``kind_under("replace_one")`` is "bound". A composition inside runs on one sample, as in PoissonSampled. The
+    guarantee differs from that of Poisson sampling.
 
     ``zero_out`` replaces a record by one that contributes 0, in the same slot. A Gaussian has a dominating pair of its
     own for it (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a bound.
@@ -526,8 +527,8 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     ``group`` = k > 1 protects k records of n = ``dataset_size`` together. A batch holds B = n * ``sampling_ratio``
     records, of which Hypergeometric(n, k, B) many belong to the group. Each displaces another record, so the pair of a
     Gaussian is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), exact for add and remove of k records. Under ``replace_one`` and
-    ``zero_out`` the number j of group records in the batch is revealed. They move the sum by 2j or by j, and the answer
-    is a bound.
+    ``zero_out`` the answer is a bound, for which the number j of group records in the batch is revealed. These records
+    move the sum by 2j under ``replace_one``, and by j under ``zero_out``.
 
     Parameters
     ----------
@@ -595,7 +596,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or relation == "zero_out":
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
-        # a joined pair covers several pairs of data sets; Gaussian and Laplace bases are put on finitely many losses
+        # a joined pair covers several pairs of data sets, and a rough pair dominates a law of infinitely many losses
         joined = replaced or not base.symmetric()
         rough = replaced and isinstance(base, BaseMechanism) and not base.finite
         return "bound" if rough or (joined and composed) else kind
@@ -686,7 +687,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return size
 
     def _pair(self, row: tuple[float, ...], relation: str) -> FinitePair:
-        """Return the pair of a group, or of a record whose contribution becomes 0, from above."""
+        """Return a pair that dominates the removal of a group, or of one record whose contribution becomes 0."""
         sigma, ratio, batch = row
         if self.group == 1:
             return profile_of_points(*zero_out_points(ratio, 1.0 / sigma), 2.0 / sigma)
@@ -705,7 +706,10 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
 
 def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
-    """Return the pair of Corollary 31: positive losses mixed towards Q, negative ones towards P, the rest at loss 0."""
+    """Return the pair of Zhu, Dong, Wang 2022, Corollary 31.
+
+    Where the loss is positive, P is mixed with Q. Where it is negative, Q is mixed with P. The rest has loss 0.
+    """
     g = ratio[..., None]
     above, below = pair.loss > 0.0, pair.loss < 0.0
     mixed_p, mixed_q = (1.0 - g) * pair.q + g * pair.p, (1.0 - g) * pair.p + g * pair.q
@@ -713,7 +717,7 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
     p = np.where(above, mixed_p, np.where(below, pair.p, 0.0))
     q = np.where(above, pair.q, np.where(below, mixed_q, 0.0))
     p_infinity, q_infinity = ratio * pair.p_infinity, ratio * pair.q_infinity
-    # both laws share the mass of P at loss 0, and (1-g) times the total variation
+    # at loss 0 both laws have the mass of P there, and (1-g) times the total variation of P and Q
     apart = np.where(above, pair.p - pair.q, 0.0).sum(-1) + pair.p_infinity
     centre = np.where(above | below, 0.0, pair.p).sum(-1) + (1.0 - ratio) * np.maximum(apart, 0.0)
     shape = np.broadcast_shapes(loss.shape[:-1], centre.shape)
@@ -741,7 +745,7 @@ class SampledWithReplacement(OfGaussianMixtures):
     Bin_m N(2m, s^2), N(0, s^2)), exact for add and remove. ``group`` = k > 1 protects any k records together, with
     Binomial(B, k/n) draws. Under ``replace_one`` and ``zero_out`` the answer is a bound: delta(log a) <= sum_{m >= 1}
     Bin_m delta_{2m}(log a'), where delta_{2m} is that of the Gaussian of sensitivity 2m, a' = 1 + (a - 1)/eta and eta =
-    1 - (1 - k/n)^B. ``kind`` is that of the pair put on finitely many losses: "bound".
+    1 - (1 - k/n)^B.
 
     A record that is drawn m times counts m times: clip every draw, not the sum of a record's draws. n and B are public,
     and the sum is divided by a constant.

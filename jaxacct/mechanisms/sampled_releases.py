@@ -125,7 +125,7 @@ def pair_of_releases(base: Mechanism, under: str) -> FinitePair:
 def part_below_sampled(
     base: Mechanism, rate: np.ndarray, shape: tuple[int, ...], under: str, direction: str
 ) -> FinitePart:
-    """Return the loss law of the sampled lower pair, which the sampled releases dominate."""
+    """Return the loss law of a pair that the sampled releases dominate, for every configuration."""
     rates = np.broadcast_to(rate, shape).reshape(-1)
     laws = []
     for row, one in enumerate(_elements(base, shape)):
@@ -136,14 +136,14 @@ def part_below_sampled(
 
 
 def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> FinitePair:
-    """Return the pair of a replaced record in a Poisson sample, from above."""
+    """Return a pair that dominates the releases from a Poisson sample if a record is replaced."""
     rates = np.broadcast_to(rate, shape).reshape(-1).tolist()
     return stacked([_replaced(one, q) for one, q in zip(_elements(base, shape), rates, strict=True)], shape)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """Return the pair of the smaller of two bounds at each point: remove and then add, or replace at once."""
+    """Return the pair of the smaller of two bounds: the record is replaced at once, or removed and then added."""
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):
@@ -163,9 +163,9 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Bound a replacement in either order by q min_x {delta_remove(x) + f delta_add(log(a/f))}.
+    """Bound delta(eps) of a removal followed by an addition by q min_x {delta_remove(x) + f delta_add(log(a/f))}.
 
-    Here a = e^eps and f = e^x - (a - 1)(1 - q)/q.
+    Here a = e^eps and f = e^x - (a - 1)(1 - q)/q (README.md, "Several releases from one sample").
     """
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])

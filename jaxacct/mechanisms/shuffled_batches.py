@@ -102,7 +102,10 @@ def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism
 
 
 def _in_reach(mechanism: Mechanism, times: float) -> bool:
-    """Return whether all passes over shuffled batches, each run `times` times, are few and of several batches."""
+    """Return whether each pass has several batches, and at most MOST_PASSES passes are run if `mechanism` is repeated.
+
+    `times` says how often the mechanism is repeated.
+    """
     match mechanism:
         case ShuffledBatches():
             return bool(np.all(np.asarray(mechanism.batches) > 1.0)) and times <= MOST_PASSES
@@ -156,20 +159,20 @@ class _SeenBatches(Mechanism):
             return seen.expand_below("zero_out", direction)
         # zero_out moves the largest mean from 2 to 1, replace_one from 2 to 0
         moved, shape = 2.0 - SENSITIVITY[relation], batch_shape(self)
-        # an attack may add noise; a sigma below 1e-3 is out of range
+        # smaller sigmas are out of range, so sigma is raised to 1e-3: an attack may add noise
         rows = (np.broadcast_to(x, shape).ravel() for x in (np.maximum(sigma, 1e-3), batches))
         laws = [_largest(2.0 / noise, moved / noise, t, direction) for noise, t in zip(*rows, strict=True)]
         return [(stacked_parts(laws, shape), np.asarray(1.0))]
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """Return the loss of the largest of `batches` outputs, by cells.
+    """Return the loss of the largest of `batches` outputs, if only its cell of a grid is seen.
 
     One output has mean `with_record` under P and `without` under Q, in deviations; the others have mean 0.
     """
     from scipy import special  # slow to import
 
-    # the largest of the other outputs is below `lowest` with a chance of e^-46; `lowest` is at least -10
+    # the largest of the other outputs is below `lowest` with a chance of e^-46, or less if `lowest` is raised to -10
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0
     step = 0.05 / max(1.0, with_record - without)
