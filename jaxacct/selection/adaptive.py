@@ -123,7 +123,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of delta; list k until the unlisted k have little probability against delta."""
+    """Return lower and upper bounds of delta; list k until the others' probability is small compared with delta."""
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -154,7 +154,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
 
 
 def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, float]:
-    """Return lower and upper bounds of epsilon at (nearly) delta = 0 for a base of bounded loss, at the largest K."""
+    """Return lower and upper bounds of epsilon at delta (nearly) 0 for a base of bounded loss, by the largest K."""
     most = largest_k(law)
     if not np.isfinite(most):
         one = account.epsilon(run, 0.0, relation=relation)
@@ -202,7 +202,7 @@ class Mixture:
         self.most, self.hard = 3000, np.zeros(0, np.intp)
         size = weights.k.size
         beyond = np.cumsum(weights.high[::-1])[::-1]
-        # the first nodes are the k that K reaches with these probabilities, as shares of the listed probability
+        # the first nodes are the k with these probabilities of K >= k, as shares of the listed probability
         first = np.array([0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8])
         spread = np.searchsorted(-beyond, -beyond[0] * first) if size else []
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
@@ -215,7 +215,7 @@ class Mixture:
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            with backend.job(nodes.size, apart=True):  # a path for one selection, whatever the caller's batch
+            with backend.job(nodes.size, apart=True):  # NumPy or XLA as for one selection
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
                 self.most = 96  # the lattice engine takes some 20 ms for each node
@@ -247,7 +247,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return lower and upper bounds of delta_k at the nodes, neither falling in k; compute those not in `known`."""
+        """Return lower and upper bounds of delta_k at the nodes, made monotone in k; compute those not in `known`."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))

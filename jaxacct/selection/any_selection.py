@@ -22,22 +22,22 @@ from jaxacct.selection.base_profile import bounded_loss, infinite_mass, sides, u
 from jaxacct.selection.law_of_k import Law, require_law
 
 OK_WIDTH = 2e-4
-"""Relative width up to which a bracket has status "ok" for any rtol: few selections have a narrower bracket."""
+"""Relative width up to which a bracket has status "ok" even if rtol is smaller: few brackets are narrower."""
 COMPOSED_POINTS = 160
 """Number of eps at which the profile is evaluated when a selection is composed with other mechanisms."""
 LAST_DELTA = 1e-13
-"""Delta at the last of the COMPOSED_POINTS eps, which are evenly spaced from 0."""
+"""Delta at the last of the COMPOSED_POINTS eps if no mass is at infinity.  These eps are evenly spaced from 0 on."""
 
 
 @dataclass(frozen=True, eq=False)
 class AnySelection(Mechanism):
-    """Selection: `mechanism` is run K times, K from `law`."""
+    """Selection in which `mechanism` is run K times, where K is drawn from `law`."""
 
     mechanism: Mechanism
     law: Law
     constraints: ClassVar = {}
     candidates: ClassVar[str] = "iid"
-    """Assumption about the candidates."""
+    """Assumption about the candidates: "iid" or "adaptive"."""
 
     def __post_init__(self) -> None:
         require_mechanism("run", self.mechanism)
@@ -61,7 +61,7 @@ class AnySelection(Mechanism):
         return [(sample_pair(_kept_pair(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
 
     def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Answer "epsilon" at delta >= 0, or "delta" at eps >= 0, of the selection alone, not composed with others."""
+        """Bracket "epsilon" at delta >= 0, or "delta" at eps >= 0, of the selection alone, not composed with others."""
         run, relation = under(self.mechanism, relation)
         values = np.asarray(values, np.float64)
         given = "delta" if quantity == "epsilon" else "epsilon"
@@ -87,7 +87,7 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Answer for a base and a relation that `under` returned, at values of the common shape."""
+        """Return the bracket for a base and a relation from `under`; `values` has the common shape of all arguments."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -97,7 +97,7 @@ def _kept_pair(chosen: AnySelection) -> FinitePair:
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """Return a bracket as Bounds; its lower end is 0 if the base's pair dominates the base but is not exact."""
+    """Return a bracket as Bounds; set its lower end to 0 if the base's pair dominates the base but is not exact."""
     if kind != "certified":
         low = np.zeros_like(low)
     with np.errstate(invalid="ignore"):
@@ -123,7 +123,7 @@ def pair_of(
     both = sides(run, "add_or_remove_one")
     names = [both[0].forward, both[-1].forward]
     level = np.minimum(LAST_DELTA + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
-    # if losses are unbounded, the smallest of these deltas with a finite epsilon counts as mass at infinity
+    # if losses are unbounded, the smallest of these deltas at which epsilon is finite counts as mass at infinity
     far = 10.0 ** -np.array([16.0, 20.0, 30.0, 60.0, 120.0, 250.0]).reshape(-1, *(1,) * len(shape))
     beyond = np.maximum(far, np.minimum(level - LAST_DELTA, 0.5))
     unique = dict.fromkeys(names)
@@ -146,7 +146,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return the pair through points in any order; of points closer than LEAST_GAP keep the last, or eps = 0."""
+    """Return the pair through points in any order; of two eps within LEAST_GAP drop the smaller, but never eps = 0."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []

@@ -2,7 +2,8 @@
 
 The concave curve `T(u) = min_r (delta(log r) + r u)`, the largest P-mass of a set of Q-mass u, is convex conjugate to
 the profile.  So every upper bound of delta gives a line above T, and the lines together give a polygon above T.
-Between two slopes the convex profile lies above the extended chords on both sides, which gives a polygon below T.
+Between two ratios r = e^eps the profile is convex in r and lies above the chords extended from both sides.  This lower
+bound of the profile gives a polygon below T.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ from jaxacct.selection.law_of_k import Law
 LEAST_DELTA = 1e-300
 """Smallest delta for which engines are asked: a smaller float64 loses relative accuracy."""
 LOSS_ERROR = 2.0**-50
-"""Relative error allowed for a loss, and for the difference of a loss and eps: eight units of rounding."""
+"""Allowance for the rounding of `eps - loss`, relative to |eps| + |loss|: eight units of 2^-53."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
 """For each quantity, the upper bound that says nothing: the largest value that the quantity can have."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 """For the name of each direction, the relation that has only this direction."""
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
-"""For each engine, the number of eps per direction at which it evaluates the profile: fewer if it is slower."""
+"""Number of eps in one direction at which each engine evaluates the profile: a slower engine has fewer."""
 LAST_DELTA = 1e-18
-"""The profile is evaluated up to the eps at which delta exceeds its mass at infinity by this much."""
+"""Excess of delta over the mass at infinity at the last eps at which the profile is evaluated."""
 PROFILE_RTOL = 0.01
-"""The rtol asked for the profile.  The contour engine reaches a hundredth of it, an error that moves eps by 1e-5."""
+"""The rtol with which the engines are asked for the profile.  The contour engine errs by a hundredth of it at most,
+which moves a selection's eps by 1e-5.
+"""
 CONTOURS = 16
 """Number of contours for one direction; each serves a block of neighbouring eps."""
 CONTOUR_WIDTH = 1e-4
@@ -47,7 +50,7 @@ CONTOUR_WIDTH = 1e-4
 VALUE_ERROR = 1e-12
 """Relative allowance for rounding in the arithmetic on a value of the profile."""
 LINE_EPS = 650.0
-"""Largest eps of a line: exp is far from overflow.  The polygon above T counts larger losses as infinite."""
+"""Largest eps of a line; its exp is far from overflow.  The polygon above T counts larger losses as infinite."""
 ASKED_EPS = 600.0
 """Largest eps for which the engines are asked."""
 
@@ -55,7 +58,7 @@ ASKED_EPS = 600.0
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """Run with a fixed relation, whose two directions take the places of removing and of adding a record."""
+    """Base with a fixed relation, whose two directions take the places of removing and of adding a record."""
 
     mechanism: Any
     relation: str = field(metadata={"static": True})
@@ -69,7 +72,7 @@ class _Under(Mechanism):
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         # for a sample without replacement the pair joins several pairs of data sets, each the worst at some eps;
-        # a selection uses the whole curve, which no pair of data sets has, so its answer is only a bound
+        # a selection uses the whole curve, which no pair of data sets has, so the selection's answer is only a bound
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
@@ -101,7 +104,7 @@ class Sides(NamedTuple):
 
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
-    """Return the directions that are bounded separately, a single one if both are alike."""
+    """Return the directions of a relation that are bounded separately; for a symmetric base one stands for both."""
     if relation in _RELATION_OF.values():
         other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
         return (Sides(relation, other),)
@@ -125,7 +128,7 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str) -> np.ndarray:
 
 
 def epsilon_ends(run: Mechanism, target: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of epsilon(delta): both 0 for delta >= 1; the upper one inf for delta < 1e-300."""
+    """Return lower and upper bounds of epsilon(delta): both 0 for delta >= 1; the upper is inf for delta < 1e-300."""
     at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_crossing(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
@@ -151,7 +154,7 @@ def _finite_laws(run: Mechanism, relation: str) -> list[Components]:
 
 
 def _crossing(parts: Components, target: np.ndarray, side: float) -> np.ndarray:
-    """Bound the eps at which the sum of atoms falls to delta, from above for side 1, else from below; inf if none."""
+    """Return the eps at which the sum of atoms is `target`, rounded up for side 1, down for side -1; inf if none."""
     top = float(np.max(np.where(parts.finite_mass[0, 0] > 0.0, parts.finite_loss[0, 0], 0.0), initial=0.0))
     low, high = np.zeros(target.shape), np.full(target.shape, top * (1.0 + 4.0 * LOSS_ERROR))
     beyond = _delta_by_sum(parts, high, side) > target
@@ -178,7 +181,7 @@ def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """Intersect two brackets, (2, *shape); NaN is no limit.  Return (0, most) where they contradict each other."""
+    """Intersect two brackets, (2, *shape); a NaN end is no limit.  Return (0, most) where the brackets are disjoint."""
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
@@ -187,9 +190,9 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, int, Mechanism, Law]]:
-    """Yield for each pair of a base and a law: its flat indices in an array of `shape`, base's row, base and law.
+    """Yield for each pair of a base and a law: the pair's flat indices in an array of `shape`, base's row, base, law.
 
-    asked : array of `shape`; elements where it is False are left out, and so are pairs without an element.
+    asked : array of `shape`; elements where it is False are left out, and so are pairs of which no element is left.
     """
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
@@ -210,7 +213,7 @@ def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
-    """Return the mass at infinity, the larger of a relation's directions, in the batch's shape."""
+    """Return the larger of the masses at infinity of a relation's directions, in the batch's shape."""
     each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in _named(relation)]
     return np.max(each, axis=0).reshape(batch_shape(run))
 
@@ -234,7 +237,7 @@ def _named(relation: str) -> list[str]:
 
 
 def finite_once(parts: Components) -> bool:
-    """Return whether the parts are a single finite law: its curve has a knot for each of its atoms."""
+    """Return whether the parts are one finite law, used once: the base's curve then has a knot for each atom."""
     others = (parts.mu > 0.0).any() or (parts.gauss_n > 0.0).any() or (parts.laplace_n > 0.0).any()
     return not others and parts.finite_n.shape[1] == 1 and bool((parts.finite_n == 1.0).all())
 
@@ -278,14 +281,14 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
         # half of the mass has losses beyond the engines' range: the bounds from the base alone answer instead
         at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
         return at, np.zeros((2, 3)), np.ones((2, 3))
-    with backend.job(1, apart=True):  # a path for one base, whatever the caller's batch
+    with backend.job(1, apart=True):  # NumPy or XLA as for a single base, whatever the size of the caller's batch
         found = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
         engine = str(found.engine)
         count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
         # beyond eps = `first` only one direction has losses
         early = round(count * max(first / at_most, 0.5))
         at = np.concatenate([np.linspace(0.0, first, early), np.linspace(first, at_most, count - early + 1)[1:]])
-        # the contour engine leaves some brackets wide; "auto" would compute each of those by the lattice engine
+        # if the contour engine serves, it is named below: "auto" would leave each wide bracket to the lattice engine
         by_contour = engine == "contour" and all(contour.reach(part).answers.all() for part in parts)
         shared = by_contour and infinite == 0.0 and str(found.kind) == "certified"
         for part, (name, last) in zip(parts, lasts.items(), strict=False):
@@ -295,7 +298,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
             if shared:
                 low, high = _on_few_contours(part, within)
                 wide = np.flatnonzero(high - low > CONTOUR_WIDTH * high)
-                # where the lower bound is 0, a contour of its own hardly ever raises it: ask for every eighth eps
+                # a separate contour hardly ever raises a lower bound of 0: only every eighth such eps is computed again
                 nothing = low[wide] == 0.0
                 wide = np.append(wide[~nothing], wide[nothing][::8])
             if wide.size:
@@ -321,14 +324,14 @@ def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _last(run: Mechanism, level: float, relation: str) -> float:
-    """Return an eps at which delta has fallen to `level`; at most ASKED_EPS."""
+    """Return an eps at which delta has fallen to `level`, or ASKED_EPS if this is smaller."""
     with backend.job(1, apart=True):
         found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper)
     return min(max(found, 1e-6), ASKED_EPS)
 
 
 def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return eps at the atoms of a finite law, and lower and upper bounds of its profile there."""
+    """Return eps = |loss| at the atoms of finite laws, and lower and upper bounds of delta there, (2, K) each."""
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
@@ -339,7 +342,7 @@ def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return knots (u, T) just below a finite law's curve: masses summed from the largest loss on, rounded below it."""
+    """Return knots (u, T) just below a finite law's curve: sums of masses from the largest loss on, rounded down."""
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
@@ -354,15 +357,15 @@ def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return e^eps for eps of both signs, and bounds of delta there, as delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
+    """Return e^eps for eps of both signs, and bounds of delta there, by delta(-eps) = 1 - e^-eps (1 - reverse(eps))."""
     shrink = np.exp(-eps)
     reverse = [-np.expm1(-eps) + shrink * end for end in (low[1], high[1])]
     keep = eps > 0.0
     ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
     lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
     upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
-    # e^eps is rounded, and delta is convex in it.  So delta moves by at most the rounding error times the slope of the
-    # chord before it, and by at most the rounding error itself
+    # delta is convex in e^eps: it falls no faster than the chord before, and at a rate of at most 1.  So the rounding
+    # of e^eps moves delta by at most the rounding error times the smaller of the two rates
     steepest = np.minimum(upper[:-1] / np.diff(ratio), 1.0)
     moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio[1:]))) * ratio[1:] * steepest
     upper[1:] += moved
@@ -371,7 +374,7 @@ def _joined(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndar
 
 
 def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:
-    """Return one direction's polygons, CELLS cells each; the one below is from brackets of delta or knots `inside`."""
+    """Return one direction's polygons of CELLS cells; the lower one has the knots `inside`, if given."""
     slopes, u, t = outer(ratio, high)
     below_u, below_t = inner(ratio, low, high) if inside is None else inside
     cell, place_u, place_t = _cut(u, t)
@@ -390,17 +393,17 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (u, T) at the knots of a polygon below the curve, from brackets of delta at ascending ratios."""
-    # a wide bracket would lower the polygon at neighbouring ratios; without it their chords give more
+    # wide brackets are left out: each would lower the polygon around it, where chords of narrow brackets give more
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
-    # before the first ratio delta(r) >= 1 - r replaces a chord; beyond the last ratio delta is at least 0 and falls
+    # before the first ratio the bound delta(r) >= 1 - r replaces a chord; beyond the last one 0 <= delta, not rising
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
     # the steepest slope that delta can have after r, and the flattest slope that it can have before r
     fall = np.concatenate([[-1.0], (low[1:] - high[:-1]) / np.diff(r)])
     rise = np.minimum(np.concatenate([(high[1:] - low[:-1]) / np.diff(r), [0.0]]), 0.0)
     a, b = slice(None, -1), slice(1, None)
-    # the line low_k + fall_k (r - r_k), extended from before r_k, meets the line extended from behind r_{k+1}
+    # between r_k and r_{k+1} the line low_k + fall_k (r - r_k) meets the line low_{k+1} + rise_{k+1} (r - r_{k+1})
     steep = rise[b] - fall[a]
     gap = low[b] - low[a] - fall[a] * (r[b] - r[a])
     meet = np.clip(r[b] - np.where(steep > 0.0, gap / np.where(steep > 0.0, steep, 1.0), 0.0), r[a], r[b])
@@ -417,9 +420,9 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
 
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the slopes, and the knots (u, T) in [0, 1], of min_k (d_k + r_k u), whose slopes r descend to 0."""
+    """Return the slopes and the knots (u, T) of the polygon min_k (d_k + r_k u) on [0, 1]; the given r descend to 0."""
     kept = (r.size - 1 - upper_hull(r[::-1], -d[::-1]))[::-1]
-    # a line that is steeper than another line and starts no lower is lowest nowhere
+    # a line is nowhere the lowest if another line is less steep and starts at least as low
     kept = kept[kept.size - 1 - np.argmin(d[kept][::-1]) :]
     r, d = r[kept], d[kept]
     u = np.concatenate([[0.0], np.diff(d) / -np.diff(r), [1.0]])
@@ -431,7 +434,7 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
 
 
 def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return indices of the upper concave hull of points with x not decreasing; some 160 passes for 15,000 points."""
+    """Return the indices of the points on the upper hull, x not decreasing; 15,000 points take some 160 passes."""
     kept = np.lexsort((y, x))  # of points with equal x the last is the highest
     kept = kept[np.append(x[kept[1:]] != x[kept[:-1]], True)] if kept.size else kept
     quiet, parity = 0, 0
@@ -446,7 +449,7 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (original cell, u, T) of exactly CELLS cells: if there are fewer, cut some; if more, leave out knots."""
+    """Return (original cell, u, T) of exactly CELLS cells: cut some cells if there are fewer, else leave out knots."""
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]

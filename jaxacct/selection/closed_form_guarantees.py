@@ -43,7 +43,7 @@ from jaxacct.selection.named_bounds import least_growth
 LINE_ORDERS = np.arange(2.0, 65.0)
 """Default Rényi orders of `line_noise_multiplier`: whole orders up to 64."""
 ROUNDED_UP = 1.0 + 1e-13
-"""Factor larger than the rounding of any formula of this file, by which values are rounded up."""
+"""Factor by which values are rounded up: it exceeds the rounding of every formula of this file."""
 
 
 class Thresholds(NamedTuple):
@@ -116,6 +116,7 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: Arr
     delta : array_like in [0, 1)
         The guarantee of every candidate.
     cut : array_like in (0, 1)
+        Upper bound of the probability that K exceeds T.
 
     Returns
     -------
@@ -218,9 +219,9 @@ def propose_test_release_guarantee(
 ) -> Guarantee:
     """Return the guarantee of generalised propose-test-release: `(eps + eps_test, delta + delta_test + failure)`-DP.
 
-    The proposal has a data-dependent (eps, delta), and an (eps_test, delta_test)-DP test finds that this holds.  The
-    test is wrong with probability at most ``failure``.  The whole has no Rényi guarantee.  To tune it, pass this point
-    to `two_point_selection`.
+    The privacy loss of the proposal depends on the data.  A test, itself (eps_test, delta_test)-DP, finds that the
+    proposal is (eps, delta)-DP on these data.  The test is wrong with probability at most ``failure``.  The whole has
+    no Rényi guarantee.  To tune it, pass the point that is returned to `two_point_selection`.
 
     Parameters
     ----------
@@ -252,8 +253,8 @@ def noisy_max_epsilon(
     """Bound k-fold adaptive report noisy max with Gaussian noise: `m^k delta_k(eps) <= delta`.
 
     Here delta_k is the profile of k composed Gaussians.  Each step reports which of m ``candidates`` has the largest
-    noisy score.  For few steps a composition of `ja.GaussianNoisyMax` is usually much tighter, and looser at most
-    by its discretisation.
+    noisy score.  For few steps a composition of `ja.GaussianNoisyMax` is usually much tighter.  It is never looser
+    by more than its discretisation.
 
     Parameters
     ----------

@@ -4,11 +4,11 @@ With T the concave trade-off curve of the base, L the slope of T, p = T(0) and E
 
     delta_A(eps) <= E int_0^1 M_+(L(u)/E) du + phi(1) - phi(1 - p),   M(r) = max_v (r phi'(T(v)) - phi'(v)).
 
-M_+ lies below a sum `sum_j c_j (r - r_j)_+`.  The integral of this sum consists of points of the base's profile,
-`sum_j c_j (delta_base(eps + log r_j) - p)`, for all eps (README.md of this folder, "The envelope").  For a
-general base the profile is a table of upper bounds, and the r_j are where M's highest line changes.  For a Gaussian
-base the profile has a closed form, and few nodes r_j serve many rows at a time.  Rows for which the bound of a Gaussian
-base is guessed to be too loose use a table.
+M_+ is at most a sum `sum_j c_j (r - r_j)_+`.  For every eps the integral of this sum is a weighted sum of values of the
+base's profile, `sum_j c_j (delta_base(eps + log r_j) - p)` (README.md of this folder, "The envelope").  M is the
+highest of many lines in r.  For a general base the profile is a table of upper bounds, and at each r_j another line
+becomes the highest.  For a Gaussian base the profile has a closed form, and a few nodes r_j serve many rows at a time.
+A row of a Gaussian base whose bound is guessed to be too loose uses a table after all.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ POINTS = 800
 TAIL_SHARE = 1e-6
 """Share of delta that the base's tail beyond the table may add to the answer."""
 EVENLY = 0.25
-"""Share of cells, and of nodes, that is spread evenly."""
+"""Share of the cells, and of the nodes, that is spread evenly; the others crowd where they matter."""
 LOOSE, LOOSE_DELTA = (8e-5, 9e-5), 2e-3
-"""A bound is too loose if its guessed error is above these: relative and absolute for eps, relative for delta."""
+"""Guessed errors above which a bound is too loose: relative and absolute error of eps, relative error of delta."""
 IGNORED, FAR = 1e-6, 1e-9
 """Shares of delta: IGNORED is added for all r below the first node; FAR lies beyond the last node of the sketch."""
 NEWTON_STEPS = (6, 2, 2)
@@ -58,7 +58,7 @@ LINE_ERROR = 1e-12
 
 
 class Table(NamedTuple):
-    """Profile of chords between upper bounds of delta, which do not increase, at ascending ratios e^eps from 0 on."""
+    """Profile made of chords between upper bounds of delta, not increasing, at ascending ratios e^eps from 0 on."""
 
     ratio: np.ndarray
     delta: np.ndarray
@@ -78,7 +78,7 @@ class Table(NamedTuple):
 
 
 class Gaussians(NamedTuple):
-    """Profiles of Gaussian bases, mu (R, 1).  They are symmetric: delta(-x) = 1 - e^-x (1 - delta(x))."""
+    """Profiles of R Gaussian bases, mu (R, 1).  The bases are symmetric: delta(-x) = 1 - e^-x (1 - delta(x))."""
 
     mu: np.ndarray
 
@@ -128,8 +128,8 @@ class Envelope(NamedTuple):
     def newton(self, level: np.ndarray, eps: np.ndarray, high: np.ndarray, steps: int) -> np.ndarray:
         """Estimate the eps at which the leak is `level`.
 
-        Newton's method is applied to the logarithm of the leak, and to the leak itself where the first step leaves
-        [low, high]. The leak is convex in e^eps, so steps on the leak from the left never pass the solution.
+        Each step is Newton's for the logarithm of the leak.  Where this step leaves [low, high], Newton's step for the
+        leak itself is taken.  The leak is convex in e^eps, so from the left this second step never passes the solution.
         """
         low, high, done = np.zeros(level.shape), np.maximum(high, eps), np.zeros(level.shape, bool)
         for _ in range(steps):
@@ -149,7 +149,8 @@ class Envelope(NamedTuple):
     ) -> np.ndarray:
         """Find eps a little above `near` at which the leak is at most `level`; NaN where none is found.
 
-        steps : first and largest distance from `near`, as shares of it.
+        steps : first and largest distance from `near`, as shares of `near` plus `unit`.
+        asked : the rows for which an eps is needed.
         """
         found = np.where(self.leak(np.zeros(level.shape)) <= level, 0.0, np.nan)
         step, largest = steps
@@ -172,7 +173,8 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         value = np.where(left, 0.0, found)
     pairs, asked = np.broadcast_shapes(batch_shape(run), law.shape), left.reshape(shape)
     for side in sides(run, relation) if left.any() else ():
-        # one call of the engines finds the last eps of all tables; a table serves all values of its base and law
+        # One call of the engines finds the last eps of all tables.  There is one table for each pair of a base and a
+        # law.  The table serves all values asked of the pair, so the least delta among them decides where it ends.
         least = (
             wanted.reshape(shape) if quantity == "epsilon" else upper_delta(run, wanted.reshape(shape), side.forward)
         )
@@ -204,7 +206,7 @@ def _of_table(run: Mechanism, law: Law, last: float, relation: str) -> Envelope:
 
 
 def last_eps(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return the eps at which delta exceeds its mass at infinity by `level`, or by TAIL_SHARE of it if larger."""
+    """Return the eps at which delta exceeds the mass at infinity by `level`, or by TAIL_SHARE of the mass if larger."""
     infinite = infinite_mass(run, relation)
     least = np.minimum(np.clip(np.maximum(level, TAIL_SHARE * infinite), 1e-290, 1.0) + infinite, 1.0)
     return np.clip(upper_epsilon(run, least, relation), 1e-6, LARGEST_EPS)
@@ -224,7 +226,7 @@ def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return gains and costs of lines `r gain - cost`; the highest line is at least `r phi'(T(v)) - phi'(v)`, all v."""
+    """Return gains and costs of lines `r gain - cost`: for every v one of them is at least `r phi'(T(v)) - phi'(v)`."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, 12 * (POINTS + 2))
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
@@ -237,21 +239,22 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
         left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
         right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
         cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
-        # a gain below 1e-300 may have left float64
+        # a gain below 1e-300 may have lost digits in float64
         gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, 1e-300)
     return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder nearly equal gains
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, weight: float = 1.0) -> Points:
-    """Return the integral of the highest of lines of ascending gain: a point for each r where the highest changes.
+    """Return the integral of the highest of lines of ascending gain: a point for each r where another becomes highest.
 
-    Any order of lines, and any subset of changes, gives a bound: `(r - r_j)_+` is at least r - r_j, and at least 0.
+    The sum of points is at least every line that is kept, even where rounding puts some r_j out of order: `(r - r_j)_+`
+    is at least r - r_j, and at least 0.
     """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
     cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line of more cost and less gain than another is never highest
     with np.errstate(divide="ignore", over="ignore"):
-        first = int(np.argmin(cost / gain))  # lines before this one are below it or below 0
+        first = int(np.argmin(cost / gain))  # for every r a line before this one lies below this one or below 0
         gain, cost = np.append(0.0, gain[first:]), np.append(0.0, cost[first:])
         kept = upper_hull(gain, -cost)
         rise, further = np.diff(gain[kept]), np.diff(cost[kept])
@@ -262,8 +265,8 @@ def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, we
 class Size(NamedTuple):
     """Numbers of nodes and cells for Gaussian bases; the bound holds for any numbers."""
 
-    sketch_nodes: tuple[int, int]
-    sketch_cells: int
+    sketch_nodes: tuple[int, int]  # numbers of nodes in the first and in the second sketch
+    sketch_cells: int  # number of cells of v in the sketches
     nodes: int  # number of nodes r_j
     cells: int  # number of cells of v
     rows: int  # rows computed at once: their arrays stay in the processor's cache
@@ -294,15 +297,15 @@ def _of_gaussians(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray) ->
 
 
 def _epsilon(mu: np.ndarray, law: Law, target: np.ndarray, size: Size) -> np.ndarray:
-    """Return upper bounds of epsilon of Gaussian bases at delta; NaN where they are too loose."""
+    """Return upper bounds of a selection's epsilon at delta, for Gaussian bases; NaN where they are too loose."""
     made, eps, close = _of_nodes(mu, law, target, None, size)
     found = made.crossing(target, eps, (1e-9, 0.005), mu, close)
     return np.where(close | (found == 0.0), found, np.nan)
 
 
 def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
-    """Return upper bounds of delta of Gaussian bases at eps; NaN where they are too loose."""
-    # the base's delta may be far below the answer, so a first bound guesses the level
+    """Return upper bounds of a selection's delta at eps, for Gaussian bases; NaN where they are too loose."""
+    # the base's delta may be far below the answer, so a coarse envelope at this delta guesses the level of the answer
     base, _ = Gaussians(mu).about(eps)
     # an envelope made for level 0.5 also holds for larger deltas
     level = np.clip(_of_nodes(mu, law, base, eps, SKETCH)[0].leak(eps), base, 0.5)
@@ -313,7 +316,7 @@ def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
 def _of_nodes(
     mu: np.ndarray, law: Law, level: np.ndarray, eps: np.ndarray | None, size: Size
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """Return the envelope for a level of delta, the eps (given or solved for), and whether it seems close there."""
+    """Return an envelope for a level of delta, the eps (given or solved for), and whether it seems close there."""
     start = IGNORED * level
     x, grown = sketch(mu[:, None], law, start[:, None])
     ends = spread(x, grown, np.diff(x), size.sketch_cells)
@@ -362,21 +365,21 @@ def _missed(made: Envelope, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
 
 
 def _turns(made: Envelope) -> np.ndarray:
-    """Return how much the slope rises around each interval between two nodes, without the kink at the first node."""
+    """Return how much the slope of M's bound rises around each interval of nodes, except for the kink at the first."""
     turn = made.sums[0].weight.copy()
     turn[:, 0], turn[:, -1] = turn[:, 1], turn[:, -2]
     return 0.5 * (turn[:, 1:] + turn[:, :-1])
 
 
 def _between(made: Envelope, eps: np.ndarray) -> np.ndarray:
-    """Estimate the Q-mass of losses minus eps between two nodes, times the likelihood ratio at the first node."""
+    """Estimate for neighbouring nodes the Q-mass of `loss - eps` between them, times the ratio at the first of them."""
     nodes, _, profile = made.sums[0]
     _, fall = profile.about(eps[:, None] + nodes)
     return np.maximum(fall[:, :-1] - fall[:, 1:] * np.exp(-np.diff(nodes)), 0.0)
 
 
 def _placed(made: Envelope, between: np.ndarray, count: int) -> np.ndarray:
-    """Return nodes (R, count) such that the chords between them overstate the leak by about equal amounts."""
+    """Return nodes (R, count) such that each chord between two of them overstates the leak by about the same amount."""
     nodes, width = made.sums[0].at, np.diff(made.sums[0].at)
     return spread(nodes, np.cbrt(_turns(made) * width * between), width, count)
 
@@ -389,14 +392,14 @@ def _first(lines: Lines, start: np.ndarray) -> np.ndarray:
 
 
 def _loss(mu: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """Return a loss that is exceeded with about the P-mass `mass`."""
+    """Return a loss above which about the P-mass `mass` lies."""
     return mu * (0.5 * mu - special.ndtri(np.clip(mass, 1e-300, 1.0 - 1e-9)))
 
 
 def _through(
     mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """Return the envelope through bounds of M at r = e^nodes, each node's highest line, and each bound's excess."""
+    """Return the envelope through bounds of M at r = e^nodes; each node's highest line; how far bounds exceed M."""
     r = np.exp(nodes)
     best, chosen = np.zeros(r.shape), np.zeros(r.shape, np.int64)
     row = np.arange(r.shape[0])
@@ -423,7 +426,7 @@ class Lines(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of v with K ends: `r phi'(T(v)) - phi'(v)` is at most a cell's larger end plus `bent - r straight`."""
+    """Cells of v with K ends: `r phi'(T(v)) - phi'(v)` is at most its larger end on a cell plus `bent - r straight`."""
 
     gain: np.ndarray
     cost: np.ndarray
@@ -432,10 +435,10 @@ class Cells(NamedTuple):
     exact: tuple[np.ndarray, np.ndarray]
 
     def lines(self, first: np.ndarray) -> Lines:
-        """Return lines that hold for all r with a logarithm of at least `first`, (R,)."""
+        """Return lines that hold for all r with log r >= `first`; `first` is (R,)."""
         more = self.bent - np.exp(first - INFLATED * (1.0 + np.abs(first)))[:, None] * self.straight
         more = np.where(more <= 0.0, 0.0, more) * (1.0 + INFLATED)  # NaN stays NaN
-        # if the correction is most of a cost, both ends of the cell use the smaller cost of the two
+        # if the correction is over half of a cell's smaller cost, both ends of the cell take this cost, uncorrected
         step = ~(more <= 0.5 * self.cost[:, 1:])
         left = np.where(step, self.cost[:, 1:], self.cost[:, :-1] - more)
         right = np.where(step, self.cost[:, 1:], self.cost[:, 1:] - more)
@@ -447,7 +450,7 @@ class Cells(NamedTuple):
 def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
     """Return the cells whose ends have the ascending scores x, (R, K); mu is (R, 1)."""
     middle = 0.5 * (x[:, 1:] + x[:, :-1])
-    # the floats y define v = 1 - y exactly at the ends; masses at the middle of a cell have relative errors
+    # at the ends v is exactly 1 minus the floats y; the masses at the middle of a cell have relative errors
     y = special.ndtr(x)
     v = 1.0 - y
     my, mv = special.ndtr(middle), special.ndtr(-middle)
@@ -457,7 +460,7 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
     near = middle <= 0.0
     left = np.where(near, y[:, :-1] - my, mv - v[:, :-1])
     right = np.where(near, y[:, 1:] - my, mv - v[:, 1:])
-    # the tangent of 1 - T at the cell's middle, rounded down, or a constant where the tangent would fall below 0
+    # lower bounds of 1 - T: the tangent at the cell's middle, rounded down, or a constant where the tangent is too low
     height = np.where(middle <= mu, mean * (1.0 - LINE_ERROR), 1.0 - missed * (1.0 + LINE_ERROR))
     low = height + ratio * (left - LINE_ERROR * np.where(near, y[:, :-1] + my, mv + v[:, :-1]))
     high = height + ratio * (right - LINE_ERROR * np.where(near, y[:, 1:] + my, mv + v[:, 1:]))
@@ -469,7 +472,7 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
     gain = law.slopes(risen)[0] * (1.0 + INFLATED)
     plain, steep = law.slopes(np.concatenate([y, zero + 1.0], -1))
     cost = plain * (1.0 - INFLATED)
-    # phi'' is convex: it changes faster in the cell before a cell, and slower in the cell behind, than in the cell
+    # phi'' is convex: it changes in a cell at most as fast as in the cell before, and at least as fast as in the next
     width = np.diff(y)
     before = np.concatenate([y[:, :1], width[:, :-1]], -1)
     steeper = np.concatenate([law.slopes(zero)[1], steep[:, :-3]], -1)
@@ -488,7 +491,7 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
 
 
 def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return estimates of B = 1 - T, lower bounds of B, and one at the last x, at floats y near the Q-masses below x.
+    """Return estimates and lower bounds of B = 1 - T at floats y near the Q-masses below x, and a bound at the last y.
 
     y misses the Q-mass by less than `missed`.  B is convex, so over this distance it falls by at most its slope times
     `missed`.  B(1) = 1.

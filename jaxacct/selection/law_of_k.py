@@ -46,7 +46,7 @@ class Law(ABC):
 
     K must be drawn independently of the data and kept secret, as must the running time (README.md of this folder, "What
     every guarantee here assumes").  Subclasses are frozen dataclasses that ``register`` makes pytrees.  Their fields
-    are checked as those of mechanisms are, and tracers pass.
+    are checked as those of mechanisms are; tracers pass unchecked.
 
     Parameters
     ----------
@@ -94,8 +94,8 @@ class Law(ABC):
     def generating(self, y: ArrayLike) -> tuple[Any, Any, Any]:
         """Return (phi, phi', phi'') of `phi(x) = E[x^K]` at x = 1 - y, for y in [0, 1] that broadcasts with the batch.
 
-        The answer is NumPy's for NumPy's arrays.  The method is traceable, inside ``jax.enable_x64()``.  Its relative
-        error is about 1e-13, near both ends of [0, 1] too.
+        NumPy arrays give NumPy arrays.  Inside ``jax.enable_x64()`` the method is traceable.  The relative error of the
+        answer is about 1e-13, also near both ends of [0, 1].
         """
 
     def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
@@ -264,14 +264,14 @@ class TruncatedNegativeBinomial(Law):
     def probability(self, k: ArrayLike) -> np.ndarray:
         k = np.asarray(check("k", k, WHOLE_K))
         at = np.maximum(k, 1.0)
-        # logarithms, since for large eta the factors leave float64 while their product does not
+        # logarithms are added, since for large eta the factors leave float64 while their product does not
         grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
     def survival(self, k: ArrayLike) -> np.ndarray:
-        """Return Pr[K > k] by Taylor's remainder of phi, with c = `_scale`.
+        """Return Pr[K > k], which is Taylor's remainder of phi.
 
-        `c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`.
+        With c = `_scale` it is `c (1-gamma)^{k+1} (eta+1)_k/k! int_0^1 u^k (1-(1-gamma)u)^{eta-1} du`.
         """
         k = np.asarray(check("k", k, WHOLE_K))
         if np.any(np.asarray(self.eta) > 1e6):  # `_log_tail` has too few terms for so sharp an integrand
@@ -290,7 +290,7 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        far = np.maximum(z, 30.0)  # from 30 on Stirling's series; apart, its leading terms would cancel
+        far = np.maximum(z, 30.0)  # from 30 on both by one Stirling series: in two, the leading terms would cancel
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
         return np.where(z < 30.0, gammaln(z + eta) - gammaln(z), grown) - gammaln(eta + 1.0)
@@ -345,7 +345,7 @@ def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
     """Compute `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1.
 
-    By the trapezoid rule in v, with u = e^-t and t = e^v/(k+1).
+    The integral is summed by the trapezoid rule in v, where u = e^-t and t = e^v/(k+1).
     """
     shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
     k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
@@ -472,7 +472,9 @@ class Binomial(_Trials):
 @register
 @dataclass(frozen=True, eq=False)
 class PointMass(_Trials):
-    """Law of a fixed, known K = ``repetitions``: for i.i.d. candidates the most costly law in privacy.
+    """Law of a fixed, known K = ``repetitions``.
+
+    For i.i.d. candidates it costs more privacy than a geometric or Poisson law of the same mean.
 
     Parameters
     ----------
@@ -651,7 +653,7 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
         weight = mass[more:] * np.prod([k - i for i in range(more)], axis=0)
         if not weight[1:].any():
             return none
-        share = weight / np.max(weight)  # scaled, since the sum might underflow otherwise
+        share = weight / np.max(weight)  # scaled, since the sum of the weights may underflow
         return max(math.fsum(weight), LEAST), Categorical(share / math.fsum(share))
     raise InputError(
         f"k of type {type(law).__name__} has no higher derivatives; use a law of jaxacct.selection, such as Categorical"

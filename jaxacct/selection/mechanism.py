@@ -46,7 +46,8 @@ class Selection(AnySelection):
     is a total preorder of a candidate's own output and does not depend on K.  Candidates must be i.i.d. given the data;
     `AdaptiveSelection` is for other candidates.  `ja.epsilon` and `ja.delta` return brackets.  The upper end is the
     theorem's bound, rounded up; the lower end is the leak of an actual score.  In a composition with other mechanisms
-    a pair made from upper bounds of its profile on a grid replaces the selection, and the answer is a bound.
+    a pair replaces the selection.  It is made from upper bounds of the selection's profile on a grid, so that the
+    answer is a bound.
 
     Parameters
     ----------
@@ -103,12 +104,12 @@ class Selection(AnySelection):
 
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         low, high = certified(quantity, run, self.law, values, relation, rtol if rtol >= OK_WIDTH else 0.0)
-        # a selection uses all of the base's curve, as a composition does
+        # a selection uses all of the base's curve, as a composition does, so it has the kind of a composition
         return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 
 
 class OfSelections(MechanismEngine):
-    """Engine of all selections but adaptive ones with fixed K, which the engines answer as compositions."""
+    """Engine of all selections but adaptive ones with fixed K, which other engines answer as compositions."""
 
     name = "selection"
     classes = (Selection, AdaptiveSelection, TopSelection)
@@ -133,7 +134,7 @@ def select(
     i.i.d. given the data: each is drawn afresh from one law of configurations and run with fresh randomness.  A list
     tried in order, a shuffled list, a sampler that keeps state, pruning and warm starts are not i.i.d., and leak more.
     With candidates="adaptive" a candidate may depend on all outputs before it in any way, and all outputs may be
-    released (`AdaptiveSelection`).  That costs more, the more so the more K varies.
+    released (`AdaptiveSelection`).  That costs more privacy, and more still where K varies more.
 
     Parameters
     ----------
@@ -179,7 +180,7 @@ def select(
 def certified(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, width: float = 0.0
 ) -> np.ndarray:
-    """Return lower and upper bounds (2, *shape) at the worst score, narrowed by other bounds where far apart."""
+    """Return lower and upper bounds (2, *shape) at the worst score, narrowed by other bounds where not close."""
     most = SAYS_NOTHING[quantity]
     # at a delta below LEAST_DELTA the lower bound at LEAST_DELTA holds; the only upper bound is the largest loss
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)

@@ -2,8 +2,9 @@
 
 The published bounds by the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`, m = E[K].  The
 shift depends on a free eps_1 >= 0 and on delta(eps_1).  The Rényi bounds are those of Papernot and Steinke (2022).  The
-one for Poisson laws keeps K = 0: the published one, without it, is false for means below 1.  Each bound takes its
-auxiliary guarantee from the direction in which its theorem is true (README.md of this folder, "Which direction").
+bound for Poisson laws here counts K = 0: the published bound leaves it out, and is false for means below 1.  Each bound
+takes its auxiliary guarantee from the direction for which its theorem is true (README.md of this folder, "Which
+direction").
 
 The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**: for
 a base of (1, 1e-5)-DP and geometric K of mean 10 it says 1.144, and the score |x - 1.67| leaks 1.531.  Its answers are
@@ -55,7 +56,7 @@ RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
 RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
 """Orders that the Rényi bound tries, 40 for each power of ten of `order - 1`.  Any order gives a true bound."""
 ROUNDED_UP = 1.0 + 1e-12
-"""Factor larger than the rounding of any formula of the published bounds, by which their values are rounded up."""
+"""Factor by which the published bounds are rounded up: it exceeds the rounding of each of their formulas."""
 
 
 def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
@@ -80,7 +81,7 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 
 
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
-    """Return the least shift of eps that a theorem allows in one direction, of the batch's shape; inf where none does.
+    """Return the least shift of eps that a theorem allows in one direction, in the batch's shape; inf if there is none.
 
     Truncated negative binomial, reverse direction's delta: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`.
     Binomial, same direction's delta: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`, if
@@ -125,7 +126,7 @@ def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
 
 
 def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (argument, value) of the minimum of a function with one valley in [0, high], on ever finer grids."""
+    """Find the minimum (argument, value) of a function with one valley in [0, high], on ever finer grids."""
     low, place, best = np.zeros(high.shape), np.zeros(high.shape), np.full(high.shape, np.inf)
     for count in (49, 17, 17, 17, 17):  # any argument gives a true bound
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * high.ndim)
@@ -280,7 +281,7 @@ def monotone_score_epsilon(mu: ArrayLike, k: Law, delta: ArrayLike, *, form: str
     """Compute eps of a selection of mu-Gaussian-DP candidates **if** its score is monotone in the likelihood ratio.
 
     The best of K draws of N(mu, 1) is compared with the best of K draws of N(0, 1), in both directions.  The error is
-    about 1e-9, or about 1e-4 through Rényi divergences.  The answer is no guarantee for other scores.
+    about 1e-9, or about 1e-4 with form "renyi".  The answer is no guarantee for other scores.
 
     Parameters
     ----------
@@ -363,7 +364,7 @@ def _answer(quantity: str, mu: Any, k: Law, given: np.ndarray, form: str) -> np.
 
 
 def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return eps at delta, or delta at eps, by `order_statistics`, in chunks of rows with equal REACHES."""
+    """Return eps at delta, or delta at eps, by `order_statistics`, in chunks of rows of the same reach."""
     laws = law.flattened(shape)
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu, given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)

@@ -50,30 +50,30 @@ from jaxacct.selection.law_of_k import (
 from jaxacct.selection.worst_case import known_curves
 
 MASS_ERROR = 16.0 * ROUNDOFF
-"""Upper bound of the absolute error of a mass: masses are at most 1, and a difference of two has a few roundings."""
+"""Upper bound of the absolute error of a mass: masses are at most 1, and a difference of two takes a few roundings."""
 RELATIVE_ERROR = 4e-12
-"""Upper bound of the relative errors of phi, of phi' (exponents up to 700) and of masses."""
+"""Upper bound of the relative errors of masses, of phi, and of phi', an exponential with an exponent up to 700."""
 ROUNDED_UP = 1.0 + 1e-11
-"""Factor larger than the rounding of any formula of a bound from the base alone."""
+"""Factor by which bounds from the base alone are rounded up; it exceeds the rounding of each of their formulas."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""Range of s, the log-odds of v = 1/(1 + e^-s).  One bound serves all v below 4e-18; at the last s, 1 - v is 1e-26."""
+"""First and last s, the log-odds of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound serves all smaller v."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
-"""Numbers of cells of s: at first, at most, and made by cutting one.  More cells make a tighter bound."""
+"""Numbers of cells of s: at the start, at most, and made of a cell by a cut.  More cells make a tighter bound."""
 RATIO_TOLERANCE = 1e-8
 """Relative error aimed at for the ratio R; it is also the absolute error of the largest loss."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 """Families of laws for which R is reached at a knot of the curve (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
-"""Largest loss of a base for which limits are computed: its exp is far from overflow."""
+"""Largest loss of a base for which R is bounded cell by cell and orders are tried: its exp is far from overflow."""
 LEAST_SLOPE = 1e-290
-"""Smallest value of phi' after rounding up, and smallest usable cost of an order: float64 may lose smaller ones."""
+"""Value to which a smaller phi' is rounded up, and least cost of an order that is used: less may have left float64."""
 
 
 class Limits(NamedTuple):
     """Certified limits of delta and of the losses, for one direction of one selection."""
 
-    leak: tuple[float, float]  # (lower, upper) of delta at infinity
-    largest: float  # upper bound of all finite losses; inf if unknown
+    leak: tuple[float, float]  # (lower, upper) bounds of the mass at infinity
+    largest: float  # upper bound of the finite losses; inf if unknown
     gain: np.ndarray  # actual orders of scores leak at least gain - e^eps cost
     cost: np.ndarray
     reached: float  # some actual order of scores has a loss this large
@@ -94,7 +94,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow brackets (2, *shape) by the limits where `rows` is True; one that contradicts them becomes trivial."""
+    """Narrow brackets (2, *shape) by the limits where `rows` is True; a bracket disjoint from them becomes trivial."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, row, base, one in each_pair(run, law, shape, rows):
@@ -124,7 +124,7 @@ class Direction(NamedTuple):
     back: Components  # components of the reverse direction
     loss: float  # largest finite loss; inf if unbounded
     reverse_loss: float  # largest finite loss of the reverse direction
-    distance: float  # delta_base(0), which is at least every T(v) - p - v
+    distance: float  # delta_base(0); T(v) - p - v is at most this for every v
 
 
 def _direction(run: Mechanism, side: Sides) -> Direction:
@@ -183,7 +183,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gain, cost) of orders in which part of the most revealing outcome scores above a share v of Q."""
+    """Return (gain, cost) of orders that put a part of the most revealing outcome above the ranks up to some v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -198,7 +198,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a loss that orders reach in which a little of the most revealing outcome scores above a knot's ranks."""
+    """Return a loss reached by orders that put a little of the most revealing outcome above the ranks up to a knot."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -234,7 +234,7 @@ def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.n
 
 
 def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
-    """Bound `log phi'(T(v) - p) - log phi'(v)` over v from above, if the ratio is monotone between knots; else inf."""
+    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v; inf unless the law is in KNOTS_DECIDE."""
     if type(law) not in KNOTS_DECIDE:
         return np.inf
     gain = log_slopes(law, 1.0 - above.p + apart * (1.0 - RELATIVE_ERROR) - MASS_ERROR, 1.0)
@@ -271,7 +271,7 @@ def slopes(law: Law, y: np.ndarray) -> np.ndarray:
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
-    """Bound `phi'(T(v) - p)/phi'(v)` over v in (0, 1] from above, at least by 1; inf where float64 has no bound."""
+    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` over v in (0, 1]; inf if it overflows."""
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return an upper bound of the ratio on each cell with `ends` (2, C), and lower bounds of the largest ratio."""
@@ -286,7 +286,8 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     start = np.maximum(slopes(law, 1.0 - slope * reach - MASS_ERROR) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
-    # begin at the last v whose bound for all smaller v is at most a ratio reached later, or where both bounds meet
+    # `before` bounds the ratio for all v before a cell, `after` for all v from the cell on.  Begin at the last cell
+    # whose `before` is no more than a ratio reached from there on; if there is none, where the larger bound is least
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
@@ -313,8 +314,8 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
 
 
 def growth(law: Law, base: Direction) -> float:
-    """Bound `log phi'(T(v) - p) - log phi'(v)` over all v from above, for one law; inf if no bound is known."""
-    # the largest finite loss of the reverse direction leaves out the outcomes with dP = 0
+    """Return an upper bound of `log phi'(T(v) - p) - log phi'(v)` over all v, by the law; inf if none is known."""
+    # outcomes with dP = 0 have an infinite reverse loss: where there are any, the largest finite one bounds nothing
     back = base.reverse_loss if float(base.back.delta_infinity[0]) == 0.0 else np.inf
     with np.errstate(divide="ignore", over="ignore"):
         if isinstance(law, TruncatedNegativeBinomial):

@@ -31,9 +31,9 @@ VARIANTS = ("rest", "all")
 WHOLE_ORDERS = np.arange(2.0, 129.0)
 """Whole orders of the Rényi form, for which the published sums are finite."""
 ROUNDED_UP = 1.0 + 1e-12
-"""Factor larger than the rounding of the Rényi sums, by which they are rounded up."""
+"""Factor by which the Rényi sums are rounded up: it exceeds their rounding."""
 RELATIONS = ("remove_one", "add_one")
-"""Relations of removing and of adding a record, in the order of profiles."""
+"""Relations of removing and of adding a record, in the order in which PrivacyProfile takes their deltas."""
 SUM_ERROR = 1e-10
 """Relative allowance for sums of up to 10^6 products of two masses."""
 
@@ -164,8 +164,8 @@ def expected_cost(
 ) -> Numbers:
     """Compute the expected number of gradient evaluations of tuning on a sample and training.
 
-    It is `E (m q n + (1-q) n)` for "rest" and `E (m q n + n)` for "all", with m = E[K].  Tuning on all data costs `E m
-    n`.
+    It is `E (m q n + (1-q) n)` for "rest" and `E (m q n + n)` for "all", with m = E[K].  Tuning on all data would cost
+    `E m n`.
 
     Parameters
     ----------
@@ -215,9 +215,9 @@ def _sum(q: float, terms: np.ndarray) -> float:
 def _through_points(
     epsilon: Callable[[float], Any], delta: Callable[[np.ndarray, str], np.ndarray], target: float
 ) -> PrivacyProfile:
-    """Make a mechanism from upper bounds of delta in both directions, up to the eps where delta is 1e-4 `target`."""
+    """Make a mechanism from upper bounds of delta in both directions, up to the eps where delta is 1e-4 of `target`."""
     top = float(epsilon(max(target * 1e-4, 1e-300)))
-    # the product of two such pairs has 160,000 atoms
+    # 400 points: the product of two such pairs then has 160,000 atoms
     grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, 400)
     return PrivacyProfile(grid, *(delta(grid, name) for name in RELATIONS))
 
@@ -278,7 +278,7 @@ class Product(NamedTuple):
 
 
 def product(tuning: PrivacyProfile, trained: PrivacyProfile, share: float, variant: str) -> Product:
-    """Return the pair of both together, from the profiles of the tuning on its sample and of the run on its data."""
+    """Return the pair of tuning and final run together, from the profiles of the two, each on its own data."""
     (p1, q1, more1), (p2, q2, more2) = (atoms(one.pair()) for one in (tuning, trained))
     base = np.outer(q1, q2).ravel()
     if variant == "rest":

@@ -44,7 +44,7 @@ from jaxacct.selection.profile_ends import RELATIVE_ERROR
 TOP = Constraint("use a whole number of candidates from 1 to 16", 1, 16, integral=True)
 """Allowed values of j: the bound for the best j needs the profiles of 1, ..., j runs."""
 MOST_ATOMS = 1500
-"""A finite base is multiplied out if j runs have at most this many outcomes."""
+"""Largest number of outcomes of several runs of a finite base for which the law of these runs is multiplied out."""
 
 
 @register
@@ -117,7 +117,7 @@ class TopSelection(AnySelection):
         shape = np.broadcast_shapes(batch_shape(run), self.law.shape, np.shape(values))
         wanted, found = np.broadcast_to(values, shape).reshape(-1), np.empty(int(np.prod(shape)))
         for here, _, base, one in each_pair(run, self.law, shape):
-            # a path for one selection, whatever the caller's batch; `_of_one` replaces NaN by a trivial bound
+            # NumPy or XLA as for a single selection, whatever the caller's batch; `_of_one` makes NaN a trivial bound
             with backend.job(1, apart=True), np.errstate(all="ignore"):
                 found[here] = _of_one(quantity, base, one, self.top, wanted[here], relation, rtol)
         return found.reshape(shape)
@@ -145,7 +145,7 @@ def _of_one(
 
 
 def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str) -> np.ndarray:
-    """Return whether the average over K is shown to exceed the bound `found`, so that it need not be computed."""
+    """Return where the average over K surely exceeds the bound `found`: there the average need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
     for share in (0.7, 2.0, 4.0, 8.0):
@@ -182,16 +182,16 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
         scale, other = derivative(law, top)
         grown, _ = profile_ends.last(run, other, side.forward) if scale > 0.0 else (np.zeros(()), 0.0)
         total = (float(grown) + (top - 1) * one) * (1.0 + 8.0 * ROUNDOFF)
-        # if the ratio is unknown, or a number overflows, the largest loss is unknown
+        # where `total` is NaN, or `scale` overflows, no bound of the largest loss is known
         largest = max(largest, total) if total >= 0.0 and np.isfinite(scale) else np.inf
         mass = max(mass, float(profile_ends.last(run, law, side.forward)[1]))
     return largest, mass
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return one direction's envelope, from profiles down to a share of `level`, and the last eps of the profiles."""
+    """Return one direction's envelope, from profiles that reach a share of `level`, and the last eps of `top` runs."""
     parts = components(run, "add_or_remove_one", side.direction)
-    # certain mass at infinity counts by itself; the mass of a pair that only dominates the base is not certain
+    # mass at infinity counts by itself if it is certain; that of a pair which only dominates the base is not certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
     apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may only be where a table was cut off

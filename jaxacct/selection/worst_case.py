@@ -51,7 +51,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
     `width` inf nothing is computed again, and deltas are within some 1e-3 of the truth.
     """
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
-    # curves through half as many points are narrow enough for such a width
+    # curves through half as many points are narrow enough for a `width` of 1e-3 or more
     known = known_curves(run, 1e-3 <= width < np.inf)
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
@@ -82,7 +82,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Return brackets (2, B), the larger of this and the `other` direction's; compute wide ones more finely."""
+    """Return brackets (2, B), the larger of this direction's and the `other` one's; refine wide brackets."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
@@ -99,7 +99,7 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # a narrow bracket that this effort hardly narrowed is not refined again: its width is the base's
+            # a narrow bracket that this effort hardly narrowed is not refined again: the base's curve makes it wide
             due[wide] = ~((after > 0.8 * before) & (after <= 1e-3 * scale))
     return np.maximum(np.stack([low, high]), other)
 
