@@ -56,10 +56,10 @@ BETWEEN_PAIRS = 7.0 / 9.0
 a smooth loss f whose known points are a distance h apart. Chords lie f'' h^2/12 above f. The polygon below f has its
 corners where continued chords meet, and lies 7 f'' h^2/24 below f."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
-"""Relative width up to which a bracket between two pairs is "ok" however small rtol is. Brackets between two
-pairs are hardly ever narrower than this."""
+"""Relative width up to which a bracket is "ok" if its two ends come from two pairs, even where rtol is smaller. Such
+brackets are rarely narrower than this."""
 WIDE = 8e-4
-"""Relative width above which an epsilon is computed again, with more losses for its rounds of random allocation."""
+"""A bracket of epsilon that is relatively wider is computed again, with more losses for rounds of random allocation."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -513,7 +513,7 @@ def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
     found = np.zeros(above[0].sign.size, bool)
     for one, other in zip(above, below, strict=True):
         for a, b in ((one.finite_loss, other.finite_loss), (one.finite_mass, other.finite_mass)):
-            if a.shape != b.shape:  # some configurations may lack finite parts
+            if a.shape != b.shape:  # then every row with finite parts counts as differing
                 found |= np.any(one.finite_n > 0, axis=1) | np.any(other.finite_n > 0, axis=1)
             else:
                 found |= _rows_that_differ(a, b)

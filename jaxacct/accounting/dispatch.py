@@ -36,7 +36,7 @@ from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 COSTLY = 0.05
 """Seconds of CPU for one configuration. An engine that costs more is asked only after all theorems."""
 WIDE = {"epsilon": 0.01, "delta": 0.5}
-"""Rényi accounting is tried for brackets of a larger relative width. It does not improve narrower ones."""
+"""Rényi accounting is tried for brackets that are relatively wider than this. It does not improve narrower ones."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
 """Outside of searches the contour engine refines to a relative width of half of max(NARROWEST, REFINED_SHARE rtol), and
 at most half of rtol."""

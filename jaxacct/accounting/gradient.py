@@ -173,7 +173,7 @@ def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.
 
 
 def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (derivative of log delta along the tangent, minus its derivative in eps); NaN where all contours fail."""
+    """Return (derivative of log delta along the tangent, -d log delta/d eps); NaN where all contours fail."""
     along, slope = np.full(epsilon.size, np.nan), np.ones(epsilon.size)
     log_tol = np.full(epsilon.size, np.log(contour.TOLERANCE))
     due = np.zeros(epsilon.size, int)

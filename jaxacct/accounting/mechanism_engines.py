@@ -234,7 +234,7 @@ def _outer(loss: np.ndarray, q: np.ndarray) -> np.ndarray:
 # A replaced record as a removed and an added one
 
 SHARES = 9
-"""Number of shares tried for the removal, the first of two steps: shares of eps, or of delta, even in log odds."""
+"""Number of shares tried for the removal: evenly spaced shares of eps, or shares of delta evenly spaced in log odds."""
 WIDEST_LOG_ODDS = 12.0
 """Shares of delta range from e^-12 to 1 - e^-12."""
 
@@ -242,7 +242,7 @@ WIDEST_LOG_ODDS = 12.0
 class RemovedAndAdded(MechanismEngine):
     """Replacement as removal and addition, for mechanisms without a good pair for the replacement.
 
-    Let D be the data without the record. From the data with one record over D to the data with another record,
+    Let D be the data without the record. The way from the data with one record to the data with another leads over D:
 
     | delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x).
 
@@ -319,7 +319,6 @@ def _refined(values: Callable[[np.ndarray], np.ndarray], at: np.ndarray, apart: 
     """Return the least value over the points `at`, and over five points between the neighbours of the best point."""
     coarse = values(at)
     best = np.take_along_axis(np.broadcast_to(at, coarse.shape), np.argmin(coarse, axis=0)[None], 0)
-    # Five points between the neighbours of the best point.
     nearer = np.linspace(-1.0, 1.0, 7)[1:-1].reshape(-1, *(1,) * (coarse.ndim - 1))
     fine = values(np.clip(best + apart * nearer, at.min(), at.max()))
     return np.minimum(coarse.min(axis=0), fine.min(axis=0))
@@ -398,9 +397,10 @@ class OneRound(MechanismEngine):
 
 
 class SameBins(MechanismEngine):
-    """Balls in bins by themselves, which are one round with less noise. That noise is rounded both ways.
+    """Balls in bins by themselves, which are one round of random allocation with less noise.
 
-    Composed with other mechanisms, balls in bins have two pairs as any random allocation.
+    That noise is rounded down for the upper end and up for the lower end. Composed with other mechanisms, balls in bins
+    have two pairs, as any random allocation has.
     """
 
     name, classes = "same_bins", (BallsInBins, MatrixMechanism)
@@ -411,7 +411,6 @@ class SameBins(MechanismEngine):
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         mechanism: Any = question.mechanism
-        # slightly less noise gives the upper end, slightly more noise the lower end
         rounds = (question._replace(mechanism=mechanism.equivalent(below)) for below in (False, True))
         above, below = (OneRound().bracket(each) for each in rounds)
         low, high = np.minimum(below.lower, above.upper), above.upper
@@ -505,7 +504,7 @@ class MixtureContour(MechanismEngine):
     steps = (OfGaussianMixtures,)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        """Return whether all steps are Gaussians or mixtures of them, and the parts do not describe some mixture."""
+        """Return whether all steps are Gaussians or mixtures, and some mixture is no Gaussian in fact (`ordinary`)."""
         steps = single_steps(question.mechanism)
         of_mixtures = [step for step in steps if isinstance(step, OfGaussianMixtures)]
         if all(step.ordinary() for step in of_mixtures):
@@ -578,14 +577,14 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     word = str(np.reshape(found.engine, -1)[0])
     if not certified:
         return -np.inf, upper, word
-    if np.reshape(found.status, -1)[0] == "width":  # a lattice chosen for one pair alone suits it better
+    if np.reshape(found.status, -1)[0] == "width":  # a lattice for one pair alone suits that pair better
         alone = by_parts(question._replace(mechanism=_Above(question.mechanism)))
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
     return lower, upper, word
 
 
 def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[float, Known]) -> Ends:
-    """Return the bracket of the direction with the larger answer. Its upper end is inf if a direction has none."""
+    """Return, end by end, the larger of the two directions' brackets; the upper end is inf if a direction has none."""
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:

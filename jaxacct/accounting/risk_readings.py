@@ -31,7 +31,8 @@ NEAR = 2e-4
 """An eps is near enough to the best one if the normal quantiles of Q(L > eps) and of the wanted false-positive rate
 differ by at most this."""
 WIDTH = 0.0015
-"""Distance between the three epsilons, in standard deviations of the loss: far above NEAR, with a small square."""
+"""Distance between the three epsilons, in standard deviations of the loss. It is far above NEAR. The lower end falls
+short by about its square, which is small."""
 LONGEST = 2.0
 """Longest step of the secant search, in standard deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
@@ -39,7 +40,7 @@ LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
 
 
 class Place(NamedTuple):
-    """An estimate, for each row, of the eps at which the sum is least, and of the loss's standard deviation there."""
+    """Estimates, row by row: the eps at which `delta + e^eps fpr` is least, and the loss's standard deviation there."""
 
     epsilon: np.ndarray
     deviation: np.ndarray
@@ -106,7 +107,7 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
     """Return a certified bracket of `T(fpr)` from three values of delta around any eps.
 
     width : distance between the three epsilons, in standard deviations of the loss. The lower end is useful if `place`
-        is that near to the best eps.
+        is within this distance of the best eps.
     """
     at = three_places(place, width)
     found = deltas(at, np.arange(fpr.size))
@@ -163,9 +164,9 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 ROUNDS = 14
 """Largest number of rounds that add tangents where the bound is largest."""
 DOUBLINGS = 3
-"""Largest number of rounds after these that halve every cell, while the bracket is not "ok"."""
+"""Largest number of rounds after ROUNDS. They halve every cell, while the bracket is not "ok"."""
 OK_WIDTH = 1e-4
-"""Relative width of a bracket that is "ok"."""
+"""Largest relative width of a bracket that is "ok"."""
 ADDED = 3
 """Number of tangents added to a row in a round."""
 KNOWN_WIDTH = 0.004
@@ -235,14 +236,14 @@ def least_mu(rate: Rates, least_advantage: np.ndarray, floor: np.ndarray) -> np.
 
 
 def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
-    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu whose curve passes through the two rates, rounded by `turn`."""
+    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu whose curve passes through the rates; turn 1 rounds up, -1 down."""
     with np.errstate(invalid="ignore"):
         first, second = ndtri(np.clip(rate * (1.0 + turn * 8.0 * ROUNDOFF), 0.0, 1.0)), ndtri(fpr)
         return first - second + turn * ROUNDING * (np.abs(second) + np.where(np.isfinite(first), np.abs(first), 0.0))
 
 
 def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
-    """Return `-2 Phi^-1(rate)`, the mu whose curve meets the diagonal at an error rate up to 1/2, rounded by `turn`."""
+    """Return `-2 Phi^-1(rate)`, the mu whose curve meets the diagonal at an error rate <= 1/2; `turn` as above."""
     with np.errstate(invalid="ignore"):
         found = -2.0 * ndtri(np.clip(rate * (1.0 - turn * 8.0 * ROUNDOFF), 0.0, 0.5)) * (1.0 + turn * ROUNDING)
         return np.maximum(found, 0.0)
@@ -304,9 +305,12 @@ NARROW_ABSOLUTE = 1e-7
 
 
 def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str) -> Bounds:
-    """Return the regret of f_mu, row by row, for deltas of a relation that is its own reverse.
+    """Return brackets of the regret of f_mu, row by row.
 
-    lines : (3, K, n), the first values of delta, as `GaussianFit.lines`; eps rises from 0.
+    deltas : of a relation that is its own reverse.
+    lines : (3, K, n), as `GaussianFit.lines`: ascending eps from 0, and lower and upper delta there. The bracket starts
+        from these values, and `deltas` gives more where they are needed.
+    kind : "certified", or another kind, for which the lower ends are 0.
     """
     from jaxacct.engines import closed_form  # imports SciPy
 
@@ -368,7 +372,7 @@ DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """Return delta of n runs at (K, n) real epsilons, from one contour for each run or one by one.
+    """Return delta of n runs at (K, n) real epsilons, from one contour for each run where that serves, else one by one.
 
     run : n runs of DP-SGD.
     rtol : relative width at which a bracket is narrow enough.
@@ -434,7 +438,7 @@ def deltas_along(
                     # for deltas several standard deviations above that eps.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
-                # Where rtol is not wanted, an upper end this near to the estimate is enough.
+                # Where rtol is not wanted, an upper end within 3e-3 of the estimate is enough.
                 widths = np.where(asked, DIRECTION_WIDTH * rtol, 3e-3)
                 rung = begin[rows]
                 found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off, rung)

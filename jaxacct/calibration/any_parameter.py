@@ -270,7 +270,7 @@ def _started(
         new = x[at] - found / fresh[at]
         good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
         x[at] = np.where(good, new, x[at])
-        # the secant step after an estimate within 10 rtol (0.05 rtol at first) of the goal is the last step
+        # the step from an estimate within 10 rtol of the goal is the last, or within 0.05 rtol if no secant is known
         near = np.abs(found) < np.where(second, 10.0 * rtol, 0.05 * rtol)
         solved[at] = good & near
         at = at[good & ~near]
@@ -292,7 +292,7 @@ def _at_ends(
     high: np.ndarray,
     effort: Effort,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return upper bounds of epsilon at `low` and at `high`, and whether epsilon falls, no narrower than needed.
+    """Return upper bounds of epsilon at `low` and at `high`, as rough as serves, and whether epsilon falls.
 
     Where the two guesses lie clearly on opposite sides of the target, they are returned: nothing is claimed from them.
     """

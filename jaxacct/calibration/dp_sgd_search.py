@@ -47,7 +47,7 @@ PLAIN = contour.LADDER[:2]
 PLAIN_FOR_DELTA = contour.LADDER[:3]
 """The rungs where delta is the target: near eps = 0 the integrand decays slowly, so more nodes are needed."""
 NEARLY = 1.5
-"""A solution is accepted if it needs at most this times its rung's nodes, since it is only an estimate."""
+"""A solution that needs up to this many times its rung's nodes is accepted, since it is only an estimate."""
 RATE_RANGE = (1e-12, 1.0)
 """Smallest and largest sampling probability that are searched."""
 MAX_STEPS = 10**9
@@ -133,8 +133,8 @@ class Calibration:
         the privacy profile from which the risk follows: all three ends are that eps, and delta was evaluated there.
     status : str or array of str
         "ok" (the value meets the target, and either a slightly less private one is shown to miss it, or epsilon is
-        within rtol of it), "not_binding" (every searched value meets the target; the value is the end of the search
-        range), "loose" (the value meets the target, but neither is shown), or "infeasible_..."
+        within rtol of the target), "not_binding" (every searched value meets the target; the value is the end of the
+        search range), "loose" (the value meets the target, but neither is shown), or "infeasible_..."
         (`jaxacct.explain(status)` says what would help).
     ok : bool or array of bool
         Whether there is a value.

@@ -231,7 +231,8 @@ def _rates_at_least(
     """
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
-        for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):  # one direction gives a lower bound
+        # under a relation of both directions, one direction (`leading`, usually the larger) suffices for a lower bound
+        for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):
             rows = np.flatnonzero(left & (np.where(epsilon < 0.0, -1.0, 1.0) == sign))
             if rows.size == 0:
                 continue
@@ -240,7 +241,7 @@ def _rates_at_least(
             place = Place(sign * np.maximum(np.abs(epsilon[rows]), about * mu), mu)
             relation = goal.relation if goal.relation in account.REVERSED else leading
             run = goal.run(rows, values[rows])
-            deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)  # called for all rows
+            deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)  # `_` is all rows
             low[rows] = np.maximum(rate_at(deltas, place, fpr[rows], about).low, low[rows])
         left &= low < enough
     return low
@@ -263,7 +264,7 @@ class RateSolve(NamedTuple):
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
     """Return the least private value whose true-positive rate at `fpr` is shown to be at most `rate`, and the eps used.
 
-    Any eps gives a certified value; the choice of eps decides how little private the value is.
+    Any eps gives a certified value; the choice of eps decides how near the value is to the least private one.
     """
     # eps of mu-Gaussian DP: the loss at the threshold of the best test
     mu = ndtri(rate) - ndtri(fpr)
@@ -321,7 +322,7 @@ def _by_contour(
 
     mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
     guess : whether the first attempt's result is kept in place of the last attempt's, where the first lacked few nodes.
-        It is usually closer there, since the last attempt is cut short.
+        The first result is usually closer there, since the last attempt is cut short.
     """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled = np.zeros(q.size, bool)
@@ -427,8 +428,8 @@ BLOCK = 64
 TRIES = ((1, 1e-2), (1, 1e-2), (1, 1e-5), (4, 1e-8))
 """For each try: number of blocks of tangents, and the contour's tolerance as a share of the bracket's width.
 
-A nearly Gaussian run needs many tangents, since its mu hardly falls.  Where losses are rare and large, the contour cuts
-off many times as much as the saddle point approximation shows.
+A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate rises.  Where losses are rare and
+large, the contour cuts off many times as much as the saddle point approximation shows.
 """
 ABOVE, FARTHEST = 8, 0.12
 """Number of a block's tangents above the estimate of the best eps, which may be too low; the farthest one's distance,
@@ -445,7 +446,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
     first, place = _start_for_mu(goal, wanted, floor)
     epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
     made = first.x.copy()  # logarithm of the value for which `place` was found
-    rungs = np.zeros((2, wanted.size), int)  # kept for nearby values
+    rungs = np.zeros((2, wanted.size), int)  # contour sizes; each evaluation starts from the last ones
 
     def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
         def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:

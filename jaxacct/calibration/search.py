@@ -66,7 +66,7 @@ class Search(NamedTuple):
     """Whether the least private value searched is the least private one possible, as a sampling probability of 1 is."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Return rtol, in units of the target."""
+        """Return rtol times `scale`, in units of the target."""
         target = self.target[rows]
         return self.rtol * (target if self.scale is None else self.scale[rows]) / target
 
@@ -336,7 +336,7 @@ def _polish(
             gap = target * (1.0 - 2.0 * AIM * close) - finite
             move = gap / np.where(unknown, target * _usual_slope(search, here), slope[due])
         last_x[due], last[due] = at, np.where(known, bounds.upper, np.nan)
-        # a measured slope is used without the factor 1.1
+        # a step along a slope that was not measured is lengthened by a factor of 1.1
         x[due] = at + np.clip(np.where(np.isnan(move), 0.0, np.where(fresh, 1.0, 1.1) * move), -0.1, 0.1)
         log_slope[due] = np.where(fresh, slope[due] / target, log_slope[due])
         settled[due[holds]] = True
@@ -347,7 +347,7 @@ def _polish(
 
 
 def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
-    """Search by a secant with the leader, if any. Call `evaluate` at its result; if that misses, search with it."""
+    """Search by a secant with the leader, if any; search rows again that miss by `evaluate`."""
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
         return
