@@ -135,9 +135,9 @@ def log_delta_of_one_step(
     is computed with a small relative error. By `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, the Gaussian's log delta falls
     by at most (b + 4)/mu per unit of this epsilon.
 
-    off : error of eps, up or down. The error of the Gaussian's epsilon is then larger, by the factor
-        e^eps/(q + e^eps - 1) (remove) or 1/k (add), within 5 % where that factor varies by 2 %. The error of log k is
-        off/k.
+    off : largest error of eps. It moves the Gaussian's epsilon at the rate e^eps/(q + e^eps - 1) (remove) or 1/k (add),
+        and log k at the rate 1/k. The factor 1.1 covers the change of these rates where `off` is at most 1 % of the
+        divisor. Beyond that the error is inf.
     """
     k, wrong = _factor(q, eps)
     alive, known = removing | (k + wrong + 1.1 * off > 0.0), removing | (wrong < 0.01 * k)

@@ -47,8 +47,7 @@ PLAIN_TRUST = 5.0
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor that covers the rounding errors of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
-"""Number of placements of the split contour for delta: one, and one correction. Where it lies hardly depends on delta.
-"""
+"""Number of placements of the split contour for delta: one and a correction. Its best place hardly depends on delta."""
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
@@ -219,12 +218,12 @@ def epsilon(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Return the bracket of `inf {eps : delta_fin(eps) <= delta}`, not clipped at 0.
+    """Return brackets of `inf {eps : delta_fin(eps) <= delta}`, row by row. Their ends may be negative.
 
-    Rows climb until the relative width of their bracket is at most `width`. A row whose upper bound is at most `floor`,
-    the other direction's epsilon, is not refined.
+    delta_fin is delta without the mass at infinity. A row climbs rungs until the relative width of its bracket is at
+    most `width`, or until its upper bound is at most `floor`, the other direction's epsilon.
 
-    slack : relative error of delta.
+    slack : relative error of `delta`.
     """
     near = np.zeros(delta.size)
     if hint is not None:
@@ -262,7 +261,7 @@ def delta(
     tolerance: float = TOLERANCE,
     hint: Hint | None = None,
 ) -> Answer:
-    """Return the bracket of the finite part of delta at eps.
+    """Return brackets of the finite part of delta at eps, row by row.
 
     A row whose upper bound is at most `floor` is not refined. The contours placed in `hint` are not used.
     """

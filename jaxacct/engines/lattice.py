@@ -38,7 +38,7 @@ NARROW = 2e-4
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 NEARLY_AS_NARROW = 1.5
-"""Delta is read off a composition made for another eps where its bracket is wider than there by at most this factor."""
+"""Delta is read off a composition made for another eps if its bracket is at most so many times as wide as there."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If the solution is far from a plan's eps, a new plan is made for it."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
@@ -100,7 +100,7 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with finite laws composed to fewer steps of larger laws, less outcomes of mass e^cut."""
+        """Return the case with finite laws as fewer steps of laws with more atoms, less losses of mass e^cut."""
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -333,7 +333,8 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
     """Return whether discretisation contributes little to the width of the last bracket for two pairs.
 
-    It is judged by the bracket before the last. log(upper/lower) is compared, since relative widths never exceed 1.
+    The bracket before was wider by discretisation alone, which shows how much is left. log(upper/lower) is compared,
+    since relative widths never exceed 1.
     """
     length, width = tried[-1]
     if width <= rtol:
@@ -531,7 +532,7 @@ def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
 def _steps(
     laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
 ) -> tuple[float, float]:
-    """Return the lattice spacings of the dominated and the dominating composition. All extents fit on both."""
+    """Return the lattice spacings of the dominated and the dominating composition. Every extent fits on them."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin

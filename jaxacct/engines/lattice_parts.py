@@ -23,7 +23,7 @@ from jaxacct.kernels.lattice_laws import Cells
 MOST_PAIRS = 2**17
 """Largest number of sums of two atoms when finite laws are convolved. Sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""Ratio of the mass that is cut off to the mass that may be left out. The few more atoms that are kept cost little."""
+"""Ratio of the mass that is cut off to the mass that might be. Cutting off so little keeps few more atoms."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
@@ -377,7 +377,7 @@ class Laplace(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """Return the cells with one atom more. It lies `inside` above the cell's left node, and both nodes share it."""
+        """Share an atom between the two nodes of `cell`, `inside` above the left one; return the cells with it."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
@@ -522,8 +522,8 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
     a_j and b_j are the hat masses of the cell from node j to node j + 1.
     """
     growth = np.expm1(step)
-    # g_j is c/alpha at node j. c >= E at both nodes of a cell. At the first and last node of the law c is 0, and its
-    # slope there makes up for it.
+    # g_j is c/alpha at node j. At both nodes of a cell c is at least E, by which the chord exceeds the profile. At the
+    # first and last node of the law c is 0, and the slope of c there makes up for that.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
@@ -542,8 +542,8 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the nodes and masses that remain when the nodes of negative mass (a debt) have been taken out.
 
-    Both neighbours of a node share its debt. The last node, of lowest loss, has one neighbour, which pays all of it.
-    That neighbour has a higher loss, so this lowers every payoff more. The first node, of highest loss, has no
+    Both neighbours of a node share its debt. The last node, of lowest loss, has one neighbour, which pays all of the
+    debt. That neighbour has a higher loss, so no payoff rises by this. The first node, of highest loss, has no
     neighbour of higher loss to pay: if it has a debt, the result is None.
     """
     nodes: list[int] = []

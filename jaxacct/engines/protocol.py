@@ -77,7 +77,7 @@ class Kinds(NamedTuple):
     nearly_always_sampled: np.ndarray
     """(B,) whether a sampling rate is so high that sampling may change an answer by less than its bracket's width."""
     answered_by: dict[str, np.ndarray]
-    """(B,) whether an engine can answer, by the name of each engine that does not decide it in `supports`."""
+    """Under the name of each engine that leaves `supports` as it is: (B,) whether that engine can answer."""
 
 
 class Question(NamedTuple):

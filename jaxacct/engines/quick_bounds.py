@@ -45,7 +45,7 @@ def largest_loss(parts: Components) -> LargestLoss:
         top = np.max(finite, axis=2, initial=-np.inf)
         finite = parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0)
         terms = [*laplace.T, *finite.T]
-        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # 32 of a Laplace part
+        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # 32 for a Laplace part
         total = sum(terms)
         above = total + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
     return LargestLoss(np.maximum(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
@@ -113,7 +113,7 @@ def _sampled(
     sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     s, root = 1.0 / sigma, np.sqrt(n)
-    # A sum of the outputs, in its deviation without hits. Chernoff bounds the mixture's lower tail.
+    # Tests on the sum of the outputs, in units of its deviation without hits. Chernoff bounds the mixture's lower tail.
     spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
     x = np.where(removing, root * q * s - DEVIATIONS * spread, DEVIATIONS)
     v = np.maximum(root * q * s - x, 0.0) / root
@@ -123,7 +123,8 @@ def _sampled(
     of_mixture = np.where(low < -LOG_ERROR, np.log(-np.expm1(np.minimum(low, -LOG_ERROR))) - LOG_ERROR, -np.inf)
     log_p = np.where(removing, of_mixture, np.log(_BELOW) - LOG_ERROR)
     log_q = np.where(removing, _crude_tail(x * (1.0 - LOG_ERROR)), low)
-    # A count of outputs beyond one deviation below a hit. Under the mixture their share is at least q Phi(1).
+    # Tests on the number of outputs above u, one deviation below the mean of a hit. Under the mixture an output lies
+    # above u with a chance of at least q Phi(1).
     u = (s - 1.0) * (1.0 - LOG_ERROR)
     hit, tail = np.log(q) + math.log(_HIT), np.minimum(_crude_tail(u), -math.log(2.0))
     zero = np.zeros_like(u)
@@ -135,7 +136,8 @@ def _sampled(
     k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
-    # add: all outputs stay four deviations below the mean of a hit. Under Q this nearly requires that no step is a hit.
+    # For add: the test that all outputs are at least four deviations below the mean of a hit. Under Q this nearly
+    # requires that no step is a hit.
     none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
     never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]

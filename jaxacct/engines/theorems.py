@@ -136,7 +136,7 @@ def _log_survival(parts: Components) -> np.ndarray:
     """Return (B,) the log of the probability that every loss is finite, rounded down; 0 where all losses are finite."""
     atoms = parts.finite_mass.shape[2]
     left = np.sum(parts.finite_mass, axis=2)
-    # The mass at infinity has an error of its units, and the sum of the other masses one of as many units as atoms.
+    # The mass at infinity is off by `infinity_units` units, and the sum of the other masses by as many units as atoms.
     wrong = parts.infinity_units[:, None] * ROUNDOFF * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * ROUNDOFF)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)

@@ -1,4 +1,4 @@
-"""Epsilon and delta of two steps of Poisson sampled Gaussians (README.md, "Two steps").
+"""Epsilon and delta of two steps of Poisson sampled Gaussians (README.md, "Two steps", which defines G, h and C).
 
 The closed form of the second step is averaged over the outputs of the first, cell by cell. The step with the smaller
 total variation is taken first, which makes G smoother. An end of epsilon is used only where the bound of delta there is
@@ -21,7 +21,7 @@ from jaxacct.mechanisms.loss_components import Components
 LONGEST_CELL = 0.25
 """The longest cell w, in deviations."""
 LARGEST_TURN = 2.0
-"""The largest w (|u| + 2 s) of a cell."""
+"""The largest w (|u| + 2 s) of a cell: w its length, u its outputs, s = 1/sigma of the first step."""
 WEIGHT_ERROR = 2e-14
 """Relative error of a cell's weights: of the quadrature, of its sum of ten positive terms, and of their products."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
@@ -60,7 +60,7 @@ CLOSE = 1e-4
 FARTHEST = 30.0
 """Cap on the size of log(delta/target)."""
 NEAR = 0.05
-"""How near log delta, and v, should come to the solution before cells are placed."""
+"""How near log delta and v (`_search`) should come to the solution before cells are placed."""
 
 
 def _steps(parts: Components) -> Steps:
@@ -234,7 +234,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
     """Return (v, slope of log delta there) by estimates of delta.
 
     The search begins where delta would be on target if it fell by 1 per unit of e^eps, its steepest possible fall. It
-    is Newton's method with secants, with a bisection where Newton leaves the interval or comes no nearer.
+    is Newton's method with secants, with a bisection where Newton leaves the interval or does not halve the distance.
     """
 
     def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -431,8 +431,9 @@ def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (log mix of the first step at u, bound on its error).
 
     The exponent y = s u - s^2/2 is known to 4 units of |s u| + s^2, and log mix moves by q z/mix times this error.
-    Besides, log mix is known to 16 units: of itself where it is log1p(q (z - 1)) with |q (z - 1)| <= 1/2, and
-    elsewhere, where it is log((1 - q) + q z), of 1 and of the logarithms in it.
+    Besides, log mix has a rounding error of 16 units. With z = e^y, these are units of log mix itself where
+    |q (z - 1)| <= 1/2 and it is log1p(q (z - 1)). Elsewhere it is log((1 - q) + q z), and they are units of 1 and of
+    the logarithms in it.
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)
