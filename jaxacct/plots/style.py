@@ -130,7 +130,7 @@ def spread_over_decades(values: Any) -> bool:
 
 
 def scale(axes: Any, side: str, values: Any) -> None:
-    """Make an axis logarithmic where its values call for that; label a short axis with plain numbers."""
+    """Make an axis logarithmic if its values are far apart; if they span few decades, label it with plain numbers."""
     if not spread_over_decades(values):
         return
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -146,7 +146,7 @@ def scale(axes: Any, side: str, values: Any) -> None:
 
 
 def number(value: float) -> str:
-    r"""Write a number for a label, with a power of ten as such.
+    r"""Write a number for a label; write very large and very small numbers with a power of ten.
 
     >>> number(1e-5), number(0.02), number(60000.0), number(2.5e-7)
     ('$10^{-5}$', '0.02', '60,000', '$2.5\\times10^{-7}$')

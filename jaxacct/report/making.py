@@ -83,7 +83,7 @@ def report(
         For a result: up to 20 rows to describe in detail.  By default the first 3 in detail and the first 50 in a
         table.
     prior : float in (0, 1)
-        The probability, stated beforehand, from which an attacker starts.
+        The probability, before the output is seen, that the record was used.
     relation : str, optional
         For a mechanism, by default "add_or_remove_one"; every other subject has its own relation.
 

@@ -28,7 +28,7 @@ _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_R
 _SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Multiples of the claimed epsilon at which a slow profile is evaluated."""
 _LEAST_GAP = 1e-4
-"""Smallest distance between the epsilons of two profile points; `PrivacyProfile` needs less."""
+"""Smallest distance between the epsilons of two profile points; `PrivacyProfile` allows smaller distances."""
 _BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
 """Relations under which a profile holds in both directions."""
 
@@ -55,7 +55,7 @@ class Readings(NamedTuple):
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """Return the readings with lower ends of 0; their upper ends also hold for any mechanism that leaks less."""
+        """Return the readings with lower ends of 0, which hold for every mechanism that leaks at most as much."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
@@ -66,8 +66,8 @@ class Readings(NamedTuple):
 def readings_of(claim: Claim, prior: float, tick: Callable[[str], None]) -> Readings | None:
     """Return the risks of a claim, or None where nothing may be claimed or the profile is known in one direction only.
 
-    The risks follow from points of the profile where a mechanism takes seconds for each value of its profile, or where
-    the claim states such points.
+    If the claim states points of the privacy profile, the risks follow from these points. For a selection, whose
+    profile takes seconds for each value, they follow from a few points as well.
 
     prior : the probability, before the output is seen, that the record was used.
     tick : called with the name of each piece of work.

@@ -47,13 +47,16 @@ _DELTAS = np.geomspace(1e-10, 0.3, 14)
 _LONGEST = 600
 """Largest number of characters that a page shows of a mechanism."""
 _LONGEST_CODE = 4000
-"""Largest number of characters of a line that makes a mechanism: the coefficients of some hundred bands."""
+"""Largest number of characters of a line of code for a mechanism; the coefficients of some hundred bands fit."""
 _LONGEST_DOCUMENT = 2**24
 """Largest number of bytes of a file that may be a plan or a mechanism; a longer file is a ledger."""
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Default number of rows in the table, and in detail; largest number that a user may ask for (each takes a page)."""
+"""Numbers of rows that are, by default, in the table and in detail; largest number of rows that a user may ask for.
+
+Each row that is asked for takes a page.
+"""
 _SHOWN = (
     "name",
     "sampling",
@@ -275,7 +278,7 @@ def _of_plan(plan: Plan, tick: Tick, path: str) -> Subject:
 
 
 def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
-    """Return the plan's numbers; a plan with several segments has an average batch size and noise multiplier."""
+    """Return the plan's numbers; for several segments, batch size and noise multiplier are averages."""
     average = " (average)" if len(plan.segments) > 1 else ""
     facts = [
         (f"{plan.unit.capitalize()}s in the data", f"{plan.dataset_size:,}"),
@@ -313,7 +316,7 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
 
 
 def _checks_of_plan(plan: Plan, path: str) -> list[str]:
-    """Return lines that derive the plan's claim again, and verify it where the second program covers the plan."""
+    """Return lines that derive the plan's claim again, and verify it if `ja.verify` covers the plan."""
     code = f"p = Plan.from_json(open({path or 'plan.json'!r}).read()); print(p.epsilon)"
     if plan.filter is None and plan.repetitions is None:
         code += f'; print(ja.verify(p.mechanism, p.epsilon, delta=p.target_delta, relation="{plan.relation}"))'
@@ -387,9 +390,9 @@ def _refuse_open(path: str) -> None:
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Return why a ledger with steps of a candidate of a private choice supports no claim; empty if it has none.
+    """Return the reason against a claim if the ledger has steps of a candidate for a private choice; else "".
 
-    A candidate that was chosen by its score costs more than its own steps, since the choice depends on the data, too.
+    The choice depends on the data, too, so that the chosen candidate costs more than its own steps.
     """
     for name, spent in ledger.runs.items():
         plan = ledger.headers[name][-1].plan
@@ -457,7 +460,7 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
 
 
 def _seen(ledger: Ledger, name: str) -> str:
-    """Return the reason why the ledger counts more than the steps taken."""
+    """Return the reason why the ledger counts more steps of a run than were taken."""
     looks, spent, plan = ledger.runs[name].looks, ledger.runs[name], ledger.headers[name][-1].plan
     text = f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
     if not ledger.headers[name][-1].told:
@@ -585,9 +588,9 @@ def _refuse_other_batches(cells: dict[str, Any]) -> None:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Return the claim with the larger of the file's and the recomputed upper end.
+    """Return the claim with the larger of two upper ends: that of the file, and that computed again.
 
-    No claim remains if the brackets are disjoint.  The lower end, the kind and the status are the recomputed ones.
+    If the two brackets are disjoint, nothing may be claimed. Lower end, kind and status are those computed again.
     """
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon

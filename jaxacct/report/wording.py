@@ -125,7 +125,7 @@ def about(unit: str, text: str) -> str:
 
 
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
-    """Yield a mechanism and all mechanisms inside it; a matrix mechanism says itself how records are sampled."""
+    """Yield a mechanism and all mechanisms inside it; a matrix mechanism counts as one, with a text of its own."""
     yield mechanism
     for one in () if isinstance(mechanism, MatrixMechanism) else mechanism.inside():
         yield from mechanisms_in(one)

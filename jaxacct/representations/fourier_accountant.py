@@ -34,7 +34,7 @@ from jaxacct.mechanisms.finite import log_mixture
 
 LogPhi = Callable[[np.ndarray], np.ndarray]
 DOUBLINGS = 4
-"""Largest number of doublings of the upper limit of t while the characteristic function has not decayed there."""
+"""Largest number of times that the upper limit of t is doubled until the characteristic function has decayed."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 """Gauss-Legendre rule of a panel in t."""
 
@@ -103,10 +103,10 @@ def riemann_delta(
 ) -> Bounds:
     """Estimate delta(eps) of DP-SGD by Riemann sums of the characteristic function over the output.
 
-    The output is cut into cells. Each cell carries its exact mass under P and Q, at the loss of its worse end (for the
-    upper end of delta) or of its better end (for the lower end). The loss is monotone in the output, so the two
-    distribution functions bracket the true ones. They also bracket delta if the mass beyond `reach` standard deviations
-    is added once for each step. The width falls only like steps/cells.
+    The output is cut into cells, and each cell has its exact mass under P and Q. For the upper end of delta all of a
+    cell has the larger loss of its two edges, and for the lower end the smaller one. The loss is monotone in the
+    output, so the two distribution functions bracket the true ones. They also bracket delta if the mass beyond `reach`
+    standard deviations is added once for each step. The width falls only like steps/cells.
 
     Parameters
     ----------

@@ -45,9 +45,12 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon of the slopes e^epsilon if no epsilon has a delta near the mass at infinity."""
+"""Largest epsilon whose slope e^epsilon bounds the trade-off function, if delta stays above the mass at infinity."""
 TRADEOFF_ROUNDS = 4
-"""Number of times that cells with a high upper bound are split; the bracket's width is second order in theirs."""
+"""Number of times that cells with a high upper bound are split.
+
+The width of the bracket of the trade-off function falls with the square of the width of these cells.
+"""
 NARROW_ABSOLUTE = 1e-7
 """Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
 FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
@@ -201,7 +204,7 @@ class Profile:
 
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
         """Return `gdp_mu` and `gdp_regret` together, or mu twice if the regret is not asked for."""
-        # under this relation f is its own inverse; mu is the same under all three relations
+        # mu is the same under add_one, remove_one and add_or_remove_one; under the last, f is its own inverse
         one_sided = self.relation in ("add_one", "remove_one")
         both = replace(self, relation="add_or_remove_one") if one_sided else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
@@ -235,10 +238,11 @@ class Profile:
         return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, status, f.engine)
 
     def posterior(self, prior: ArrayLike, fpr: ArrayLike) -> Bounds:
-        """Compute the largest probability of membership, given a prior and a positive test at the rate `fpr`.
+        """Compute the largest probability that a record was used, after a membership test has said so.
 
-        The answer is `prior tpr / (prior tpr + (1 - prior) fpr)` at the largest tpr, with 0 < prior < 1. If a test that
-        is never falsely positive can be positive at all, the answer is 1.
+        Let `prior` be the probability before the output is seen, 0 < prior < 1, and `fpr` the test's false positive
+        rate. The answer is `prior tpr / (prior tpr + (1 - prior) fpr)` with the largest true positive rate tpr at this
+        `fpr`. If fpr is 0, the answer is 1 where tpr > 0, and `prior` where tpr is 0.
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
@@ -265,7 +269,7 @@ class Profile:
         0.92993931
         """
         rare, odds, found = self._rare_member(prior)
-        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # error of the odds, where delta has slope at most 1, and of the sums
+        wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # bounds the errors of the sums and of the odds
         low, middle, high = (
             np.clip(1.0 - rare + rare * end + turn * wrong, 1.0 - rare, 1.0)
             for end, turn in ((found.lower, -1.0), (found.estimate, 0.0), (found.upper, 1.0))
@@ -293,7 +297,7 @@ class Profile:
         return Bounds(low, np.clip(middle, low, high), high, found.kind, found.status, found.engine)
 
     def _rare_member(self, prior: Any) -> tuple[np.ndarray, np.ndarray, Bounds]:
-        """Return the smaller probability r of presence and absence, its log odds, and delta at the odds."""
+        """Return r, the probability of presence or that of absence, the smaller; log((1 - r)/r); and delta there."""
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
         whole = self.mechanism.symmetric() or not add_and_remove(self.mechanism, self.relation)
@@ -421,7 +425,7 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Return certified f(fpr), by three values of delta where their bracket is narrow, else by a grid of slopes."""
+    """Return certified f(fpr), by a grid of slopes where the bracket from three values of delta is not narrow."""
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), np.ones(rows.size)
@@ -458,7 +462,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
 
 
 def _smooth(profile: Profile) -> np.ndarray:
-    """Return which rows have a loss with a density and no mass at infinity."""
+    """Return, for each row, whether the loss has a density and no mass at infinity."""
     mechanism = profile.mechanism
     smooth = np.full(int(np.prod(batch_shape(mechanism))), answered_by_parts(mechanism))
     if smooth.size and smooth[0]:
@@ -485,7 +489,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         # the best slope e^eps for a rate a has e^eps a <= 1
         highest = min(farthest, -np.log(float(fpr.min())))
         lowest = min(farthest, 20.0 - np.log1p(-float(fpr.max())))
-    # E = 0 is added to the grid, where H(0) = 1
+    # the slope E = e^eps = 0, at which H(E) = 1, is added to this grid
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
     if profile.engine == "lattice":  # the two directions meet at 0, where delta has a kink
         epsilon = np.union1d(epsilon, 0.0)

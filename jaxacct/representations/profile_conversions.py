@@ -147,7 +147,7 @@ def tradeoff_from_approximate_dp(epsilon: ArrayLike, delta: ArrayLike, fpr: Arra
     eps, delta = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     a = np.asarray(check("fpr", fpr, PROBABILITY))
     value = np.maximum(np.maximum(1.0 - delta - np.exp(eps) * a, np.exp(-eps) * (1.0 - delta - a)), 0.0)
-    value = np.maximum(value - 1e-14 * (value > 0), 0.0)  # rounding of some operations on numbers up to 1
+    value = np.maximum(value - 1e-14 * (value > 0), 0.0)  # for the rounding of a few operations on numbers up to 1
     return Bounds(value, value, np.maximum(np.broadcast_to(1.0 - a, value.shape), value), "bound")
 
 
@@ -165,7 +165,7 @@ def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray,
 
 
 def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the points in order of x, with equal points joined."""
+    """Return the points in ascending order of x; of points with equal x the tightest bounds are kept."""
     unique, where = np.unique(x, return_inverse=True)
     lowest, highest = np.zeros(unique.size), np.ones(unique.size)
     np.maximum.at(lowest, where, low)

@@ -23,11 +23,11 @@ from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, d
 from jaxacct.mechanisms.base import on_batch, register
 
 _ORDERS_ZCDP = np.geomspace(0.02, 50.0, 1500)
-"""Values of alpha - 1 that are tried, as multiples of the best one for the simple bound."""
+"""Values of alpha - 1 that `epsilon_from_zcdp` tries, as multiples of the value that is best for the simple bound."""
 UP_EXPONENTIAL = 1.0 + 1e-12
 """Factor that rounds an exponential up; its relative error grows with the exponent, which is at most about 745."""
 CUT = 1e-290
-"""Largest mass at infinity that is taken for a cut-off tail, such as the tail of discrete Gaussian noise."""
+"""Largest mass at infinity that counts as a tail that was cut off, such as that of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
 """Distance d of the orders 1 - d and 1 + d, whose divergences bracket that of order 1."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
@@ -39,7 +39,7 @@ ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 @register
 @dataclass(frozen=True)
 class RenyiCurve:
-    """Upper bounds of Rényi divergences at some orders. The curves of composed mechanisms add, adaptive ones included.
+    """Upper bounds of Rényi divergences at some orders. The curves of composed mechanisms add, also adaptive ones.
 
     Parameters
     ----------
@@ -263,9 +263,9 @@ def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarr
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
     """Compute the smallest rho for which the dominating pair is rho-zCDP: `sup_{alpha > 1} R_alpha / alpha`.
 
-    The bracket holds for all orders. Between grid points it follows from the convexity of K(c) = c R_{1+c}; beyond the
-    last point it follows from the largest bounded loss and the unsampled Gaussian. Poisson sampling a Gaussian does not
-    improve rho: at high orders R_alpha/alpha tends to n/(2 sigma^2).
+    The bracket holds for all orders. Between grid points it follows from the convexity of K(c) = c R_{1+c}. Beyond the
+    last point it follows from the ratio of unsampled Gaussians and the largest loss of the bounded parts. Poisson
+    sampling a Gaussian does not improve rho: at high orders R_alpha/alpha tends to n/(2 sigma^2).
 
     Parameters
     ----------
@@ -354,7 +354,7 @@ def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
-    """Return the largest loss of the Laplace and finite parts, or 0; a zCDP guarantee counts xi."""
+    """Return the largest total loss of the Laplace and finite parts, at least 0; a zCDP guarantee counts as xi."""
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)

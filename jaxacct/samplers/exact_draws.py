@@ -1,4 +1,4 @@
-"""Exact random draws in integer arithmetic, so that no rounding separates a proof from its sample.
+"""Exact random draws in integer arithmetic, so that the law of a draw is, without rounding, the law in the proof.
 
 The discrete laws follow Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for Differential Privacy", Algorithms 1
 to 3. README.md of this folder, "Rounded Gaussian noise", proves the law of `rounded_gaussian`.
@@ -40,7 +40,7 @@ def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
     """Draw from N(0, variance) exactly, and round the draw to the nearest integer."""
     square, digits = 4 * variance, 0  # the variance of twice the draw
-    while square < 1:  # a narrow draw is scaled up by powers of two; its size has the whole part h and the fraction u
+    while square < 1:  # a narrow draw is scaled up by powers of two; h + u is the size of the scaled draw
         square, digits = 4 * square, digits + 1
     while True:
         h, u = _half_gaussian(square, rng), _Uniform(rng)

@@ -192,7 +192,7 @@ class SparseVector:
     def accuracy(self, beta: ArrayLike, queries: int) -> int:
         """Return the smallest even alpha for which `failure(alpha, queries)` is at most `beta`.
 
-        It is about 8 Delta (log queries + log(2/beta)) / epsilon [Dwork and Roth 2014, Theorem 3.24].
+        This alpha is about 8 Delta (log queries + log(2/beta)) / epsilon [Dwork and Roth 2014, Theorem 3.24].
 
         >>> SparseVector(1.0, 0).accuracy(0.05, queries=100)
         60

@@ -314,7 +314,7 @@ def exponential_epsilon(
     sensitivity: ArrayLike = 1.0,
     monotone: bool = False,
 ) -> Numbers:
-    """Compute the epsilon with which the shortfall stays below `error` except with probability `beta`.
+    """Compute the epsilon with which the shortfall is `error` or more with probability at most `beta`.
 
     Parameters
     ----------

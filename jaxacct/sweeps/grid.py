@@ -277,7 +277,7 @@ def _require_law(given: Mapping[str, Any], solved: str) -> None:
 def _require_rule(given: Mapping[str, Any]) -> None:
     """Refuse a number without its batch rule, and a batch rule without its numbers."""
     rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
-    for name in OF_RULES[1:]:  # slots are refused with the run
+    for name in OF_RULES[1:]:  # `described` refuses slots
         if name in given and not any(rule_of(rule).knows(name) for rule in rules):
             words = " or ".join(repr(word) for word, rule in RULES.items() if rule.knows(name))
             raise InputError(f"{name} needs sampling = {words}; name the batch rule that is run")
@@ -288,7 +288,7 @@ def _require_rule(given: Mapping[str, Any]) -> None:
 
 
 def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Return the columns, with the rate, steps and groups that follow from others; blank what a row's rule lacks."""
+    """Add the rate, steps and groups that follow from other columns; blank the numbers that a row's rule does not take."""
     own = [name for name in OF_RULES if name in columns]
     if not own and not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns

@@ -41,7 +41,7 @@ SETTLED_BY = {
     "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"]),
     **{f"{prefix}{name}": (name, f"target_{name}") for name in ("epsilon", "delta") for prefix in ("", "target_")},
 }
-"""For each input, the other inputs that a grid does not need beside it."""
+"""For each input, the inputs that say the same in other words; a grid that has the input does not need them."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:
@@ -284,7 +284,7 @@ def _with_none(cells: Any) -> list[Any]:
 
 
 def _kept(cells: Any) -> np.ndarray:
-    """Return a column of the user as an array: numbers as numbers, anything else unchanged."""
+    """Return a column of the user as an array: numbers as numbers, and cells of several types as they are."""
     if hasattr(cells, "to_numpy"):
         return np.asarray(cells.to_numpy())
     kinds = {type(cell) for cell in cells}

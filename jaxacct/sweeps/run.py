@@ -56,7 +56,7 @@ SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
 Fewer rows would not fill the compiled programs; with more rows a kill would lose more work.
 """
 SAMPLE_ROWS = 256
-"""Largest number of configurations of each quantity that a dry run solves, in about a second, to measure its speed."""
+"""Largest number of configurations of each quantity that `plan` solves, in about a second, to measure the speed."""
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -235,7 +235,10 @@ class _Run:
         return table
 
     def part(self, out: Path, head: Header, show: bool | None, resume: bool, overwrite: bool, *, merged: bool) -> Table:
-        """Solve the blocks of one slice into a journal that becomes its part; a resumed run keeps the part's rows."""
+        """Solve the blocks of a slice into its journal, and rename the journal to the part file.
+
+        A resumed run begins with the rows of an existing part.
+        """
         part = part_path(out, self.work.shard)
         if part.exists() and resume:
             with contextlib.closing(Journal.hold(journal_path(out, self.work.shard))) as journal:
@@ -252,7 +255,7 @@ class _Run:
     def _journal(
         self, out: Path, head: Header, taken: dict[Path, str], resume: bool, overwrite: bool
     ) -> Iterator[Journal]:
-        """Lock the slice's journal, keep the rows that it holds of an interrupted run, and close it in the end.
+        """Lock the journal of the slice, take the rows of an interrupted run from it, and close it in the end.
 
         taken : files that must not exist when a sweep begins, each with the remedy.  A journal that exists already
         was begun where these files did not exist or could be replaced, so a continued sweep may replace them.

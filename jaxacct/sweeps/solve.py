@@ -30,13 +30,13 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 }
 """The function that solves for each calibrated quantity."""
 BASES_AT_ONCE = 16
-"""Largest number of base mechanisms solved together; the privacy profile of each takes some 2 MB."""
+"""Largest number of runs inside selections that are solved together; the privacy profile of each takes some 2 MB."""
 USUAL = "usual"
 """The `relation` in `Settings` of a sweep in which each row has the usual relation of its batch rule."""
 
 
 class FailedRows(UserWarning):
-    """A warning that the engines raised on some rows, which have the status "failed" in the table.
+    """A warning that the engines raised an error for some rows; these rows have the status "failed" in the table.
 
     >>> issubclass(FailedRows, UserWarning)
     True
@@ -162,7 +162,7 @@ def _columns(bounds: Bounds) -> dict[str, Any]:
 
 
 def _shared(words: np.ndarray) -> np.ndarray:
-    """Return text as references to one object per word: a million rows then hold a million references."""
+    """Return text as references to one object for each word, so that equal words in many rows share their memory."""
     known, code = np.unique(words, return_inverse=True)
     return known.astype(object)[code]
 

@@ -86,7 +86,7 @@ class Table:
         return Table({name: column[rows] for name, column in self.columns.items()}, index)
 
     def beside(self, others: Mapping[str, np.ndarray], index: Foreign = None) -> Table:
-        """Return the table with other columns between the name and its own columns, and an index for `to_pandas`."""
+        """Return the table with other columns after the column `name`, and with an index for `to_pandas`."""
         name = {"name": self["name"]} if "name" in self.columns else {}
         return Table(name | dict(others) | self.columns, index)
 
