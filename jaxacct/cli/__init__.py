@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxacct.core.validation import InputError
 
         try:
-            files.join(options)  # JAX must join them before it is asked for its devices
+            files.join(options)  # JAX must join the processes before it is asked for its devices
             with warnings.catch_warnings():
                 warnings.showwarning = _shown(command, warnings.showwarning)
                 status = run(options)

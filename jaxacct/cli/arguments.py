@@ -1,4 +1,4 @@
-"""The options of each command, and the numbers in them."""
+"""The options of each command, and the parser of command lines."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def ledger(options: argparse.Namespace) -> int:
 
 
 def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
-    """Return the spending of one run; `upper_if_seen` is its epsilon if somebody saw outputs and so ended it early."""
+    """Return the spending of one run; `upper_if_seen` is the epsilon if the run ended early because of its outputs."""
     spent, headers = ledger.runs[name], ledger.headers[name]
     plan = headers[-1].plan
     noted = all(line.told for line in headers)

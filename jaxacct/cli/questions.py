@@ -1,4 +1,7 @@
-"""The commands epsilon, delta, calibrate, advise, risk, select and verify; the second program checks their answers."""
+"""The commands epsilon, delta, calibrate, advise, risk, select and verify.
+
+The second program, which checks answers with --verify and in `jaxacct verify`, is `jaxacct.verification`.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
 Large sweeps take XLA.  Plans and ledgers ask few questions, for which a CPU compiles nothing.
 """
 NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
-"""Runs of the questions for epsilon and delta: a record is in few to many batches, so that all programs are needed."""
+"""Noise multipliers, sampling probabilities and steps of the questions for epsilon and delta.
+
+A record takes part in few to many batches, so that the questions need programs of every size.
+"""
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
 """Deltas of the questions for epsilon, and epsilons of the questions for delta."""
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
@@ -35,7 +38,7 @@ KNOWN: dict[Callable[..., object], tuple[tuple[float, float], ...]] = {
     noise_rate_steps.calibrate_noise_multiplier: tuple(itertools.product(RATE, (100, 10_000))),
     noise_rate_steps.calibrate_steps: tuple(itertools.product((0.7, 2.0), (1e-3, 0.1))),
 }
-"""The two numbers that each calibration is given."""
+"""For each calibration, the pairs of numbers that it is given besides its targets."""
 
 Question = Callable[[], object]
 

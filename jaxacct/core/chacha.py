@@ -167,7 +167,7 @@ def fresh_key() -> jax.Array:
 
     Returns
     -------
-    Typed JAX key. Anyone who knows it can compute the noise.
+    Typed JAX key. Anyone who knows the key can compute the noise.
 
     References
     ----------
@@ -194,8 +194,8 @@ def key_from_bytes(data: bytes) -> jax.Array:
 def secret(key: Any) -> Any:
     """Return the key if its generator has keys of at least 256 bits; raise InputError otherwise.
 
-    All shorter keys can be tried. The function cannot tell how many of the bits are random: ``jax.random.key(0,
-    impl=CHACHA20)`` passes and is for tests. The function can be called inside jit.
+    An attacker can try all keys of a shorter kind. The function cannot tell how many of the bits are random:
+    ``jax.random.key(0, impl=CHACHA20)`` passes and is for tests. The function can be called inside jit.
 
     >>> secret(jax.random.key(0))
     Traceback (most recent call last):
@@ -213,7 +213,7 @@ def secret(key: Any) -> Any:
 def key_words(key: Any) -> Any:
     """Return the eight words of a key that `secret` accepts.
 
-    For a generator other than ChaCha20 they are the first 256 bits that the key draws.
+    If the generator is not ChaCha20, the words are the first 256 bits drawn from ``fold_in(key, 0)``.
 
     >>> key_words(key_from_bytes(bytes(32))).tolist()
     [0, 0, 0, 0, 0, 0, 0, 0]

@@ -35,9 +35,10 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose names live in its submodules.
 
-    If a name's submodule needs a package that is not installed, the name gives a stand-in class of type `Missing`. Its
-    docstring, and the error wherever it is used, name the package. ``from jaxacct import verify`` raises at once. An
-    unknown name is refused in one line, with a hint for a misspelt name or a name of another library.
+    If a name's submodule needs a package that is not installed, the name gives a stand-in class of type `Missing`. The
+    docstring of the stand-in names the package, and so does the error wherever the stand-in is used. ``from jaxacct
+    import verify`` raises at once. An unknown name is refused in one line, with a hint for a misspelt name or a name of
+    another library.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ def lazy_exports(
             module = (error.name or "").partition(".")[0]
             if module not in EXTRAS:
                 raise
-            # `from package import name` asks through this frame of Python's own; `recursive` marks a star import
+            # Python's `_handle_fromlist` calls this for `from package import name`; `recursive` marks a star import
             caller = sys._getframe(1)
             if caller.f_code.co_name == "_handle_fromlist" and not caller.f_locals.get("recursive"):
                 raise ModuleNotFoundError(lacking(f"{package}.{name}", module), name=module) from None

@@ -114,10 +114,10 @@ class Waiting:
 
 @contextlib.contextmanager
 def waiting(total: int | None, unit: str = "rows") -> Iterator[Waiting]:
-    """Show a progress line, every half second, while the work of the `with` block takes longer than a second.
+    """Show a progress line, updated every half second, once the `with` block has taken a second.
 
     The line appears on a terminal and in a notebook, unless another bar is there, and vanishes when the work is done.
-    Without a total it is a count. If no line can be shown, since the terminal is gone, say, the work goes on.
+    Without a total the line is a count. If no line can be shown, since the terminal is gone, say, the work goes on.
     """
     work = Waiting()
     if not (on_terminal() or in_notebook()) or not _waiting.acquire(blocking=False):
@@ -134,7 +134,7 @@ def waiting(total: int | None, unit: str = "rows") -> Iterator[Waiting]:
 
 @contextlib.contextmanager
 def _ticking(work: Waiting, total: int | None, unit: str) -> Iterator[None]:
-    """Run a thread that shows how much is done, and erase its line at the end."""
+    """Run a thread that shows on a line how much is done, and erase the line at the end."""
     over, began = threading.Event(), time.monotonic()
     bar = Progress(total, True, unit=unit)
 

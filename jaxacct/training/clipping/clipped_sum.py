@@ -141,7 +141,7 @@ def _clipped_sum(
         (dys, grads), (met, aux) = jax.grad(loss, (0, 1), has_aux=True)(taps, [leaves[i] for i in direct])
         return grads, [site.operands(met, dys, dtype) for site in sites], aux
 
-    # One copy of each value serves both its norm and the sum: a second copy may round otherwise and exceed its norm.
+    # The same copy of a gradient gives its norm and enters the sum: a second copy may be rounded to a larger norm.
     true = unfolded_true([*norms, min(leaves, key=np.size), mask, *jax.tree_util.tree_leaves(batch)])
     grads, rows, aux = computed_once(true, lambda: for_each("loss_fn", gradients, batch))
     grads = dict(zip(direct, (g.astype(dtype) for g in grads), strict=True))
@@ -177,10 +177,10 @@ def _clipped_sum(
             jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
         )
 
-    # The weights are small and used often below: outside of a branch the compiler would compute them for each use.
+    # The weights are used often below, and outside of a branch the compiler would compute them again for each use.
     weights, of_parts, keep, (clipped, not_finite) = computed_once(true, weights_of)
 
-    # where each member begins in the total of its bundle, and where each site begins among the parts
+    # `starts` is where each member begins in the total of its bundle; `places` adds where each site begins in `parts`
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
     numbers = iter(as_data(true, places))
@@ -304,7 +304,7 @@ def _check_params(params: Any) -> None:
 
 
 def _batch_size(batch: Any) -> int:
-    """Return the number of examples; raise InputError if the arrays of a batch differ in it."""
+    """Return the number of examples; raise InputError if the arrays of a batch have different numbers."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) != 1 or () in sizes:
         raise InputError(
@@ -415,5 +415,5 @@ def wide(dtype: Any) -> Any:
 
 
 def beside(dtype: Any) -> Any:
-    """Return the dtype in which values other than gradients are summed: int32, whose sums are exact, stays int32."""
+    """Return the dtype in which values beside the gradients are summed: int32 for int32, else at least float32."""
     return dtype if dtype == jnp.int32 else wide(dtype)

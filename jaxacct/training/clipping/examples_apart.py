@@ -28,12 +28,13 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 
 _LEAST_RUN = 16
-"""Smallest number of consecutive rows whose match is evidence that a constant holds data."""
+"""Shortest run, in rows, that shows that a constant holds data.  A run is consecutive rows that both have."""
 _ALL_BYTES = 2**28
-"""Largest data, in bytes, that are compared whole.  Of larger data, or of a Source, blocks of rows are compared."""
+"""Largest data, in bytes, that are compared whole.  Of larger data, and of any Source, only blocks are compared."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
+"""Number of these blocks, and number of rows in a block."""
 _OWN_BYTES = 12
-"""Bytes by which a row or run that is evidence must compress worse than zeros: simpler ones may match by chance."""
+"""Number of bytes by which a row or run must compress worse than zeros to be evidence: simpler ones match by chance."""
 _MOST_COLUMNS = 64
 """Largest number of columns, of the data or of a constant, that are also compared one by one."""
 _GROUPS = {
@@ -369,7 +370,10 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Return rows of a leaf, in their dtype on the device: all rows, or some blocks of large data or of a Source."""
+    """Return rows of one array of the data, in the dtype that the array has on the device.
+
+    If the data are larger than `_ALL_BYTES` or a Source, the rows are those of some blocks; otherwise all rows.
+    """
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:
@@ -385,7 +389,7 @@ def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
 
 
 def _says_enough(view: np.ndarray) -> bool:
-    """Return whether a constant can be evidence of data: it has enough rows for a run, or a row complex enough."""
+    """Return whether a constant can be evidence of data: it has enough rows for a run, or a row that is complex."""
     return len(view) >= _LEAST_RUN or any(_own_bytes(row) >= _OWN_BYTES for row in view)
 
 

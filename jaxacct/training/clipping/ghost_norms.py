@@ -1,8 +1,9 @@
 """Norms of per-example gradients, found without the gradients, from the uses of a parameter in the loss.
 
 A parameter may be used as the matrix of products, the kernel of a convolution or the table of an embedding.  Its
-gradient is then a sum of products of the operation's input and the cotangent of its output.  The loss and its
-gradient compute both anyway.  Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md, "Clipping".
+gradient is then a sum of products of the operation's input and the cotangent of its output.  Both factors are computed
+with the loss and its gradient anyway.  Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md,
+"Clipping".
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64
-"""Number of terms that a block adds one after the other.  Larger blocks round more; smaller ones make more levels."""
+"""Number of terms that a block adds one after the other.  Larger blocks round more; smaller blocks need more levels."""
 NOTHING = -(2**20)
 """Exponent of an array without any normal number: its sum with any other exponent is below all other exponents."""
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -57,7 +58,7 @@ class Site:
 
     @property
     def groups(self) -> int:
-        """Number of parts of a parameter with norms found separately: by slices, and by batch axes of products."""
+        """Number of parts of a parameter whose norms are found one by one: slices, or places along batch axes."""
         return _size(self.steps[0])
 
     @property
@@ -186,7 +187,7 @@ def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...
 
 
 def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
-    """Return x and dy as (groups, rows, ...): runs of loops over slices become groups, and of other loops rows."""
+    """Return x and dy as (groups, rows, ...): runs of loops over slices are groups, runs of other loops are rows."""
     loops = use.view.loops
     matrix = use.product.matrix
     for _ in loops:
@@ -302,7 +303,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return a margin for relative errors: a norm of parts of these sizes may be too low, and a scaling too high."""
+    """Return the share by which a clip norm is lowered, for the rounding of norms of these sizes and of scaling."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

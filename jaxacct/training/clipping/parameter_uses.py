@@ -6,8 +6,8 @@ trace holds operations, not layers, so no use is missed.  Uses behind `stop_grad
 
 The gradient with respect to w of an operation y = op(x, w) may be a sum of products of rows, sum_t x_t dy_t^T.  The x_t
 are rows of x (patches, for a convolution); the dy_t are rows of the cotangent of y.  A product with batch axes is one
-such sum for each place along them.  A tap is a zero that is added to y: the gradient of the loss with respect to the
-tap is the cotangent of y.
+such sum for each place along these axes.  A tap is a zero that is added to y: the gradient of the loss with respect to
+the tap is the cotangent of y.
 """
 
 from __future__ import annotations
@@ -398,6 +398,6 @@ def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -
 
 
 def _checkpoint(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a body under `jax.checkpoint`: it also returns operands of uses; the backward pass computes it again."""
+    """Run a body, which also returns operands of uses, under `jax.checkpoint`: the backward pass computes it again."""
     settings = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
     return jax.checkpoint(body, **settings)(operands, dict(taps))

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 BODIES = ("scan", "checkpoint", "remat", "remat2")
-"""Operations whose body is followed if a parameter enters it: loops, and checkpoints, which are computed again."""
+"""Loops and checkpoints: operations whose body is searched for uses of a parameter that enters the body."""
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 """Operations that only call a trace, each with the name of the parameter that holds the trace."""
 
@@ -73,7 +73,7 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
 
 
 def as_data(true: Any, places: Sequence[int]) -> list[Any]:
-    """Return whole numbers that the compiler does not know: slices at such places share code, compiled once."""
+    """Return whole numbers that the compiler takes for data, so that slices at these places share one compiled code."""
     return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
@@ -93,7 +93,7 @@ def _true(*bits: Any) -> Any:
 
 @_true.def_vmap
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
-    """Return one truth value for a whole batch: with a value for each member both outcomes would be computed."""
+    """Return one value for a whole batch: with a value for each member, both outcomes of a branch would be computed."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
 
 
