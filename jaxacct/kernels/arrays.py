@@ -245,7 +245,7 @@ def _log1p_by_bits(x: Array) -> Array:
     """Return `log1p_inline` for XLA.
 
     1 + x = 2^k m with m in (sqrt(1/2), sqrt 2), `log m = 2 artanh s`, s = (m - 1)/(m + 1), by the polynomial in s^2 of
-    fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of 1 + x, over 1 + x, is added.
+    fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of 1 + x, divided by 1 + x, is added.
     """
     one = jnp.where(jnp.isnan(x), 2.0, 1.0)  # XLA rewrites (1 + x) - 1 to x where it knows the 1
     whole = one + x

@@ -43,7 +43,7 @@ from jaxacct.kernels.contour.split import Placement, estimate, integrand_at, nee
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_for_epsilon, tilted_gaussian
 
 SPLIT_SECANT_STEPS = 3
-"""Secant steps in a call. Further steps leave the region that the contour was placed for, or change nothing."""
+"""Number of secant steps in a call. More would leave the region that the contour was placed for, or change nothing."""
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step in x, the logarithm of a parameter."""
 SETTLED = 0.15
@@ -320,9 +320,9 @@ def solve_rate(
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
-        """Return log(delta/target), and the first two derivatives of F in eps over delta, the second kept positive."""
+        """Return log(delta/target), and F's first two derivatives in eps divided by delta, the second kept > 0."""
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
-        # F_eps = e^eps a - delta fall, and F_eps,eps = e^eps a + delta bend. Both are returned over delta.
+        # F_eps = e^eps a - delta fall, and F_eps,eps = e^eps a + delta bend. Both are returned divided by delta.
         share = xp.exp(epsilon + log_fpr - value)
         target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), LARGEST_SHARE))
         return value - target, share - fall, xp.maximum(bend + share, 1e-3 * fall**2)

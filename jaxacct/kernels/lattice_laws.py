@@ -26,7 +26,7 @@ NARROW_ORDER = 2
 LONG = 2**18
 """From this many nodes on NumPy uses NARROW_ORDER on narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
-"""If the log of the share of a panel's mass on its right node is below this, only the left node gets a quadrature."""
+"""If the right node gets a share of a panel's mass whose log is below this, only the left node gets a quadrature."""
 LARGEST_ETA = 0.1
 """If a panel's quadrature has at least this relative error, the panel's mass is bounded and moves as a whole."""
 FFT_CONSTANT = 8.0
@@ -67,7 +67,7 @@ def compose(
     tilt : (R, 3) exponents c_i of e^{c_i k h}: the tilt, and two for Chernoff bounds.
     direction, count : (R,) s_i and n_i.
     step : h.
-    upper : whether the masses are rounded up or down.
+    upper : whether the masses are rounded up; otherwise they are rounded down.
     """
     xp = namespace(mass, tilt, direction, count, step, roll, upper)
     laws, length = mass.shape
@@ -116,7 +116,7 @@ def compose(
 
 
 def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
-    """Return sums of T against the tilted payoff f; element i of `mass` lies at X - eps = start + i step."""
+    """Return sums of T = `mass` against the tilted payoff f; element i lies at d = loss - eps = start + i step."""
     xp = namespace(mass, start, step, theta)
     d = start + step * xp.arange(mass.shape[0])
     above = d > 0
@@ -186,7 +186,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     rate : 1/sigma.
     lift : (N,) log alpha_k where P is the mixture, 0 where P is N(0, 1).
     hit : sampling rate where P is the mixture, 0 where P is N(0, 1).
-    upper : whether whole panels are rounded up or down.
+    upper : whether whole panels are rounded up; otherwise they are rounded down.
     """
     xp = namespace(u, last, rate, lift, hit, upper)
     nodes = u.shape[0]

@@ -20,9 +20,9 @@ from typing import NamedTuple, TypeAlias
 from jaxacct.kernels.arrays import Array, constant, keep_apart, log1p, namespace, repeat, total
 
 NEWTON_STEPS = 14
-"""Safeguarded Newton steps from a start that may be far off. All rows of a batch take equally many."""
+"""Number of safeguarded Newton steps from a start that may be far off. All rows of a batch take equally many."""
 REFINEMENT_STEPS = 7
-"""Newton steps from a start that is within a factor of two."""
+"""Number of Newton steps from a start that is within a factor of two of the solution."""
 LARGEST_STEP = 3.0
 """Largest Newton step in log c."""
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
@@ -91,7 +91,7 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
     below = a * xp.log(q) + grown
-    # Log of the second Gaussian's size over the larger lower bound of M(c), 1 or e^below; written so nothing cancels.
+    # Log of the ratio of the second Gaussian's size to the lower bound max(1, e^below) of M(c); here nothing cancels.
     second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
     below = xp.maximum(0.0, below)
     first_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS - below, 0.0))
@@ -172,7 +172,7 @@ def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
 
 
 def finite_weights(loss: Array, mass: Array, c: Array) -> tuple[Array, Array]:
-    """Return (log of the largest weight `mass e^{c loss}`, weights over it (A,)); atoms without mass have weight 0."""
+    """Return (log of the largest weight `mass e^{c loss}`, (A,) weights divided by it); no mass gives the weight 0."""
     xp = namespace(loss, mass, c)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     exponent = xp.where(mass > 0, c[..., None] * loss + log_mass, -xp.inf)

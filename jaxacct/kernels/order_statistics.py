@@ -26,7 +26,7 @@ FLAT = 1e-12
 FARTHEST = 37.5
 """Number of standard deviations beyond which the masses of N(0, 1) underflow in float64."""
 LEFT_OUT = 1e-10
-"""Largest share of the integral at the last node if the integrand beyond it is unknown."""
+"""Largest share of the integral that the outermost node may have, if the integrand beyond that node is unknown."""
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 REACHES = (9.0, 13.0, 37.5)
 """How many standard deviations the nodes go beyond the means. A row takes the first number whose nodes hold all but

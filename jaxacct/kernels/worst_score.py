@@ -49,9 +49,9 @@ STEADY = Resolution(60, 6, 120, 32, (36, 96))
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
 """The resolution of a delta that is evaluated only once; otherwise for brackets that STEADY leaves too wide."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
-"""For brackets that MIDDLE leaves too wide; directly after QUICK if brackets shall be as narrow as possible."""
+"""The resolution for brackets that MIDDLE leaves too wide; directly after QUICK if brackets shall be very narrow."""
 FINEST = FINE._replace(sketch=(144, 192))
-"""After FINE if brackets shall be as narrow as possible: its finer sketch shows turns of the order that FINE misses."""
+"""The resolution after FINE if brackets shall be very narrow. Its sketch shows turns of the order that FINE misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
@@ -63,7 +63,7 @@ SHARE_OF_ALL = 1e-4
 LARGEST_FALL = 4.0
 """Cap, in nats, on the change of log slope or log phi' from one sketched row or column to the next."""
 BISECTIONS = 20
-"""Bisection steps for eps on the sketch. They find eps to a millionth of its range, far finer than the sketch is."""
+"""Number of bisection steps for eps on the sketch: to a millionth of its range, far finer than the sketch is."""
 
 
 class Repetitions(Protocol):

@@ -1,7 +1,8 @@
 """The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
 
 The bounds hold for any windows, abscissa, period and number of nodes.  In a profile, neighbouring losses share a
-contour, since an evaluated contour serves one more loss at little cost.  A loss whose bracket stays wide gets its own.
+contour, since an evaluated contour serves one more loss at little cost.  A loss whose bracket stays wide gets a contour
+of its own.  E(S - k)_+ is called a call, and E(k - S)_+ a put, as if S were the price of a share.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ MOST_NODES = 6_000
 """Largest number of nodes on a line."""
 Some = TypeVar("Some")
 COARSE = 160
-"""Number of cells of the grids by which contours are placed, and images and cut-off terms bounded."""
+"""Number of cells of the grids that place contours, and that bound images and cut-off terms."""
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value."""
 MANY = 250
-"""Number of nodes on a line above which a second placement is tried: without a bulk if the first has one, else with."""
+"""Number of nodes on a line above which a second placement is tried: with a bulk if the first is without."""
 ILL = 6.0
 """Nats lost to cancellation (`Place.digits`) above which a second placement is tried."""
 ONE_SLOT = 15.0
@@ -81,9 +82,9 @@ class Place(NamedTuple):
     log_bulk: Array
     """(B, R) log of upper bounds of A^t at `far`; -inf where there is no bulk."""
     digits: Array
-    """(B,) log of the integrand at z = c over the guessed value: nats lost to cancellation."""
+    """(B,) log of the ratio of the integrand at z = c to the guessed value: nats lost to cancellation."""
     log_beyond: Array
-    """(B,) log of a bound of the sum over all nodes after the last, without the factor e^{-sign c k}."""
+    """(B,) log of a bound of the sum of all terms after the last node, without the factor e^{-sign c k}."""
 
 
 def _grid(low: Array, high: Array, size: int) -> Array:
@@ -109,7 +110,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place the contour with a bulk if `split`, otherwise without; rows for which the other is better get the other."""
+    """Place the contour with a bulk if `split`, otherwise without; rows take the other placement if it is better."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -296,7 +297,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the period at which Chernoff bounds make the images negligible, and the abscissa of the best bound."""
+    """Return the period at which Chernoff bounds make images to the right negligible, and the best bound's abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -319,11 +320,13 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[
 def last_node(
     cells: Cells, cuts: Cuts, t: Array, c: Array, step: Array, scale: Array, goal: Array, deviation: Array, sign: float
 ) -> tuple[Array, Array]:
-    """Return the index of the last node, and a bound of the sum over the nodes after it, which is below the goal.
+    """Return the index of the last node, and the log of a bound of the sum over later nodes, below `goal` if possible.
 
-    The fall of the bound below the scale, in nats, grows about as a power of the index; the power is 2 where the law is
-    nearly normal.  A secant in the logarithms of index and fall is kept between an index that is too small and one that
-    is large enough.  Of the two paths in u (`local` of `_path`) the one with the smaller bound is kept.  Where both
+    scale : log of the integrand at z = c.
+
+    `scale` less the log of the bound is the fall.  It grows about as a power of the index; the power is 2 where the law
+    is nearly normal.  A secant in log(index) and log(fall) is kept between an index that is too small and one that is
+    large enough.  Of the two paths in u (`local` of `_path`) the one with the smaller bound is kept.  Where both
     reach the goal, both are tried at the next index again, since far out either may be slightly better.
     """
     # `stride`: step of log(index) where the bound shows no direction; `enough`: width at which the search ends
@@ -459,7 +462,7 @@ Later turns take the losses whose brackets are still too wide.
 Distance is measured in log(e^eps - 1 + NEAR deviations).  Where one slot decides, a contour leaves out a part that
 depends on the size of that slot.  For a loss near 0 that size hardly matters."""
 NEAR = 3.0
-"""Standard deviations of one round's loss within which losses count as near 0."""
+"""A loss counts as near 0 up to this many standard deviations of one round's loss."""
 CUT_OFF = 5e-3, 1e-3
 """Tolerances of a contour in the first turn and in later turns, as shares of the width wanted."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
@@ -470,13 +473,13 @@ few 1e-4 of delta; in the tail, by a few hundredths."""
 LONG = 1000
 """Number of nodes on a line above which a wide bracket gets no other contour: longer lines gain little and are slow."""
 KNOWN = 0.3
-"""An estimate replaces the guess of delta if its bracket is at most this wide, relative to its upper bound."""
+"""A bracket's estimate replaces the guess of delta if the bracket is at most this wide, relative to its upper end."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
 """Log of the delta at which a profile's losses end; the mass beyond the last loss becomes mass at infinity."""
 LARGEST_LOSS = 600.0
-"""Largest loss: up to this loss e^eps and products with it stay within float64."""
+"""Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
 """Spread of a profile's losses in the bulk, in deviations of one round's loss.
 
@@ -492,7 +495,7 @@ It takes effect where one slot decides: log delta then falls slowly, over severa
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
 LEAST_GAP = 1e-7
-"""Smallest distance of neighbouring losses, over the deviation of one round's loss (or over 1e-3 if that is larger)."""
+"""Smallest distance of neighbouring losses, in units of the deviation of one round's loss, or of 1e-3 if larger."""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
@@ -500,7 +503,7 @@ SCAN = 600
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
-"""The cells end this many deviations of the normal law from its mode; the mass beyond is bounded."""
+"""The cells end this many deviations from the mode of the normal law, tilted or not; the mass beyond is bounded."""
 LOWER_SHARES = (0.25, 0.15)
 """Upper ends tried for a bulk with a long line of its own, as shares of the threshold's distance from the mean.
 
@@ -654,7 +657,7 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """Return (value, slope, bound of the rounding) of the closed forms of the part that is not integrated."""
+    """Return (value, slope, bound of the rounding) of the part that is not integrated, by its closed form."""
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -897,7 +900,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Yield groups of rows; each group has at most `together` rows of one round, which lie within `distance`."""
+    """Yield groups of rows; at most `together` rows of one round, whose `apart` differ by at most `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:
@@ -908,7 +911,7 @@ def _in_groups(
 
 
 def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Return the standard deviation of one round's loss, if that loss were normal."""
+    """Return the standard deviation that one round's loss would have if it were normal."""
     return np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
 
 
@@ -922,7 +925,7 @@ def _wanted(logs: np.ndarray) -> np.ndarray:
 
 
 def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (lower, estimate, upper) of delta at losses eps; `each` numbers the row of the contour for each loss."""
+    """Return (lower, estimate, upper) of delta at losses eps; `each` is the row of the contour that serves it."""
     lower, estimate, upper, _ = bracket_near(rows_of(contour, each), np.exp(contour.sign * eps))
     if contour.sign < 0:
         lower, estimate, upper = (x * np.exp(eps) for x in (lower, estimate, upper))

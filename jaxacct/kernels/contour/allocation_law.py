@@ -1,7 +1,7 @@
 """One slot's law in random allocation: transforms with their errors, bounds by cells, and theorems (README.md).
 
-S = (X_1 + ... + X_t)/t with X = e^{s u - s^2/2}, u standard normal, s = 1/sigma.  Arrays have a leading batch axis
-(B,), one entry for each configuration.
+S = (X_1 + ... + X_t)/t with X = e^{s u - s^2/2}, u standard normal, s = 1/sigma.  A(z) and B(z) are the transforms
+E[w e^{sign z X/t}] of bulk and jumps.  Arrays have a leading batch axis (B,), one entry for each configuration.
 """
 
 from typing import NamedTuple
@@ -395,7 +395,7 @@ class Line(NamedTuple):
     c: Array
     """(B,) the abscissa."""
     step: Array
-    """(B,) spacing of Im z, 2 pi over the period."""
+    """(B,) spacing of Im z, which is 2 pi/period."""
     count: Array
     """(B,) index of the last node that is used."""
 
@@ -416,7 +416,7 @@ class Powers(NamedTuple):
 def turned_by(angle: Array) -> Array:
     """Compute e^{i angle} - 1 = 2 i tau/(1 - i tau) with tau = tan(angle/2): one tangent replaces sine and cosine.
 
-    A relative error of tau causes a relative error of at most that size; NumPy's tangent is off by 4 ulp at most.
+    A relative error of tau causes no larger relative error of the result; NumPy's tangent is off by 4 ulp at most.
     """
     tau = np.tan(0.5 * angle)
     share = 2.0 * tau / (1.0 + tau * tau)
@@ -472,7 +472,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     below = tail(-windows.start)
     start_grown = np.exp(np.maximum(sign, 0.0) * c * small)
     departure = np.sum(base * less, axis=1) - lack
-    direct = ~(departure > -0.5)  # then the sum is more accurate than 1 + departure
+    direct = ~(departure > -0.5)  # where true, the sum is more accurate than 1 + departure
     at_c = np.where(direct, np.maximum(np.sum(base * grown, axis=1), 1e-200), 1.0 + departure)
     log_at_c = np.where(direct, np.log(at_c), np.log1p(np.where(direct, 0.0, departure)))
     rest_at_c = np.sum(rest * grown, axis=1)
@@ -499,7 +499,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     moved, other = spun[0], spun[1] + rest_at_c[:, None]
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
-    bent = np.abs(a) + b * b  # the rounding goes by |a| + b^2, since 2 a + a^2 + b^2 may cancel
+    bent = np.abs(a) + b * b  # rounding is in proportion to |a| + b^2, as 2 a + a^2 + b^2 may cancel
     log_base = log_at_c[:, None] + log1p_complex(a, b)
     size_base = np.exp(log_base.real - log_total[:, None])
     t_ = t[:, None]

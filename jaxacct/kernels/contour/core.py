@@ -21,7 +21,7 @@ SUM_OUTWARD = 1.0000001
 NEWTON_STEPS = 6
 """Number of Newton steps from the saddle point's eps to the contour integral's eps."""
 MARGIN = 1.02
-"""Factor on the distance of either bound of eps from the estimate: the slope changes along the way."""
+"""Factor on the distance of either bound of eps from the estimate, since the slope changes along the way."""
 
 
 class Bracketed(NamedTuple):
@@ -68,7 +68,7 @@ class Nodes(NamedTuple):
     log_modulus: Array  # (count,) Re K(z_k) - K(c), never above 0 but for rounding
     angle: Array  # (count,) Im K(z_k)
     slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
-    tail: Array  # bound on the terms that were cut off, over Z
+    tail: Array  # bound on the terms that were cut off, divided by Z
     images_at: Array  # abscissae of the Chernoff bounds for images to the right
     images_log: Array  # logarithms of these bounds at eps = 0
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
@@ -192,7 +192,7 @@ def certified(
 ) -> tuple[Array, Array, Array, Array]:
     """Check two candidates for bounds of eps; return (lower, whether it holds, upper, whether it holds).
 
-    ends_at : function that returns lower and upper bounds of log delta at eps, which has a new first axis.
+    ends_at : function from values of eps, on a new first axis, to lower and upper bounds of log delta there.
     below, above : the candidates for the lower and the upper bound.
     """
     xp = namespace(below, above)
@@ -240,7 +240,7 @@ def log_kappa(c: Array) -> Array:
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Return the abscissa with the shortest period, and that period.
+    """Return the abscissa whose images allow the shortest period, and that period.
 
     at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
     highest : largest abscissa allowed.
@@ -284,10 +284,11 @@ def _split(count: int) -> tuple[int, int]:
 
 
 def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
-    """Compute `sum_j w_j (e^{i k angle_j} - 1)` for all k < count, (X,) to (count,), accurate relative to its terms.
+    """Compute `sum_j w_j (e^{i k angle_j} - 1)` for all k < count, (count,), accurate relative to its terms; w is (X,).
 
-    With k = a + inner b, `e^{ik} - 1` is the sum and the product of two short tables. So one matrix product gives all
-    k. The points are first summed in blocks of arrays.BLOCK_SIZE, which keeps the summation shallow.
+    With k = a + inner b, `e^{i k angle} - 1` is x + y + x y: x is entry a of one short table, y entry b of another.
+    So one matrix product gives all k. The points are summed in blocks of arrays.BLOCK_SIZE, whose sums are added, which
+    keeps the summation shallow.
     """
     xp = namespace(weight, angle)
     inner, outer = _split(count)

@@ -29,7 +29,7 @@ LEVELS = 20
 ROUNDED_DOWN = 0.999
 """Factor that rounds the masses of level sets down."""
 FIRST_SIDE_LOBE = 0.217235
-"""The supremum of |sin y / y| beyond its first zero, rounded up."""
+"""The supremum of |sin y / y| for y beyond pi, the first zero, rounded up."""
 FINITE_LOSS_ERROR = 1e-26
 """Absolute error of a finite loss, besides a relative one of 16 units (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
@@ -43,7 +43,7 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound, over M(c), the mass of the tilted integrand outside the grid and what the ends of the shifted path add."""
+    """Bound, relative to M(c), the tilted mass outside the grid and what the ends of the shifted path add."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
@@ -61,7 +61,7 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
 
 
 def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) -> Array:
-    """Bound the trapezoid error over M(c) for every |t| <= t_max by shifting the line of integration to `x + i a`.
+    """Bound the trapezoid error, relative to M(c), for every |t| <= t_max, by moving the line of integration to x + ia.
 
     `|mix(x + ia)|` and its argument are monotone in x, so each cell is bounded by its worse end.  The path returns to
     the real axis half a step outside the grid; `_range_error` bounds what that adds.

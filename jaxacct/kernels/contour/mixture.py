@@ -62,7 +62,7 @@ def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float)
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = newton(nodes, np.asarray(start), np.asarray(log_low), 16)
-        for margin in (1.02, 1.5, 4.0):  # distance from the estimate to a bound, over the estimate's error
+        for margin in (1.02, 1.5, 4.0):  # distance of a bound from the estimate, in errors of the latter
             low, _, high, _ = epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
             lower, upper = max(lower, float(low)), min(upper, float(high))
             if lower > -np.inf and upper < np.inf:
@@ -472,7 +472,7 @@ class Line(NamedTuple):
 def line(
     law: BranchLaw, power: float, u: Array, step: float, v: float, log_m: float, log_mix: Array, posterior: Array
 ) -> Line:
-    """Bound the integrand's modulus on the line u + iv, cell by cell; v is at most pi/2 over the spread of shifts."""
+    """Bound the integrand's modulus on the line u + iv, cell by cell; v is at most (pi/2)/(spread of the shifts)."""
     shift, middle = law.shift, 0.5 * float(law.shift[0] + law.shift[-1])
     log_phi = -0.5 * u**2 - 0.5 * np.log(2.0 * np.pi)
     turned = posterior @ np.exp(1j * (shift - middle) * v)

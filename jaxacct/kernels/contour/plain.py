@@ -42,7 +42,7 @@ FEWEST_NODES, MOST_NODES = 12.0, 2048.0
 NODE_COUNTS = 18
 """How many numbers of nodes are tried, in geometric steps."""
 SPARE_NATS = 7.0
-"""Nats by which the terms cut off must have decayed beyond the tolerance."""
+"""Nats by which the terms that are cut off must lie below the tolerance."""
 DECAY_ROUNDING = 1e-9
 """Relative rounding error of a decay in nats."""
 HORNER_UNITS = 16.0
@@ -101,7 +101,7 @@ def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array
 
 
 def _decay_at(law: LossLaw, levels: tuple[Array, Array], frequency: Array, at_c: Array) -> Array:
-    """Bound -log|phi| from below from a frequency on; `at_c` bounds the relative errors of M(c) and of `levels`."""
+    """Return a lower bound of -log|phi| from `frequency` on; `at_c` bounds the relative errors of M(c) and `levels`."""
     xp = namespace(law.sign, frequency)
     decay = law.mu2 * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -145,7 +145,7 @@ def nodes_at(
     log_modulus = -law.mu2[..., None] * t**2 / 2.0
     angle = law.mu2[..., None] * t * (c + 0.5)[..., None]
     log_ceiling, relative, common = log_modulus, 0.0 * t, 0.0 * c
-    sizes, turns, terms = k0, xp.abs(angle), 1.0  # `sizes`, `turns`: sums of |terms| of K(c), of angle
+    sizes, turns, terms = k0, xp.abs(angle), 1.0  # `sizes`, `turns`: sum |terms| of K(c), of `angle`
     for part in parts:
         n = part.n[..., None]
         k0 = k0 + xp.sum(part.n * part.log_m, axis=-1)

@@ -59,11 +59,11 @@ LARGEST_CANCELLATION = 9.0
 AFFORDED_CANCELLATION = 16.0
 """Largest cancellation, in nats.  Rounding is about e^-30 of the largest term, so e^-14 of accuracy is left."""
 SPARE_NATS = 2.0
-"""Nats by which the terms cut off must have decayed beyond the tolerance, since a coarse grid estimates the decay."""
+"""Nats by which the terms that are cut off must lie below the tolerance, since a coarse grid estimates their decay."""
 PLACEMENT_POINTS = 128
 """Number of quadrature points for placing the contour."""
 SCAN = np.geomspace(0.04, 6.0, 7)
-"""Abscissae at which the search for the saddle point may start, over log(1/delta)/(scale of losses)."""
+"""Abscissae at which the search for the saddle point may start, as multiples of log(1/delta)/(scale of losses)."""
 CUTS = np.ceil(np.geomspace(8.0, 4096.0, 19))
 """Numbers of contour nodes tried for the cut-off in t, two to an octave."""
 
@@ -73,7 +73,7 @@ class Contour(NamedTuple):
 
     windows: Windows
     c: Array  # abscissa
-    period: Array  # 2 pi over the spacing of the nodes in t
+    period: Array  # 2 pi/(spacing of the nodes in t)
     images_at: Array  # abscissa for the Chernoff bound of the images
     nodes_needed: Array
     nodes_kept: Array  # `nodes_needed`, or as many as the program has
@@ -301,7 +301,7 @@ LARGEST_MOVE = 2.5
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps that the search may return."""
 MARGIN = 1.05
-"""Factor on the distance of either bound of eps from the estimate: the slope changes along the way."""
+"""Factor on the distance of either bound of eps from the estimate, since the slope changes along the way."""
 
 
 class Start(NamedTuple):
@@ -505,7 +505,7 @@ class Certificate(NamedTuple):
 
     common: Array  # bound on the error of K(c), a factor common to all nodes
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
-    tail: Array  # bound on the terms that were cut off, over Z
+    tail: Array  # bound on the terms that were cut off, divided by Z
     images_at: Array  # abscissa of the Chernoff bound for images to the right
     images_log: Array  # logarithm of this Chernoff bound at eps = 0
     remainder: Remainder

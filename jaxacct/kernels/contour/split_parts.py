@@ -43,7 +43,7 @@ from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_
 GRID_BEYOND_FAR_WINDOW = 17.0
 """The grid reaches this many widths of the far window beyond `high`.
 
-The far window is below 1e-60 there: less than e^-45 remains of a tilted law that grows by e^60 on the way.
+The far window is below 1e-60 there.  So less than e^-45 remains of a tilted law even if it grows by e^60 on the way.
 """
 LARGEST_TURN_SHARE = 0.85
 """Largest share of the grid's points that may follow the turns of e^{itL}; the other points resolve the windows."""
@@ -218,7 +218,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Return the log of the largest weight of bulk plus jumps under the tilt c, and all weights over it, (J, X)."""
+    """Return the log of the largest weight of bulk plus jumps under the tilt c, and weights relative to it, (J, X)."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -289,13 +289,13 @@ STAIRS = 12.0
 LEAST_SIGMA = 2e-3
 """Smallest noise multiplier that is certified: below it 1/sigma is too large for closed forms of the remainder."""
 LEAST_SIGMA_PER_STEP = 0.05
-"""Smallest sigma over the grid's spacing: below it the grid cannot resolve the law (kernels/README.md, section 6)."""
+"""Smallest sigma/(spacing of the grid); a coarser grid cannot resolve the law (kernels/README.md, section 6)."""
 TALLEST_LINE = 12.0
 """Largest height of a shifted line of integration, in u."""
 STRIP_SHARE = 0.97
-"""Largest height of a shifted line, over the half width pi sigma of the strip in which the integrand is analytic."""
+"""Largest height of a shifted line, as a share of pi sigma, half the width of the strip of analyticity."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest contribution of the two sides of the path, over the bound of the integrand there: their total length.
+"""Largest total length of the path's two sides.  They contribute at most this times a bound of the integrand there.
 
 On the sides the kernel is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section 6)."""
 ROUNDED_UP = 1.001
@@ -441,7 +441,7 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 
 
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
-    """Bound the errors of A and B at c + it, |t| <= t_max, over A(c) and B(c), due to step and ends of the grid.
+    """Bound the errors of A and B at c + it, |t| <= t_max, relative to A(c), B(c), due to the grid's step and ends.
 
     The line of integration is moved to height alpha in u.  There `Im v = alpha + warp arg mix`, so that the warp
     compensates the phase `t arg mix`.
@@ -464,7 +464,7 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound what `step_errors` does, for t = 0 on an even grid, from `mix cos(v/2) <= |mix(x + i sigma v)| <= mix`."""
+    """Bound `step_errors`' errors at t = 0, on an even grid, from `mix cos(v/2) <= |mix(x + i sigma v)| <= mix`."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -500,7 +500,7 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
 
 
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return bounds of the decay: -log of |integrand|/e^{K(c)} at every t >= frequency, for keep_bulk 1 and 0.
+    """Return lower bounds of the decay, -log(|integrand|/e^{K(c)}), at every t >= frequency, for keep_bulk 1 and 0.
 
     The first axis of all arguments but the law is for the two values of keep_bulk; frequencies have one more axis in
     front of it.

@@ -27,14 +27,14 @@ from jaxacct.kernels.contour.split_parts import (
 from jaxacct.kernels.law import LossLaw, log_mix
 
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
-"""Centres tried for the far window: their loss beyond eps, over the scale of losses (`scale_of`)."""
+"""Centres tried for the far window: by how much their loss exceeds eps, in units of `scale_of`."""
 LOW_LOSSES = np.geomspace(0.005, 0.8, 14)
-"""Centres tried for the low window: their loss, over the scale of losses.
+"""Centres tried for the low window: their loss, in units of `scale_of`.
 
 At the lowest centre nearly all outcomes are jumps; at the highest the bulk reaches nearly to eps.
 """
 TRIED_ABSCISSAE = np.geomspace(1.5, 150.0, 14)
-"""Abscissae of the Chernoff bounds that choose windows, over 1/scale."""
+"""Abscissae of the Chernoff bounds that choose windows, in units of 1/`scale_of`."""
 BULK_END = 13.0
 """The law of a bulk step is cut this many window widths above the low window's centre; bounds add the mass cut off."""
 LARGEST_EXPONENT = 600.0
@@ -58,7 +58,7 @@ class Remainder(NamedTuple):
     """Bounds, as functions of eps, of what the contour does not integrate."""
 
     far: FarMasses
-    excess_at: Array  # (E,) exponents theta
+    excess_at: Array  # (E,) exponents theta: the excess is at most e^{excess_log + theta eps}
     excess_log: Array  # (E,) log of the bounds of the excess at eps = 0
     bulk_at: Array  # (E,) abscissae of the Chernoff bounds of bulk compositions
     bulk_log: Array  # (E,) log of the Chernoff bounds of bulk compositions at eps = 0
@@ -82,7 +82,7 @@ def _phi(x: Array) -> Array:
 
 
 def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
-    """Return the (J,) values of u beyond which all n steps together have less than e^log_goal of the mass."""
+    """Return (J,) values of u: the chance that some step's output lies beyond is less than e^log_goal."""
     xp = namespace(law.gauss_n, log_goal)
     spread = xp.sqrt(1.0 + high_blur(law.gauss_sigma) ** 2)
     room = xp.log(2.0 * law.gauss_n * law.gauss_n.shape[-1]) - log_goal[..., None]
