@@ -47,9 +47,9 @@ class Played(NamedTuple):
 class Game:
     """Trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
 
-    The step is the trainer's, with its own sampling, clipping, noise and optimizer.  Two things are added.  Examples
+    The step has the trainer's own sampling, clipping, noise and optimizer.  Two things are added.  First, examples
     carry a mark, by which an example that is out has no gradient.  Its place in the data stays, as in fixed batches;
-    with Poisson sampling the step has the law that it would have without the example.  And the optimizer notes the
+    with Poisson sampling the step has the law that it would have without the example.  Second, the optimizer notes the
     noisy mean that it is given.
 
     Parameters
@@ -246,9 +246,9 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     """Make canaries whose gradients are planted: number j pulls with norm C at coordinate j of the flat parameters.
 
     In every step in which a canary takes part it moves the clipped sum by C, up to the allowance for rounding that
-    clipping takes off.  Its direction is its own, whatever the parameters are: no example can do more.  The score of a
-    canary is the sum over all steps of the noisy sums at its coordinate, in units of C.  Planting makes clipping take
-    per-example gradients: to audit clipping by ghost norms, use `input_canary`.
+    clipping takes off.  Its direction is its own, whatever the parameters are.  No example can move the sum by more.
+    The score of a canary is the sum over all steps of the noisy sums at its coordinate, in units of C.  Planting makes
+    clipping take per-example gradients: to audit clipping by ghost norms, use `input_canary`.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
 
 
 def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
-    """Make a game with one more, crafted example: an image from elsewhere, or a wrong label.
+    """Make a game with one more example, which is crafted: such as an image from elsewhere, or one with a wrong label.
 
     The whole step is the trainer's own.  The score is the inner product of the noisy sums with the canary's own clipped
     gradient, summed over the steps, in units of C^2.  This rule knows the parameters before every step.

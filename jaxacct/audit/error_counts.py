@@ -126,8 +126,8 @@ def gaussian_fit(
     Parameters
     ----------
     false_positives, absent, false_negatives, present : array_like of whole numbers
-        As for `clopper_pearson`, with one element per threshold along the last axis.  The thresholds are for the same
-        runs, and chosen without looking at the runs.
+        As for `clopper_pearson`, with one element per threshold along the last axis.  All thresholds are applied to the
+        same runs, and are chosen without looking at these runs.
     delta : array_like in (0, 1)
         It broadcasts with the axes before the last.
     confidence : float in (0, 1)
@@ -199,8 +199,8 @@ def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tupl
 class LowerBound:
     """Statement that with probability at least ``confidence`` a mechanism is not (e, delta)-DP for any e < ``epsilon``.
 
-    The probability is over the trials of the audit.  Each element of a batch holds at ``confidence`` by itself.  For k
-    statements that hold together ask each for 1 - (1 - confidence)/k.
+    The probability is over the trials of the audit.  Each element of a batch holds at ``confidence`` by itself.  If k
+    statements are to hold together, ask for each at confidence 1 - (1 - confidence)/k.
 
     Parameters
     ----------

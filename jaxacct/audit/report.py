@@ -96,7 +96,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Rows of audits; every number with its kind, its confidence and its trials.
+    """Rows of audits, in which every number stands with its kind, its confidence and its trials.
 
     Parameters
     ----------

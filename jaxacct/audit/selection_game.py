@@ -1,7 +1,7 @@
 """Simulated selections: draw K and K candidates, and keep the best by a score; or draw the rank of the winner alone.
 
-The numbers of selections of a batch with K = 1, 2, 3, ... are multinomial.  So a batch is drawn in ascending order of
-K, in blocks whose selections all need about equally many candidates, and is shuffled afterwards.
+In a batch of selections, the numbers of those with K = 0, 1, 2, ... have a multinomial law.  So a batch is drawn in
+ascending order of K, in blocks whose selections all need about equally many candidates, and is shuffled afterwards.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 def gaussian(mean: float = 0.0) -> Partial:
     """Return the candidates of a Gaussian base: outcomes N(mean, 1), float32, from 32 bits each.
 
-    Masses of tails have relative errors of 1e-5 down to 1e-7, of 1e-4 down to 1e-8, and of 2 % at 1e-10.  There, beyond
-    6.3 standard deviations, the outcomes end.
+    The relative error of a tail's mass is at most 1e-5 for masses from 1e-7 on, at most 1e-4 for masses from 1e-8 on,
+    and 2 % for a mass of 1e-10.  Outcomes end at the tail of this last mass, at 6.3 standard deviations.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def winners(
     draw : callable
         (key, shape) -> outcomes of candidates, traceable: `gaussian`, `finite`, or any other.
     score : callable
-        outcomes -> numbers of equal shape, traceable.  The largest number wins, among equals the first, NaN never.
+        outcomes -> numbers of equal shape, traceable.  The largest wins, among equals the first; NaN counts as -inf.
     law : Law
         One law of K.
     runs : int
@@ -277,7 +277,7 @@ def _counted(draw: Any, score: Any, event: Any, key: Any, repetitions: Any, skip
 
 
 def _traced(function: Callable[..., Any]) -> Partial:
-    """Return a function as a pytree: it is compiled once for every function, whatever the arrays of a Partial."""
+    """Return a function as a pytree: a program is then compiled once per function, whatever the arrays of a Partial."""
     return function if isinstance(function, Partial) else Partial(function)
 
 
@@ -287,7 +287,7 @@ class Cells(NamedTuple):
     Parameters
     ----------
     numerator, denominator : numpy.ndarray, shape (cells,)
-        Each sums to 1; with the record and without it for the direction "remove".
+        Each sums to 1.  For the direction "remove" the numerator is the law with the record.
     rank : numpy.ndarray, shape (cells, 2)
         The ends of each cell's interval of ranks u, the denominator's mass of larger likelihood ratios.
 
@@ -327,17 +327,17 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
     numerator, rank = np.diff(top), np.stack([ends[:-1], ends[1:]], axis=1)
     order = np.argsort(found.score(rank.mean(axis=1)), kind="stable")
     numerator, denominator, rank = numerator[order], np.diff(ends)[order], rank[order]
-    if top[0] > 0.0:  # outcomes with Q = 0 rank highest
+    if top[0] > 0.0:  # outcomes with dQ = 0 have the highest score
         numerator, denominator = np.append(numerator, top[0]), np.append(denominator, 0.0)
         rank = np.concatenate([rank, np.zeros((1, 2))])
     return Cells(numerator / numerator.sum(), denominator / denominator.sum(), rank)
 
 
 def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """Simulate `runs` selections and return 1 - V of each winner, V its rank, accurate near 0.
+    """Simulate `runs` selections and return 1 - V of each winner, accurate near 0.
 
-    1 - V is the probability that a candidate scores above the winner.  The winner itself follows from the quantiles of
-    any score.
+    1 - V is the probability that a fresh candidate scores above the winner.  The winner itself follows from the
+    quantiles of any score.
 
     Parameters
     ----------
@@ -388,7 +388,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     (1000, True)
     """
     masses = _law_of("masses", masses)
-    # ends of the cells from the top down: the last cell wins where 1 - V is below the first end
+    # ends of the cells from the top down: the cell of highest score wins where 1 - V is below the first end
     above = np.cumsum(masses[::-1])[:-1] / masses.sum()
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
@@ -405,8 +405,9 @@ def cell_audit(
 ) -> LowerBound:
     """Bound from below the epsilon of a selection whose score orders `cells`, from `runs` simulations in either world.
 
-    The adversary's event is the winners with the largest likelihood ratios.  It is chosen by the cells' exact laws
-    (`selection.output_law`) and not by the simulation.  So Clopper and Pearson's limits hold without held-out runs.
+    The adversary's event is that the winner has one of the largest likelihood ratios.  It is chosen by the exact laws
+    of the cells (`selection.output_law`), not by the simulation.  So Clopper and Pearson's limits hold without held-out
+    runs.
 
     Parameters
     ----------

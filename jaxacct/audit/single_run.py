@@ -33,11 +33,14 @@ from jaxacct.selection.base_profile import upper_hull
 from jaxacct.training import Plan
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon at which a line touches a claimed profile; used where delta stays above 1e-15 even there."""
+"""Largest epsilon at which a line touches a claimed profile, used if delta is above 1e-15 even there."""
 DOWN = 1.0 - 8.0 * ROUNDOFF
 """Factor that rounds a result of a few operations down."""
 Inverse = Callable[[np.ndarray], np.ndarray]
-"""Function from y to a lower bound of inf{x : F(x) >= y}, infinite where y > 1."""
+"""Function from y to a lower bound of inf{x : F(x) >= y}, infinite where y > 1.
+
+F is the claimed curve: F(x) is the largest probability with the record of an event that has probability x without it.
+"""
 GUESSED = ("both", "in")
 """Kinds of guesses that are made: "in" and "out", or only "in"."""
 
@@ -49,8 +52,8 @@ def one_run_p_value(
 
     With `q = e^eps/(1 + e^eps)`, m canaries and B = Bin(r, q):
     `Pr[B >= v] + 2 m delta max_{1<=i<=v} (Pr[B >= v - i] - Pr[B >= v])/i`.
-    Where 2 m delta > 1 this need not grow with epsilon; then a larger value that does is returned.  All sums are of
-    logarithms.
+    Where 2 m delta > 1 this sum need not grow with epsilon; a larger value that grows is then returned.  All sums are
+    taken in logarithms.
 
     Parameters
     ----------
@@ -339,7 +342,7 @@ def known_curve_test(
 def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse) -> np.ndarray:
     """Return whether c or more right guesses of g cannot have probability tau (README.md, "A known curve").
 
-    r and h are rounded down.
+    The two sums r and h of README.md are rounded down.
     """
     r, h = DOWN * tau * c / m, DOWN * tau * (g - c) / m
     for i in range(int(c.max()) - 1, -1, -1):
@@ -360,14 +363,14 @@ def _p_value(c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse, gues
 
 
 def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, guessed: str) -> np.ndarray:
-    """Return the largest mu that is shown to be refuted at this error, or 0; the curves are nested."""
+    """Return the largest mu that is shown to be refuted at this error, or 0; then every smaller mu is refuted too."""
 
     def held(mu: np.ndarray) -> np.ndarray:
         inverse = by_gaussian(mu)
         side = inverse if guessed == "both" else halved(inverse)
         return ~refuted(np.full(mu.shape, error), c, g, m, side)
 
-    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # at mu = 50 an attack is never wrong in float64
+    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # at mu = 50 a guess is never wrong in float64
 
 
 def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:
@@ -437,7 +440,7 @@ def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
 
 
 def by_lines(lines: Lines) -> Inverse:
-    """Return the inverse of a curve of lines.  Every line gives a lower bound, so rounding may choose any line."""
+    """Return the inverse of a curve of lines.  Every line gives a lower bound, so a line chosen by rounding is safe."""
 
     def inverse(y: np.ndarray) -> np.ndarray:
         best = np.searchsorted(lines.breaks, y)
@@ -459,7 +462,7 @@ def by_gaussian(mu: np.ndarray) -> Inverse:
 
 
 def halved(inverse: Inverse) -> Inverse:
-    """Return the inverse for guesses "in": that of the curve F(2 x)/2, since a fair coin decides who is in."""
+    """Return the inverse for guesses "in": that of the curve F(2x)/2, since a fair coin puts each canary in or out."""
     return lambda y: 0.5 * inverse(2.0 * y)
 
 

@@ -53,8 +53,8 @@ FIXED = "fixed"
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched: more candidates than anybody trains."""
 EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
-"""An E[K] is near enough in two cases.  Its epsilon is below the target by at most half of EPSILON_RTOL, relatively.
-Or an E[K] that is larger by at most MEAN_RTOL, relatively, misses the target.
+"""Relative tolerances at which the search for the largest E[K] ends.  It ends at an E[K] that meets the target in two
+cases: epsilon is below the target by at most half of EPSILON_RTOL, or an E[K] larger by at most MEAN_RTOL misses it.
 """
 ONE_TARGET = "ask for one target at a time"
 """Remedy in errors about arguments that must be single numbers."""
@@ -73,9 +73,9 @@ class Option:
     share : share of the data that the sample has; 1 for "everything".
     family, parameter : the law of K, and its gamma or, for a Poisson law, its mean.
     candidates : E[K], of all rounds together.
-    noise_multiplier : of candidates and final run.
-    released_noise, candidate_noise : noise multiplier divided by expected batch size, of the released model and of the
-        candidates: the standard deviation of the noise on a mean gradient, per clip norm.
+    noise_multiplier : that of the candidates and of the final run.
+    released_noise, candidate_noise : for the released model and for a candidate, the standard deviation of the noise on
+        a mean gradient in units of the clip norm: noise multiplier divided by expected batch size.
     epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it.
     gradients, gradients_95 : gradient evaluations: their expectation and their 95 % quantile by the law of K.
     status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because less noise or an
@@ -251,7 +251,7 @@ def advise(
         a final run follows.
     variants : data of the final run: "rest", the data outside the sample, or "all".
     families : of the law of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
-    eta : > -1, of "truncated_negative_binomial", and only of it.
+    eta : > -1; needed for the family "truncated_negative_binomial", refused without it.
     rounds : numbers of rounds to compare (`tune_in_rounds`): 1 is i.i.d. candidates without rounds. `candidates` and
         the answers count the candidates of all rounds together.
     adaptive : whether to include a fixed number of candidates, each of which may follow all before it (`Adaptive`).
@@ -378,7 +378,7 @@ class Task:
     steps: int
 
     def epsilon(self, way: Way, mean: float, sigma: float) -> float:
-        """Return the certified upper end for the whole."""
+        """Return the certified upper end of epsilon for the whole tuning."""
         run, law = dp_sgd(sigma, self.rate, self.steps), way.law(mean)
         if way.split != "everything":
             tuning, final = profile_of_tuning(run, law, self.delta), profile_of_run(run, self.delta)
@@ -400,7 +400,7 @@ class Task:
         return self._option(way, mean, sigma, upper(sigma), sigma == LEAST_NOISE)
 
     def candidates(self, way: Way, sigma: float) -> Option:
-        """Return the option with the largest E[K] that a noise allows: it was tried and met the target."""
+        """Return the option with the largest E[K] found for a noise: an E[K] that was tried and met the target."""
         upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
         several = lambda means: np.array([upper(mean) for mean in means.tolist()])
         limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)

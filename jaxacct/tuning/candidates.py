@@ -92,7 +92,8 @@ class Adaptive:
 
     Bayesian optimisation, successive halving, hill climbing and warm starts are of this kind.  Candidates are trained
     one after the other and always count as adaptive, ``candidates="adaptive"``.  The guarantee covers the whole
-    history: a proposal may use all of it, and K need not be secret.  Take a fixed K, since a random K only costs.
+    history: a proposal may use all of it, and K need not be secret.  Take a fixed K: a random K costs more privacy and
+    brings nothing.
 
     Parameters
     ----------
@@ -150,7 +151,7 @@ def truncated(law: Law, most: int) -> Categorical:
     Parameters
     ----------
     law : one law of K.
-    most : the largest K; refused if K is hardly ever so small.
+    most : the largest K; refused if Pr[K <= most] is below 1e-3.
 
     Returns
     -------
@@ -224,7 +225,7 @@ def selected(
 ) -> tuple[list[Found], list[dict[str, Any]]]:
     """Draw K, train K candidates, and return (the best `top` of them, best first; all configurations).
 
-    The first configuration has seen no data.
+    The first configuration depends on no data.
 
     kind_of : (config, number) -> a key; candidates with equal keys are trained together.
     group : (kind, configs) -> a function that trains some candidates of this kind.
@@ -503,7 +504,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Return the number of examples in a micro-batch: an equal part of nearly the largest batch that is drawn."""
+    """Return the number of examples in a micro-batch: a batch of nearly the largest size is cut into equal parts."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))

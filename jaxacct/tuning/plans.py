@@ -1,7 +1,8 @@
 """Plans of whole tunings: each solves for the noise with which the whole search for the winner meets one target.
 
-All plans check a request, look for one number (`least_noise`), and keep the claim at that number.  Tuning and final run
-of a `SubsetPlan` enter as finite pairs that dominate them (`selection.subset_privacy.product`).
+Every plan checks a request, looks for one number (`least_noise`), and keeps the guarantee that holds at that number.  A
+`SubsetPlan` represents the tuning and the final run by finite pairs that dominate them
+(`selection.subset_privacy.product`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from jaxacct.tuning.private_score import Whole, whole
 TUNING_POINTS = 112
 """Number of eps in a selection's profile: twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
-"""Profiles end where delta is this share of the target delta; that delta counts as mass at infinity."""
+"""Share of the target delta at which profiles end; the delta at this end counts as mass at infinity."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 _SHARE = Constraint("use a share above 0 and at most 1", 0, 1, lower_open=True)
@@ -58,8 +59,8 @@ class Cost:
     """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
 
     Given K, their expectation over the samples is ``K E' q n + E n_2``: q n records per candidate for E' epochs, and
-    n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n for "all".  Split "everything" is ``K E' n``.  An
-    epoch is `sampling_probability * steps` of DP-SGD: passes over the records of a run.
+    n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n for "all".  Split "everything" is ``K E' n``.  A
+    run of DP-SGD has `sampling_probability * steps` epochs, which are passes over its records.
 
     The *actual* cost of a tuning is a function of K and thus secret, so it is noted nowhere.  The expectation and the
     quantiles depend on the law of K alone and may be published.
@@ -116,7 +117,7 @@ class Cost:
         return self.epochs * records * self.dataset_size
 
     def of(self, candidates: ArrayLike) -> Numbers:
-        """Return the gradient evaluations with that many candidates."""
+        """Return the gradient evaluations for a given number of candidates."""
         return np.asarray(check("candidates", candidates, NON_NEGATIVE))[()] * self.candidate + self.final
 
     @property
@@ -131,17 +132,18 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class MatchedPlan:
-    """Plans that differ in sampling probability and length, for a `tune` that searches over these as well.
+    """Plan of a tuning whose candidates differ in sampling probability and length, besides their configurations.
 
-    The candidates are the product of the sampling probabilities with the epochs or steps.  Each has the least noise for
-    one (epsilon, target_delta) that all share.  A draw with equal probabilities, independent of the space and the data,
-    decides which of them is trained; it is released with the winner.  The tuning is accounted for by the exact worst
-    case over scores of the mixture of their profiles.  The shared epsilon is solved for, so that all K runs meet the
-    target.
+    A candidate has one of several plans: one for each pair of a sampling probability and a number of epochs or steps.
+    Every plan has the least noise with which a run is (epsilon, target_delta)-DP, at one epsilon for all plans.  Each
+    candidate draws its plan with equal probabilities, independently of the space and the data.  The winner's plan is
+    released with it.  So a candidate has the average of the plans' profiles, and the tuning is accounted for as a
+    selection among such candidates: the exact worst case over scores.  The one epsilon of the plans is solved for, so
+    that the whole tuning meets the target.
 
-    The solved plan has `plans`, a Plan for each candidate, rates first, with its noise in
+    The solved plan has `plans`, with all lengths of the first sampling probability first, and the noise in
     ``plans[i].noise_multiplier``; `epsilon`, Bounds of kind "bound" for adding or removing one record; and `mechanism`,
-    one candidate, drawn.
+    one candidate that draws its plan.
 
     Parameters
     ----------
@@ -216,7 +218,7 @@ class SearchPlan:
     repetitions : one law of K; each round has a fresh draw.
     sampling_probability : in (0, 1].
     epochs, steps : one of the two.
-    rounds : for `tune_in_rounds`; 1 for `tune`.
+    rounds : number of rounds of `tune_in_rounds`; 1 for `tune`.
     top : number of the best candidates that are released, in every round.
     candidates : "iid" or "adaptive", the assumption about the candidates of a round.
 
@@ -287,14 +289,15 @@ class SubsetPlan:
 
     1. Every record is in X_1 with probability `share`, secretly.  2. K is drawn from `repetitions`, secretly, and K
     candidates are trained on X_1 by DP-SGD.  3. The winner's configuration is trained on X without X_1 (variant "rest")
-    or on X ("all").  Winner and final model are released; the whole meets the target.  Rate and steps are those of the
-    candidate, so the batch of the final run is larger by the factor `growth`, as its data are.
+    or on X ("all").  Winner and final model are released; the whole meets the target.  The final run has the rate and
+    the steps of the winner, so its batches are larger than the winner's by the factor `growth`, as its data are.
 
-    If several rates or epochs are given, the candidates are their product.  Each is drawn with equal probability, and
-    has the least noise for one (epsilon, target_delta) that all share.  The tuning is then accounted for by the mixture
-    of their profiles, and the final run by their maximum.
+    If several rates or epochs are given, each pair of them is a setting.  A candidate draws its setting with equal
+    probabilities.  Every setting has the least noise with which a run is (epsilon, target_delta)-DP, at one epsilon for
+    all settings.  The tuning is then accounted for by the average of the settings' profiles, and the final run by the
+    maximum of the profiles.
 
-    The solved plan has `settings`, of every candidate; `epsilon`, Bounds of kind "bound" for adding or removing one
+    The solved plan has `settings`, one for each pair; `epsilon`, Bounds of kind "bound" for adding or removing one
     record, with `epsilon.upper <= target_epsilon`; and `mechanism`, the whole as a PrivacyProfile for ledgers and
     composition.
 
@@ -364,12 +367,12 @@ class SubsetPlan:
 
     @property
     def growth(self) -> float:
-        """Ratio of the expected numbers of records, of the final run to a candidate: (1-q)/q or 1/q."""
+        """Expected number of records of the final run, divided by that of a candidate: (1-q)/q or 1/q."""
         return ((1.0 - self.share) if self.variant == "rest" else 1.0) / self.share
 
     @property
     def cost(self) -> Cost:
-        """Gradient evaluations, by the law of K; the final run counts as long as an average candidate."""
+        """Gradient evaluations, by the law of K; the final run is taken to have the mean epochs of the settings."""
         epochs = float(np.mean([setting.epochs for setting in self.settings]))
         return Cost(self.repetitions, self.dataset_size, epochs, self.variant, self.share)
 
@@ -408,7 +411,7 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float, rtol: float = 1e-3) -> float:
-    """Return the smallest tried noise multiplier whose epsilon meets the target, by at most `rtol` of it.
+    """Return the smallest tried noise multiplier that meets the target; aim at an epsilon at most `rtol` below it.
 
     epsilon : noise multiplier -> upper bound of epsilon, which falls, or nearly falls, as the noise grows.
     near : where the search begins.
@@ -430,7 +433,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """Guess a noise multiplier to begin a search at: that of the central limit for a run with 0.6 of epsilon."""
+    """Guess a noise multiplier at which a search begins: by the central limit, that of a run with 0.6 epsilon."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 
@@ -442,7 +445,7 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return the noise of each candidate: x for a single one, else the least with which each is (1/x, delta)-DP."""
+    """Return the noise of each candidate: x for a single candidate, else the least with which it is (1/x, delta)-DP."""
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)
@@ -472,7 +475,7 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
     """Return the profile of "run K times, release the best" in both directions, from upper bounds of its worst case.
 
-    delta : the target for the whole; the points go far below it.
+    delta : the target for the whole; the points reach deltas far below it.
     """
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper

@@ -23,7 +23,7 @@ from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 
 UNIT_BITS, LOWER_BITS = 20, 10
-"""A value has at most 2^20 units.  Its upper and its lower 10 bits are summed separately, in 32 bits."""
+"""A value has at most 2^20 units.  Its lowest 10 bits and the rest are summed separately, each in 32 bits."""
 MOST_EXAMPLES = 2**20
 """Largest number of examples: each 10-bit part of a value is at most 2^10, so its sum is at most 2^30."""
 BLOCK_SIZE = 256
@@ -38,9 +38,10 @@ class PrivateScore:
 
     Values are rounded to whole numbers of units from 0 to 1/unit, and their sum is exact.  So adding, removing or
     replacing one record moves the count by at most 1.  The noise is an exact draw of Gaussian noise, rounded to units,
-    so the noisy count is the rounded output of a Gaussian mechanism.  With "validation" a record is in the training
-    data or in these data, and the whole costs the larger of selecting among trainings and selecting among noisy scores
-    (parallel composition).  With "training" every candidate is the composition of its training and its score.
+    so the noisy count is the rounded output of a Gaussian mechanism.  With "validation" a record is either in the
+    training data or in these data.  So the whole costs as much as the dearer of two selections, one among trainings and
+    one among noisy scores (parallel composition).  With "training" every candidate is the composition of its training
+    and its score.
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ def noise_for_score(law: Law, target: float, delta: float, relation: str, candid
 
 
 def _either(first: Mechanism, second: Mechanism, epsilon: float, relation: str) -> Mechanism:
-    """Return the pointwise larger of two profiles, as a mechanism through points, the released epsilon among them."""
+    """Return the pointwise larger of two profiles, as a mechanism given by points, of which `epsilon` is one."""
     top = max(epsilon, 1e-3)
     grid = np.union1d(np.linspace(0.0, 2.0 * top, 48), [top])
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]

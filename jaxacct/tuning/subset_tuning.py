@@ -1,6 +1,6 @@
 """Tuning on a secret Poisson sample of the data, then one training of the winner's configuration: `tune_on_subset`.
 
-The sample and the other data are in arrays whose shapes depend neither on the sample nor on K.
+The sample and the other data are held in arrays whose shapes depend neither on the sample nor on K.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class SubsetTuned:
 
     Parameters
     ----------
-    params : of the final run, a pytree.
+    params : the parameters of the final run, a pytree.
     config, tuned_config : the configuration of the final run, and the winner's before extrapolation.
     setting : rate, steps and noise.
-    score : of the winner, not of the final model; NaN with status "none".
+    score : that of the winner, not of the final model; NaN with status "none".
     status : "tuned", or "none" where no candidate was drawn and the configuration is one drawn at random.
     epsilon : of the whole at the plan's delta.
     mechanism : the whole, as in the ledger.
@@ -101,7 +101,7 @@ def tune_on_subset(
     score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Among equal scores
         the candidate drawn first wins.
     candidates : "iid" declares that all draws of a space of your own are independent and from one law, as those of
-        `Grid` and `Random` are.  For other spaces there is no guarantee here.
+        `Grid` and `Random` are.  A space of other draws has no guarantee here.
     extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
         "adam" changes nothing; a function maps (config, growth) to a config.
     warm_start : begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).
@@ -196,7 +196,7 @@ def extrapolated(
     """Return the configuration for `growth` times as many records: "sgd" multiplies the rate, "adam" keeps it.
 
     At one rate, noise and number of steps, the noise that DP-SGD adds has a standard deviation proportional to learning
-    rate over batch size.  The rule "sgd" keeps that.
+    rate over batch size.  The rule "sgd" keeps that deviation.
 
     Parameters
     ----------
@@ -249,13 +249,13 @@ def if_present(loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _room(size: int, share: float) -> int:
-    """Return the size that a sample exceeds with probability 1e-18; a larger sample costs a compilation."""
+    """Return a size that a sample exceeds with probability 1e-18 at most; a larger sample costs a compilation."""
     from scipy.stats import binom
 
     return max(min(int(binom.isf(1e-18, size, share)) + 1, size), 1)
 
 
 def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:
-    """Return the data's rows, filled up to `room` rows, and which of them are present; the filling is not."""
+    """Return the given rows of the data, filled up to `room` rows, and a mask that is False for the filling."""
     filled = np.concatenate([rows, np.zeros(max(room - len(rows), 0), rows.dtype)])
     return jax.tree.map(lambda a: np.asarray(a)[filled], data), np.arange(len(filled)) < len(rows)

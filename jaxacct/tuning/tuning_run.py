@@ -409,7 +409,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return "iid" or "adaptive", and that word with "declared" where it is the user's word."""
+    """Return what candidates count as, "iid" or "adaptive", and the word for notes, "iid, declared" if users say so."""
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(

@@ -1,8 +1,8 @@
-"""ja.verify: checks a bracket of epsilon or delta against the mechanism's definition, in ball arithmetic.
+"""Check of a bracket of epsilon or delta against the mechanism's definition, in ball arithmetic: `ja.verify`.
 
-A wide enclosure of delta(eps), at almost no cost, refutes grossly false brackets.  From below: delta(eps) >= P(S) -
-e^eps Q(S) for every set S of outcomes, among them the best test of a single step.  From above: Poisson sampled
-Gaussians leak at most what they leak unsampled, since H_E(P || Q) is convex in P and in Q.
+A wide enclosure of delta(eps) costs almost nothing and refutes grossly false brackets.  Its lower end is
+P(S) - e^eps Q(S) for some sets S of outcomes, among them the best test of a single step.  For Poisson-sampled Gaussians
+its upper end is their delta without sampling, which is at least as large, since H_E(P || Q) is convex in P and in Q.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class _Configuration:
         return -1 if end > 1 else self._at_least(epsilon, end)
 
     def _at_most(self, epsilon: float, target: float) -> int:
-        """Return 1 where delta(epsilon) <= target, -1 where it is larger, 0 where neither is known."""
+        """Return 1 where delta(epsilon) <= target, -1 where delta(epsilon) is larger, 0 where neither is known."""
         for low, high, aim in self._enclosures(epsilon, target):
             if high <= aim:
                 return 1
@@ -300,7 +300,7 @@ class _Configuration:
         return 0
 
     def _at_least(self, epsilon: float, target: float, equal: bool = True) -> int:
-        """Return 1 where delta(epsilon) >= target (> without `equal`), -1 where it is smaller, 0 if unknown."""
+        """Return 1 where delta(epsilon) >= target (or >, if not `equal`), -1 where delta is smaller, 0 if unknown."""
         for low, high, aim in self._enclosures(epsilon, target):
             if low > aim or (equal and low >= aim):
                 return 1

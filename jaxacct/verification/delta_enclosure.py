@@ -80,7 +80,7 @@ def at_most(composition: Composition, epsilon: float) -> Any:
 
 
 def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scale: float, level: int) -> Any:
-    """Enclose the share of finite losses in delta by direct integration of 2 or 3 steps, or by a sum over a line."""
+    """Enclose the part of delta from finite losses by direct integration of 2 or 3 steps, or by a sum over a line."""
     if not small_loss_steps.only_sampled_gaussians(parts):
         return line_sum.enclose(build, epsilon, log_scale, DIGITS[level], NODES[level])
     digits, most = GAUSSIAN_DIGITS[level], max(NODES[level], 100_000)
@@ -99,7 +99,7 @@ def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scal
 
 
 def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
-    """Enclose the share of finite losses in delta by a formula or by enumeration; return None if neither applies."""
+    """Enclose the part of delta from finite losses by a formula or by enumeration; return None if neither applies."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0].hockey_stick(epsilon)
     if len(parts) == 1:
@@ -122,7 +122,7 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
 
 
 def states(parts: Any) -> int:
-    """Count the total losses, by a product of binomial coefficients; FAR_TOO_MANY stands for any huge count."""
+    """Return the number of total losses, a product of binomial coefficients; FAR_TOO_MANY if it is huge."""
     total = 1
     for part, count in parts:
         atoms = len(part.loss)
@@ -236,13 +236,13 @@ def fits_direct_integration(parts: Any) -> bool:
 def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: float, digits: int) -> Any:
     """Enclose delta(epsilon) of two or three sampled Gaussian steps to `digits` digits of itself or of e^log_scale.
 
-    The mean over the last step is a closed form.  With m_i = 1 - q_i + q_i e^{y_i}, the ratio of step i at its output
-    u_i ~ N(0, 1), and E = e^eps
+    The mean over the last step is a closed form.  Step i has the likelihood ratio m_i = 1 - q_i + q_i e^{y_i} at its
+    output u_i ~ N(0, 1).  With g = e^eps and the mean E[.] over all outputs
 
-        remove: delta = E[(m_1 ... m_n - E)_+],    add: delta = E times E[(1/E - m_1 ... m_n)_+].
+        remove: delta = E[(m_1 ... m_n - g)_+],    add: delta = g E[(1/g - m_1 ... m_n)_+].
 
-    The outputs are cut where each step has an equal share of the loss.  So no integral meets the point where the last
-    step's threshold leaves the real line.  Proofs: README.md of this folder, "Two and three steps".
+    The range of the outputs is cut where each step has an equal share of the loss.  So no integral meets the point
+    where the last step's threshold leaves the real line.  Proofs: README.md of this folder, "Two and three steps".
     """
     with precision(int(100 + 4 * digits)):
         parts = build()
@@ -330,7 +330,7 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 
 
 class _Two:
-    """Share of two steps in delta, given the ratio m of a third below its cut (README.md, "Two and three steps")."""
+    """Part of delta from two steps, given the ratio m of a third below its cut (README.md, "Two and three steps")."""
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims

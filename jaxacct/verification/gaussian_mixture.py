@@ -45,7 +45,7 @@ class GaussianMixture(SampledGaussian):
 
     A sampled Gaussian has the shares 0 and 1.
 
-    shares : increasing, from 0 to 1; the first is 0.
+    shares : increasing from 0 to 1.
     lost : upper bound of the P-mass of the contributions that are left out.
     """
 
@@ -120,7 +120,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window for all peaks of N(u) mix^e; at a peak, u is e/sigma times the mean of the shares."""
+        """Return one window for all peaks of N(u) mix^e, where u is e/sigma times the mean of the shares given u."""
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))
@@ -237,7 +237,7 @@ class RevealedPairs:
 
 @dataclass(frozen=True)
 class Revealed(RevealedPairs):
-    """`RevealedPairs` that can be composed, as each pair has a known M_i(z): M(z) is the sum of chance times M_i(z)."""
+    """`RevealedPairs` that can be composed: M(z) is the sum over the pairs of chance times M_i(z), which is known."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))

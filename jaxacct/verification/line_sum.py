@@ -25,7 +25,7 @@ from jaxacct.verification.sampled_gaussian import Cut
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
 """Positions Re z of the line that are tried, as shares of the saddle point; below 1 the aliases may fall faster."""
 LONG_SUM_PRODUCTS = 400_000
-"""Number of products (of a node in t and a node in x) from which a sum counts as long: plans with cuts are tried."""
+"""Products (of a node in t and a node in x) from which a sum counts as long: then plans with cuts are tried too."""
 REUSE_SHARE = 1e-3
 """Largest relative distance from the epsilon of a kept sum at which that sum still serves."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
@@ -246,7 +246,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield plans until one is short: a plain one, with small losses taken apart, with the largest outputs left out."""
+    """Yield plans until one is short: first plain, then with small losses apart, then without the largest outputs."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):

@@ -166,7 +166,7 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
 
 
 def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
-    """Return pairs (mechanism, direction) whose largest delta is the relation's (README.md, "What is verified")."""
+    """Return pairs (mechanism, direction); their largest delta is the relation's (README.md, "What is verified")."""
     names = (relation.split("_")[0],) if relation in ("add_one", "remove_one") else ("remove", "add")
     fixed_size = type(mechanism) is known.SampledWithoutReplacement and mechanism.group == 1
     if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:
@@ -189,7 +189,7 @@ def _unlike(mechanism: Any) -> int:
         pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
     if type(mechanism) is known.MatrixMechanism:
-        return 0  # `inside` would ask the engines' sensitivity
+        return 0  # its method `inside` would compute a sensitivity by code that the engines use
     return sum(_unlike(each) for each in mechanism.inside())
 
 
@@ -372,7 +372,7 @@ def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, gr
 
 @defines(known.MatrixMechanism)
 def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: Any) -> list[Part]:
-    """Define independent releases, each of which a record moves by the norm of a vector, when it is sampled."""
+    """Define independent releases: a sampled record moves each release by the norm of a vector."""
     _refuse(asked, "MatrixMechanism")
     rate, moves = _moves(strategy, participation, ctx.prec)
     if rate.is_zero():
@@ -408,7 +408,7 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Define Binomial(B, k/n) draws of the record, each of which displaces another record."""
+    """Define Binomial(B, k/n) draws of a group of k records, each draw in place of another record."""
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
     return _mixture(_noise(mechanism) / 2, *weights, asked.direction)
@@ -423,7 +423,7 @@ def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_si
 
 
 def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
-    """Define sampling without replacement under zero_out: the record keeps its slot, where another record could be."""
+    """Define sampling without replacement under zero_out: the zeroed record keeps its slot in the batch."""
     if not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
     return [(_zero_out(_noise(mechanism), rate, asked.direction), 1)]
@@ -433,7 +433,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
     """Define capped Poisson sampling.
 
-    With probability tau the other records fill the batch, and the record displaces one of them with probability q'.
+    With probability tau the other records fill the batch; the record then displaces one of them with probability q'.
     """
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
@@ -466,7 +466,7 @@ def _noise(mechanism: Any) -> Any:
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
-    """Return Pr[at least cap of the other records are sampled], and the chance that the record is also kept."""
+    """Return Pr[`cap` or more of the other records are sampled], and Pr[this, and the record is sampled and kept]."""
     if cap >= size or q.is_zero():
         return arb(0), arb(0)
     if size > MOST_RECORDS:
@@ -483,7 +483,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair for e^eps >= 1: if x is not drawn, a record opposite to x (remove) or like x (add) is."""
+    """Return the worst pair for e^eps >= 1: in place of an undrawn x, -x (remove) or another x (add) is drawn."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -491,7 +491,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Return the loss of noise, in units of one record, on contribution j with weight_j; nothing if only 0 occurs."""
+    """Return the loss of Gaussian `noise` on the sum of j records, j drawn by `weights`; no loss if j is always 0."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []

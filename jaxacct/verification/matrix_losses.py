@@ -13,7 +13,7 @@ from jaxacct.verification.ball_arithmetic import NotCovered, arb, ball, between,
 Column = dict[Any, Any]
 """The non-zero entries of a column of C, by row."""
 MOST_ENTRIES = 100_000
-"""Largest number of entries of C."""
+"""Largest number of entries of C for which a definition is given."""
 MOST_PATTERNS = 20_000
 """Largest number of patterns in which a record may take part."""
 MOST_SIGNS = 10
@@ -63,7 +63,7 @@ def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[floa
 
 
 def _tree(steps: int, restarts: int) -> list[Column]:
-    """Enter 1 at every node above a leaf: (block, level, place), of nodes that end within the block."""
+    """Return columns with 1 at each node (block, level, place) above the step's leaf that ends within the block."""
     _require_size(steps, steps.bit_length())
     size = steps // restarts
     nodes = lambda leaf: [(k, leaf >> k) for k in range(size.bit_length()) if ((leaf >> k) + 1) << k <= size]
@@ -114,7 +114,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
         if not later or len(pattern) == most:
             yield pattern
             return
-        # a step would fit into a gap of twice the separation, and no sum of |G_ij| falls with a further step
+        # longer gaps are skipped: a further step would fit into them, and it never lowers the sum of |G_ij|
         for step in later[:separation] if most == longest else later:
             yield from after((*pattern, step))
 
@@ -125,9 +125,10 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 
 
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
-    """Enclose the squared norms of a record's blocks by rank, neighbours that nearly agree in one ball.
+    """Enclose the squared norms of a record's columns in descending order; nearly equal neighbours share one ball.
 
-    Each group's norms by rank bound the answer from below, and the largest of all groups at each rank from above.
+    At each rank in this order, the norm of one group bounds the answer from below, and the largest norm of all groups
+    from above.
     """
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):

@@ -40,8 +40,8 @@ class Cut:
 class SampledGaussian:
     """N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1).
 
-    With u ~ N(0, 1) and y = u/sigma - 1/(2 sigma^2), mix = 1 - rate + rate e^y, remove has M(z) = E[mix^{z+1}] and add
-    M(z) = E[mix^{-z}]; both are entire.  With cuts, only a share of every output is in the mean.
+    Let u ~ N(0, 1), y = u/sigma - 1/(2 sigma^2) and mix = 1 - rate + rate e^y.  Then remove has M(z) = E[mix^{z+1}] and
+    add M(z) = E[mix^{-z}]; both are entire functions.  With cuts, only a share of every output is in the mean.
 
     sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".
     cuts : smooth cuts, each of which keeps a share of every output; empty for the whole law.
@@ -76,7 +76,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the kept mass of N(shift, 1): a closed form for one cut; others take away at most their part."""
+        """Enclose the kept mass of N(shift, 1): a closed form for the first cut; other cuts lower the lower end."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()

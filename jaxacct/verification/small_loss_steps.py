@@ -101,7 +101,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Choose in floats the cuts after which the sum costs least, all equally far above the least loss; None if none."""
+    """Choose in floats the cuts, equally far above each least loss, with which the sum costs least; None if none."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
