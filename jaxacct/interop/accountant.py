@@ -46,8 +46,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     It takes the events of `interop.from_dp_event`, and events without noise, whose epsilon is infinite.
 
-    * REPLACE_ONE: noise is taken relative to twice the clip norm, since a record's value bounded by C moves a sum by up
-      to 2C. Poisson samples are answered by a bound.
+    * REPLACE_ONE: noise is taken relative to twice the clip norm C, since replacing a record's value of norm up to C
+      moves a sum by up to 2C. For Poisson samples the answer is a bound.
     * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. This relation is the default
       of jax_privacy's execution plans, which take this accountant (jaxacct/interop/README.md has an example).
     * Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours. Under
@@ -195,7 +195,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        if isinstance(step, Selection):  # its pair is slow to compute; its base mechanism refuses the same events
+        if isinstance(step, Selection):  # the selection's pair is slow to compute, and its base refuses the same events
             repeat(step, count)
             self._check(step.mechanism, 1)
             return
@@ -207,7 +207,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             components(repeat(step, count), self._relation, direction)
 
     def _asked(self) -> Mechanism:
-        """Return the composed mechanism; unwrap a single part, since some engines answer only for whole mechanisms."""
+        """Return the composed mechanism; unwrap a single part: some engines refuse even a composition of one."""
         mechanism = self.mechanism
         parts = mechanism.inside()
         return parts[0] if isinstance(mechanism, Composed) and len(parts) == 1 else mechanism
@@ -231,9 +231,9 @@ def _answers_at_random(step: Mechanism) -> bool:
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
     """Return the mechanism with its randomized responses replaced where the relation changes their neighbours.
 
-    Under zero_out the special record's answer is uniform.  The outputs of the pair are "the true answer" and "another
-    answer".  The true answer is likelier for the record than for the uniform answer.  Moving the two probabilities
-    apart by four rounding units therefore gives a pair that dominates the exact one.
+    Under zero_out the special record's answer is uniform.  The pair has the outputs "the true answer" and "another
+    answer".  The true answer is likelier with the record than with the special record.  So moving its two
+    probabilities apart by four rounding units gives a pair that dominates the exact one.
     """
     if relation != "zero_out" or not _answers_at_random(mechanism):
         return mechanism

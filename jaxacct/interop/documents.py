@@ -1,4 +1,4 @@
-"""Mechanisms as text: JSON that round-trips exactly, and expressions as users type them; both safe from strangers."""
+"""Mechanisms as text: JSON that round-trips exactly, and expressions as typed; text from strangers is safe to read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VERSION = 1
 HOMES = ("jaxacct.mechanisms", "jaxacct.selection")
 """Modules whose public mechanisms and laws of K a document may name."""
 MAX_CHARACTERS = 2**23
-"""Largest number of characters of a document. This and the next limits protect memory and stack from hostile ones."""
+"""Largest number of characters of a document; this and the next limits protect memory and stack from hostile text."""
 MAX_DEPTH = 64
 """Largest number of mechanisms inside one another."""
 MAX_MECHANISMS = 2**15
@@ -214,7 +214,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
         value = getattr(mechanism, field.name)
         here = f"{path}.{field.name}"
         if not every and field.metadata.get("optional") and value == field.default:
-            continue  # as in older documents, which lack the field
+            continue  # left out, as in older documents, which lack the field
         if isinstance(value, Mechanism):
             out[field.name] = _encode(value, here, depth + 1, count, every)
         elif field.name in cls.constraints:
@@ -233,7 +233,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
 
 
 def _some_of(classes: Iterable[str]) -> str:
-    """Return the names of the first few classes, so that a refusal stays a readable line."""
+    """Return the names of the first few classes: with all names a refusal would be too long a line."""
     names = sorted(classes)
     rest = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" or {rest} more classes of jaxacct.mechanisms" if rest > 0 else "")
@@ -276,7 +276,7 @@ def _decode_law(node: Any, path: str) -> Any:
 
 
 def _decode_strategy(node: Any, path: str) -> Any:
-    """Return a strategy or participation; refuse a matrix without entries, in whose place one would be searched for."""
+    """Return a strategy or participation; refuse one without its numbers, which would be searched for."""
     cls = _class_of(node, path, strategies())
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     keys = _keys(node, path, {"type", *defaults})

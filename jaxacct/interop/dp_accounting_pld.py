@@ -42,7 +42,7 @@ def to_dp_accounting_pld(
     relation : {"add_or_remove_one", "replace_one", "zero_out"}
         The distribution holds both directions.
     value_discretization_interval : float > 0
-        The length h of an interval of losses. n steps cost about n h in epsilon at most.
+        The length h of an interval of losses. Rounding n steps adds about n h to epsilon at most.
     pessimistic : bool
         Whether to round losses up, so that deltas are upper bounds; otherwise losses are rounded down, and deltas are
         lower bounds.
@@ -54,9 +54,9 @@ def to_dp_accounting_pld(
     Raises
     ------
     InputError
-        If the mechanism is a batch, the relation has one direction or is refused by the mechanism, the interval is so
-        short that there are too many losses, or an optimistic distribution is asked of a mechanism that is only bounded
-        from above.
+        If the mechanism is a batch; if the relation has one direction, or the mechanism refuses it; if the interval is
+        so short that there are too many losses; or if an optimistic distribution is asked for, and the mechanism is
+        only bounded from above.
 
     References
     ----------
@@ -109,7 +109,7 @@ def _law(forward: Part, reverse: Part, step: float, pessimistic: bool) -> Privac
         return None
     settings: dict[str, Any] = {
         "pessimistic_estimate": pessimistic,
-        "use_connect_dots": pessimistic,  # connect-the-dots is only a pessimistic method
+        "use_connect_dots": pessimistic,  # connect-the-dots exists only as a pessimistic method
         "value_discretization_interval": step,
         "sampling_prob": float(forward.rate),
     }
@@ -128,7 +128,7 @@ def _rounded(part: FinitePart, step: float, pessimistic: bool) -> pld_pmf.PLDPmf
             f"value_discretization_interval = {step!r} is too short for losses up to {np.abs(loss).max():.3g}; "
             f"use {np.abs(loss).max() / LONGEST_LOSS:.1g} or more"
         )
-    beyond = 1e-15 * np.abs(place)  # above the rounding errors of `loss` and `place`
+    beyond = 1e-15 * np.abs(place)  # more than the rounding errors of `loss` and `place`
     keys = np.ceil(place + beyond) if pessimistic else np.floor(place - beyond)
     masses = {int(key): math.fsum(mass[keys == key]) for key in np.unique(keys)}
     return pld_pmf.create_pmf(masses, step, float(part.infinity), pessimistic)

@@ -43,7 +43,7 @@ from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial, select
 
 SIMPLEST = 10**6
-"""Largest data-set size tried for the simplest fraction that equals a sampling ratio to the last bit."""
+"""Largest data-set size in the first attempt to write a sampling ratio, exact to the last bit, as a fraction."""
 MAX_SENSITIVITIES = 1000
 """Largest number of elements of a field that is a list."""
 LARGEST_WHOLE = 2**53
@@ -194,10 +194,10 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
       record.
     * RepeatAndSelect becomes `selection.select`, whose answer is the exact worst case over scores. The parameter of the
       law of K is solved for, so that the mean equals the event's mean to the last digits.
-    * ZCDp becomes `ZCDP`, whose rho and xi add in every composition.
+    * ZCDp becomes `ZCDP`; rho and xi of several add up in a composition.
     * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. The guarantee holds where no record moves
       to another leaf: for zero-out, not for add/remove.
-    * The source data set of a batch of a fixed size is the larger of the two neighbours.
+    * The source data set of a batch of a fixed size has the size of the larger of the two neighbours.
 
     Parameters
     ----------

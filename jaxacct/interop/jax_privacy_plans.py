@@ -23,13 +23,14 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     steps : int
         n, which coefficients and a `BufferedToeplitz` do not say; 0 leaves it open, for a `Plan`.
     relation : str
-        What will be asked about. A plan that splits records equally holds for "zero_out" and "replace_one" only.
+        The relation of the later questions. A plan that splits records equally is refused for all relations but
+        "zero_out" and "replace_one".
 
     Returns
     -------
     Toeplitz, BLT, ColumnNormalised or MatrixMechanism
-        What a plan runs, with as many groups as coefficients. Its noise multiplier is relative to their norm, also with
-        ``column_normalize``, which makes the columns of norm 1.
+        A plan becomes the MatrixMechanism that it runs, with as many groups as coefficients. The noise multiplier of
+        the plan counts in norms of the coefficients, also with ``column_normalize``, which gives the columns norm 1.
 
     >>> from_jax_privacy([1.0, 0.5], steps=4)
     Toeplitz(coefficients=(1.0, 0.5), steps=4, epochs=1)
@@ -65,7 +66,7 @@ def _mechanism(plan: Any, relation: str) -> MatrixMechanism:
 
 
 def to_jax_privacy(thing: Strategy | MatrixMechanism) -> Foreign:
-    """Write what `from_jax_privacy` reads; all but coefficients needs jax_privacy.
+    """Convert to what `from_jax_privacy` reads; all objects but arrays of coefficients need jax_privacy.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ def to_jax_privacy(thing: Strategy | MatrixMechanism) -> Foreign:
     Returns
     -------
     object of jax_privacy, or array of coefficients
-        A plan is for "add_or_remove_one". Groups beyond the bands become zeros. The noise is rounded up.
+        A plan is for "add_or_remove_one". Groups beyond the bands become zero coefficients. The noise is rounded up.
 
     >>> to_jax_privacy(Toeplitz((1.0, 0.5), steps=4)).tolist()
     [1.0, 0.5]

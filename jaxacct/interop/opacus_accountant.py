@@ -16,13 +16,13 @@ MECHANISM = "jaxacct"
 
 
 class OpacusAccountant(IAccountant):
-    """An accountant of Opacus's DP-SGD (Poisson sampling, add or remove one record) with certified upper ends.
+    """An accountant for Opacus's DP-SGD (Poisson sampling, add or remove one record) that answers certified upper ends.
 
     `history` is Opacus's list of (noise_multiplier, sample_rate, steps), in which equal consecutive entries are
     joined. Users may assign it, as Opacus's own `get_noise_multiplier` does; every read checks it. `len` is the number
     of steps. Steps without noise make epsilon infinite.
 
-    After `register_opacus()`: `PrivacyEngine(accountant="jaxacct")`,
+    After `register_opacus()` Opacus finds it by name: `PrivacyEngine(accountant="jaxacct")`,
     `get_noise_multiplier(accountant="jaxacct", ...)`.
 
     >>> accountant = OpacusAccountant()
@@ -34,7 +34,7 @@ class OpacusAccountant(IAccountant):
 
     history: list[Any]
 
-    def __init__(self) -> None:  # Opacus's class leaves it abstract
+    def __init__(self) -> None:  # abstract in Opacus's class
         super().__init__()
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:

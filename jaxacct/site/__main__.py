@@ -21,7 +21,7 @@ from jaxacct.site import tutorials
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The root folder of the checkout."""
 FOLDERS = ("jaxacct", "examples", "benchmarks", "tests")
-"""Folders that are copied beside the files at the top, so that links between pages and files hold unchanged."""
+"""Folders that are copied along with the files at the top, so that links between pages and files hold unchanged."""
 
 
 def main() -> int:
@@ -63,7 +63,7 @@ def main() -> int:
 def write(source: Path, run: bool = True) -> None:
     """Write the sources of the site into a new folder that has the layout of the repository.
 
-    run : run the tutorials; otherwise they are copied unchanged.
+    run : whether to run the tutorials; otherwise they are copied unchanged.
     """
     source.mkdir()
     for path in ROOT.iterdir():

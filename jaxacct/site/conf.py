@@ -12,7 +12,7 @@ version = release = jaxacct.__version__
 extensions = ["myst_parser", *(f"sphinx.ext.{name}" for name in ("autodoc", "autosummary", "napoleon", "viewcode"))]
 exclude_patterns = ["jaxacct/site/pages", "tests", "benchmarks"]
 suppress_warnings = ["myst.header", "misc.highlighting_failure", "ref.python", "docutils"]
-"""Kinds of warnings to ignore, such as docutils on docstrings, which are written as plain text."""
+"""Kinds of warnings to ignore, such as those of docutils about docstrings, which are written as plain text."""
 smartquotes = False
 highlight_language = "text"
 pygments_style = "tango"
@@ -44,14 +44,14 @@ NAME = re.compile(rf"```.*?```|(?<![`\[}}])`((?:ja|jaxacct(?:\.\w+)?|{ROOMS})\.)
 
 
 def setup(app: Any) -> None:
-    """Connect the functions that escape docstrings and link names; docstrings and pages are plain text."""
+    """Connect the functions that title the examples and escape the text of docstrings, and that link names in pages."""
     app.connect("autodoc-process-docstring", _begin_examples, priority=400)  # napoleon must see the title
     app.connect("autodoc-process-docstring", _escape)
     app.connect("source-read", _link)
 
 
 def _begin_examples(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Put a title above the examples at the end of a docstring, which belong to no section before them."""
+    """Put a title above the examples at the end of a docstring: otherwise they would belong to the section before."""
     first = next((place for place, line in enumerate(lines) if line.startswith(">>>")), None)
     if first is not None:
         lines[first:first] = ["Examples", "--------", ""]

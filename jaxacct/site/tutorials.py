@@ -21,7 +21,7 @@ from typing import Any
 
 BLOCK = re.compile(r"^```(python|bash)( not run)?\n(.*?)^```$|^<!-- check: (.*?) -->\n?", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 300
-"""Time limit of a tutorial; each should take less than 20 seconds, or 40 if it trains."""
+"""Time limit of a tutorial, in seconds; it should take less than 20 seconds, or less than 40 if it trains a model."""
 SHOWN_LINES = 60
 """Largest number of lines that are shown of the output of one block."""
 
@@ -31,7 +31,7 @@ class TutorialError(Exception):
 
 
 def run(page: Path, pictures: Path, root: Path) -> str:
-    """Return the page with its outputs; run the page in a process and an empty folder of its own.
+    """Return the page with its outputs; run it in a new process, in an empty folder.
 
     pictures : the folder for the page's figures, beside the future page.
     root : the checkout.
@@ -54,7 +54,7 @@ def run(page: Path, pictures: Path, root: Path) -> str:
 
 
 def filled(page: Path, pictures: Path) -> str:
-    """Return the page with its outputs; run the page in this process and the current folder."""
+    """Return the page with its outputs; run it in this process, in the current folder."""
     names: dict[str, Any] = {"__name__": "__main__"}
     count = 0
 
@@ -106,7 +106,7 @@ def bash(code: str) -> str:
 
 
 def drawn(stem: str, count: int, pictures: Path) -> list[str]:
-    """Return links to the figures of a block: open figures of pyplot, and new files in the current folder."""
+    """Return links to the figures of a block: open figures of pyplot, and .png files in the current folder."""
     found = []
     if "matplotlib.pyplot" in sys.modules:
         from matplotlib import pyplot
