@@ -139,7 +139,7 @@ def risk(options: argparse.Namespace) -> int:
 
 
 def advise(options: argparse.Namespace) -> int:
-    """Print the error of each way to correlate noise at one budget, and write or draw it where asked to."""
+    """Print the error of each way to correlate noise at one budget; with --out, write the table or draw it."""
     from jaxacct.plots import style  # slow imports that few commands need
     from jaxacct.training import advise_strategy
 

@@ -103,7 +103,7 @@ def _rotate(x: Any, by: int) -> Any:
 
 
 def _turned(row: Any, by: int) -> Any:
-    """Return the four lines of `row`, moved down by `by` places."""
+    """Return `row` with its four lines moved down by `by` places."""
     return row[_TURNS[by]] if isinstance(row, np.ndarray) else jnp.roll(row, by, axis=0)
 
 
@@ -194,7 +194,7 @@ def key_from_bytes(data: bytes) -> jax.Array:
 def secret(key: Any) -> Any:
     """Return the key if its generator has keys of at least 256 bits; raise InputError otherwise.
 
-    An attacker can try all keys of a shorter kind. The function cannot tell how many of the bits are random:
+    A shorter key can be found by trying all keys. The function cannot tell how many of the bits are random:
     ``jax.random.key(0, impl=CHACHA20)`` passes and is for tests. The function can be called inside jit.
 
     >>> secret(jax.random.key(0))

@@ -13,7 +13,7 @@ import numpy as np
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """Words for the values that JSON cannot write as numbers."""
 _FILL = re.compile(r"^.?[<>=^]", re.DOTALL)
-"""Beginning of a format specification that fills and aligns."""
+"""Fill and alignment, with which a format specification may begin."""
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 

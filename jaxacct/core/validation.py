@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 Tracer = jax.core.Tracer
-"""Value that JAX puts in place of a number while it traces a function; there is nothing to check."""
+"""Object that JAX puts in place of a number while it traces a function; it has no value to check."""
 RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out")
 """Neighbouring relations. Scales and noise multipliers are relative to the add/remove sensitivity."""
 ENGINES = ("auto", "contour", "lattice")
@@ -211,7 +211,7 @@ def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, 
     """Refuse the first value above its limit, in one line; values and limits broadcast."""
     shape = broadcast_shape({name: values.shape, of: limits.shape})
     if math.prod(shape) == 1:
-        shape, values, limits = (), values.reshape(()), limits.reshape(())  # one value has no index
+        shape, values, limits = (), values.reshape(()), limits.reshape(())  # a single value needs no index
     limit = np.broadcast_to(limits, shape)
     rest = lambda index: f"must be <= {of} = {limit[index]:g}; {remedy}"
     refuse_where(np.broadcast_to(values > limits, shape), name, values, rest, "{:g}".format)
@@ -225,7 +225,7 @@ def check_int(name: str, value: Any, least: int, remedy: str) -> int:
 
 
 def check_flag(name: str, value: Any, question: str) -> None:
-    """Refuse any value but a Python bool; ``question`` ends the message and says what the flag decides."""
+    """Refuse any value but a Python bool; ``question`` ends the message, as the remedy."""
     if not isinstance(value, bool):
         raise InputError(f"{name} = {shown(value)} must be True or False; {question}")
 

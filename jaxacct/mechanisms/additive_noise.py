@@ -17,16 +17,17 @@ from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Largest number of outcomes that are not grouped; with more, a discrete Laplace mechanism is refused.
+"""Largest number of outcomes of noise on the integers that are kept apart.
 
-The work of the lattice engine grows with the number of losses.
+With more, the outcomes of the discrete Gaussian are grouped, and the discrete Laplace mechanism is refused. The work of
+the lattice engine grows with the number of losses.
 """
 MOST_GROUPED_OUTCOMES = 2**21
 """Largest number of outcomes of the discrete Gaussian; all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
 """Smallest noise, in units of the statistic; with less noise, the release is nearly always the statistic itself."""
 REACH_IN_DEVIATIONS = 37.5
-"""Deviations of the discrete Gaussian kept on each side: e^{-37.5^2/2} is 5e-306, near the smallest float64."""
+"""Number of deviations of the discrete Gaussian kept on each side: e^{-37.5^2/2} is 5e-306, near the least float64."""
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
@@ -154,8 +155,8 @@ class Laplace(AdditiveNoise):
 def laplace_pair(largest: np.ndarray) -> FinitePair:
     """Return a pair that dominates Laplace noise of largest loss l.
 
-    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4), halved at both ends, where 1/2 and e^-l/2 are
-    added.
+    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4). The end l has half of that and 1/2 more, and the
+    end -l has half of that and e^{-l}/2 more.
     """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
@@ -387,7 +388,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the two x where log N(m, R^2)/N(0, 1) = epsilon, in deviations of N(m, R^2) and then of N(0, 1)."""
+    """Return the larger and the smaller x where log N(m, R^2)/N(0, 1) = epsilon, in deviations of each of the laws."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)

@@ -146,7 +146,7 @@ class Composed(Combinator):
         try:
             shape = np.broadcast_shapes(*(batch_shape(mechanism) for mechanism in given))
         except ValueError:
-            super().__post_init__()  # names the two fields that clash
+            super().__post_init__()  # raises an error that names the two fields that clash
             raise
         first, *rest = (one.mechanisms if type(one) is Composed else (one,) for one in given)
         vars(self).update(mechanisms=first + tuple(itertools.chain.from_iterable(rest)), _shape=shape)
@@ -185,7 +185,7 @@ class Composed(Combinator):
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
     def _mixes_orders(self, relation: str) -> bool:
-        """Return whether several mechanisms each have an order of their own under a relation."""
+        """Return whether, for a replaced record, several mechanisms have two laws in an order of their own."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
     def kind_under(self, relation: str, composed: bool = False) -> str:

@@ -59,7 +59,7 @@ LENGTHS = ("steps", "epochs")
 OF_RULES = ("slots", "cap", "bands", "groups")
 """Numbers that some batch rules alone take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
-"""For the sampling probability and for the steps: the other numbers from which each may follow."""
+"""The other numbers from which the sampling probability may follow, and those from which the steps may follow."""
 NOISE_RANGE = (0.1, 1e6)
 """Smallest and largest noise multiplier that searches try."""
 ROUNDING = 1e-15

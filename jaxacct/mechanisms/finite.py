@@ -336,7 +336,7 @@ class FiniteOutput(FiniteMechanism):
         return sum((x for x, other in zip(masses, q, strict=True) if other == 0.0), Fraction(0)) / sum(masses)
 
     def symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions, to the last bit; if so, one is computed."""
+        """Return whether the loss has the same law in both directions, to the last bit; if not, both are computed."""
         pair = self.pair()
         here, there = _sorted_law(pair.loss, pair.p), _sorted_law(-pair.loss, pair.q)
         return bool(np.array_equal(here, there) and np.array_equal(pair.p_infinity, pair.q_infinity))

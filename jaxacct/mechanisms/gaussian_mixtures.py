@@ -123,7 +123,7 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
     atoms = [np.concatenate([pair.loss for pair in pairs])]
     for law in ("p", "q"):
         atoms.append(np.concatenate([share * getattr(pair, law) for share, pair in zip(shares, pairs, strict=True)]))
-    ends = [  # at most 1, although shares rounded up may sum to more
+    ends = [  # a mass is at most 1, although shares that are rounded up may sum to more
         np.minimum(sum(share * getattr(pair, end) for share, pair in zip(shares, pairs, strict=True)), 1.0)
         for end in ("p_infinity", "q_infinity")
     ]
@@ -131,10 +131,10 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
 
 
 def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | None = None) -> FinitePair:
-    """Return a pair that dominates a Gaussian of mean shift_j, where j is drawn with probability weight_j and revealed.
+    """Return a pair with delta(log a) >= sum_{j > 0} weight_j delta_j(log a'), where a' = 1 + (a - 1)/Pr[j > 0].
 
-    See README.md, "Pairs of mixtures". A second bound has the shifts `always`, for a record that takes part in both
-    data sets. The smaller bound is taken.
+    Here delta_j is that of the Gaussian of sensitivity shift_j, since j is revealed (README.md, "Groups of records").
+    The shifts `always` give a second bound, with a in place of a'. The smaller bound is taken.
     """
     reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, since delta rises with it
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]

@@ -98,7 +98,7 @@ class MatrixMechanism(Combinator):
         return [self.equivalent()]
 
     def equivalent(self, below: bool = False) -> Mechanism:
-        """Return the Gaussians, sampled or not, that are this mechanism; `below` rounds noise up, not down.
+        """Return the mechanism without a matrix that equals this one; `below` rounds its noise up, not down.
 
         >>> from jaxacct import strategies
         >>> run = MatrixMechanism(strategies.Toeplitz((3.0, 4.0), steps=8), 10.0)
@@ -154,7 +154,7 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
     of_groups = np.sort(by_group(lower), 1)[:, ::-1]
     least = of_groups[np.argmax(of_groups.sum(1))]
     most = np.sort(by_group(upper), 1)[:, ::-1].max(0)
-    spread = strategy.entry_error * strategy.steps**0.5  # norm of the error of a column
+    spread = strategy.entry_error * strategy.steps**0.5  # bounds the norm of a column's error
     return [(max(_root(a, -1.0) - spread, 0.0), _root(b, 1.0) + spread) for a, b in zip(least, most, strict=True)]
 
 

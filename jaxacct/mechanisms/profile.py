@@ -217,7 +217,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
-    for _ in range(30):  # the loop below handles the points left one by one
+    for _ in range(30):  # if points above the hull remain, the loop below takes them one by one
         at, values = epsilon[points], f[points]
         slope, gap = -np.diff(values), np.diff(at)
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
@@ -368,7 +368,8 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
     first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])
     at, values, end = [0.0], [max(float(first), 0.0)], 1e-3
     size = epsilon.size
-    points, heights, a, gap, steep, flat = (x.tolist() for x in (epsilon, lower, a, gap, steep, flat))  # faster loops
+    # the loop is faster over lists than over arrays
+    points, heights, a, gap, steep, flat = (x.tolist() for x in (epsilon, lower, a, gap, steep, flat))
     for k in range(1, size):
         if heights[k] <= 0.0 or values[-1] <= 0.0:
             break

@@ -132,7 +132,7 @@ class RandomAllocation(Mechanism):
         try:
             slots, taken, group = np.broadcast_arrays(self.slots, self.participations, self.group)
             numbers = [np.asarray(x, np.float64) for x in (slots, taken, group)]
-        except (TypeError, ValueError):  # tracers
+        except (TypeError, ValueError):  # tracers have no values to compare
             return
         refuse_where(
             numbers[1] > numbers[0],
@@ -290,7 +290,7 @@ class BallsInBins(Mechanism):
         super().__post_init__()
         try:
             several = np.any((np.asarray(self.epochs, np.float64) > 1.0) & (np.asarray(self.slots, np.float64) > 1.0))
-        except (TypeError, ValueError):  # tracers
+        except (TypeError, ValueError):  # tracers have no values to compare
             return
         if several:
             warnings.warn(

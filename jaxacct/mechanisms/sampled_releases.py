@@ -163,7 +163,7 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Bound delta(eps) of a removal followed by an addition by q min_x {delta_remove(x) + f delta_add(log(a/f))}.
+    """Bound delta(eps) of a removal followed by an addition: q min_x {delta_remove(x) + f delta_add(log(a/f))}.
 
     Here a = e^eps and f = e^x - (a - 1)(1 - q)/q (README.md, "Several releases from one sample").
     """
@@ -173,7 +173,8 @@ def _one_after_the_other(
     for ahead, back in ((removed, added), (added, removed)):
         value = np.concatenate([(1.0 - decay + decay * back[:0:-1]) * (1.0 + 8.0 * ROUNDOFF) + 4.0 * ROUNDOFF, ahead])
         slope = np.concatenate([[0.0], np.abs(np.diff(value) / np.diff(at)), [0.0]])
-        both_sides.append(value + 16.0 * ROUNDOFF * at * np.maximum(slope[1:], slope[:-1]))  # e^loss is rounded
+        # the second term bounds the effect of rounding e^loss
+        both_sides.append(value + 16.0 * ROUNDOFF * at * np.maximum(slope[1:], slope[:-1]))
     first, value = both_sides
     a = np.exp(eps)[:, None] * (1.0 - 4.0 * ROUNDOFF)
     less = np.expm1(eps)[:, None] * ((1.0 - q) / q) * (1.0 - 16.0 * ROUNDOFF)

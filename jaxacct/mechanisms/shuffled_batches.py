@@ -22,7 +22,7 @@ from jaxacct.mechanisms.random_allocation import RandomAllocation
 ATTACKS = ("largest", "allocation")
 """Outputs that an attack sees: the largest of a pass ("largest"), or all outputs of a pass ("allocation")."""
 MOST_PASSES, MOST_ROWS = 1000, 16
-"""Largest numbers of passes and of configurations with attacks; computing an attack takes up to a second."""
+"""Largest number of passes, and of answers at once, for which attacks are computed; each takes up to a second."""
 
 
 @register
@@ -172,7 +172,7 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
     """
     from scipy import special  # slow to import
 
-    # the largest of the other outputs is below `lowest` with a chance of e^-46, or less if `lowest` is raised to -10
+    # the largest of the other outputs is below `lowest` with a chance of e^-46; -10 replaces -inf for 2 batches
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0
     step = 0.05 / max(1.0, with_record - without)

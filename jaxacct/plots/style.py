@@ -68,7 +68,7 @@ RELATION = {
 }
 """The neighbouring relations in words."""
 LEAST_RATIO_OF_LOG_AXIS = 8.0
-"""Smallest ratio of the largest to the smallest value (all positive) for which an axis is logarithmic."""
+"""Smallest quotient of the largest and the smallest of positive values for which their axis is logarithmic."""
 
 _DISTINCT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c00")
 """Okabe and Ito's palette, with its yellow darkened for white paper."""

@@ -1,4 +1,4 @@
-"""`report` writes the page on a claim, in the order in which the person who signs it reads."""
+"""The page on a claim, which `report` makes, in the order in which the person who signs the page reads it."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def riemann_delta(
     cells: int = 20_000,
     reach: float = 9.0,
 ) -> Bounds:
-    """Estimate delta(eps) of DP-SGD by Riemann sums of the characteristic function over the output.
+    """Estimate delta(eps) of DP-SGD from characteristic functions that are Riemann sums over the output.
 
     The output is cut into cells, and each cell has its exact mass under P and Q. For the upper end of delta all of a
     cell has the larger loss of its two edges, and for the lower end the smaller one. The loss is monotone in the
@@ -239,7 +239,7 @@ def _laplace(b: float, z: np.ndarray) -> np.ndarray:
 
 
 def _sampled_gaussian(sigma: float, q: float, power: np.ndarray) -> np.ndarray:
-    """Integrate by the trapezoid rule in u = x/sigma, with a step that follows the phase t du/sigma."""
+    """Integrate e^{power loss} over N(0, 1) in u = x/sigma by the trapezoid rule; high frequencies take small steps."""
     fastest = np.max(np.abs(power.imag)) / sigma
     height = min(6.0, 0.9 * np.pi * sigma)
     step = 2.0 * np.pi / (fastest + 40.0 / height + 0.5 * height)

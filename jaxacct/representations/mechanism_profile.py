@@ -45,7 +45,7 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon whose slope e^epsilon bounds the trade-off function, if delta stays above the mass at infinity."""
+"""Largest epsilon of the slopes e^epsilon, if no epsilon is found at which delta is near the mass at infinity."""
 TRADEOFF_ROUNDS = 4
 """Number of times that cells with a high upper bound are split.
 
@@ -297,7 +297,7 @@ class Profile:
         return Bounds(low, np.clip(middle, low, high), high, found.kind, found.status, found.engine)
 
     def _rare_member(self, prior: Any) -> tuple[np.ndarray, np.ndarray, Bounds]:
-        """Return r, the probability of presence or that of absence, the smaller; log((1 - r)/r); and delta there."""
+        """Return r = min(prior, 1 - prior), the epsilon log((1 - r)/r), and delta at this epsilon."""
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
         whole = self.mechanism.symmetric() or not add_and_remove(self.mechanism, self.relation)
@@ -484,7 +484,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     floor = _mass_at_infinity(profile)
     roughly = replace(profile, rtol=max(rtol, 0.01)) if profile.engine == "lattice" else profile
     farthest = float(roughly.epsilon(min(1.000001 * floor + 1e-10, 0.5)).upper)
-    farthest = min(farthest, 700.0) if np.isfinite(farthest) else FARTHEST_EPSILON  # e^700 is a float64
+    farthest = min(farthest, 700.0) if np.isfinite(farthest) else FARTHEST_EPSILON  # e^700 does not overflow
     with np.errstate(divide="ignore"):
         # the best slope e^eps for a rate a has e^eps a <= 1
         highest = min(farthest, -np.log(float(fpr.min())))

@@ -39,7 +39,7 @@ ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 @register
 @dataclass(frozen=True)
 class RenyiCurve:
-    """Upper bounds of Rényi divergences at some orders. The curves of composed mechanisms add, also adaptive ones.
+    """Upper bounds of Rényi divergences at some orders. Under composition, also adaptive composition, curves add.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
     """Draw from N(0, variance) exactly, and round the draw to the nearest integer."""
-    square, digits = 4 * variance, 0  # the variance of twice the draw
+    square, digits = 4 * variance, 0  # `square` is the variance of twice the draw
     while square < 1:  # a narrow draw is scaled up by powers of two; h + u is the size of the scaled draw
         square, digits = 4 * square, digits + 1
     while True:

@@ -168,7 +168,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
     columns = {field: np.array(axis).ravel() for field, axis in zip(axes, meshed, strict=True)}
-    prefix = "" if solved in ("epsilon", "delta") else "target_"  # as the solver names its arguments
+    prefix = "" if solved in ("epsilon", "delta") else "target_"  # calibrations call them target_epsilon, target_delta
     words = {f"{p}{word}": f"{prefix}{word}" for word in ("epsilon", "delta") for p in ("", "target_")}
     columns = {words.get(field, field): column for field, column in _derived(columns, solved).items()}
     rows = next(iter(columns.values())).size
@@ -277,7 +277,7 @@ def _require_law(given: Mapping[str, Any], solved: str) -> None:
 def _require_rule(given: Mapping[str, Any]) -> None:
     """Refuse a number without its batch rule, and a batch rule without its numbers."""
     rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
-    for name in OF_RULES[1:]:  # `described` refuses slots
+    for name in OF_RULES[1:]:  # `described` checks slots
         if name in given and not any(rule_of(rule).knows(name) for rule in rules):
             words = " or ".join(repr(word) for word, rule in RULES.items() if rule.knows(name))
             raise InputError(f"{name} needs sampling = {words}; name the batch rule that is run")

@@ -30,7 +30,7 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 }
 """The function that solves for each calibrated quantity."""
 BASES_AT_ONCE = 16
-"""Largest number of runs inside selections that are solved together; the privacy profile of each takes some 2 MB."""
+"""Largest number of base runs, which selections repeat, that are solved together; a profile of each takes 2 MB."""
 USUAL = "usual"
 """The `relation` in `Settings` of a sweep in which each row has the usual relation of its batch rule."""
 
@@ -52,7 +52,7 @@ class Settings(NamedTuple):
     backend: str  # never "auto": one choice for the whole grid, so that slices and resumed runs agree
 
     def relation_of(self, sampling: str) -> str:
-        """Return the relation of the rows with a batch rule."""
+        """Return the relation of the rows with this batch rule."""
         return usual_relation(sampling) if self.relation == USUAL else self.relation
 
 
@@ -75,7 +75,7 @@ def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend
 def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
     """Return the rows of a grid that has one quantity, with their answers, in the columns `names`.
 
-    alone : the sweep has no other rows.
+    alone : whether the sweep has no other rows.
     """
     size = len(grid)
     rules = grid.inputs.get("sampling", np.full(size, "", object))
@@ -304,7 +304,7 @@ def _solved(
 def _by_base(
     inputs: Mapping[str, np.ndarray], rows: np.ndarray, selected: bool, numbers: tuple[str, ...]
 ) -> Iterator[np.ndarray]:
-    """Yield row numbers as arrays (base runs, rows of each base run), so that each base run is evaluated once."""
+    """Yield row numbers in arrays of shape (base runs, rows of each), so that each base run is evaluated once."""
     if not selected:
         yield rows
         return

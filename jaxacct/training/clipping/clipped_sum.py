@@ -1,4 +1,4 @@
-"""Per-example clipping: the sum over a batch of gradients each scaled down to a norm of at most C."""
+"""Per-example clipping: the sum of the gradients of a batch's examples, each scaled down to a norm of at most C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Clipped", "clipped_sum", "norm_methods", "sensitivity", "ways"]
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
-"""Range of the noise's deviation over the sensitivity.  Outside it float32 may hold 0 or infinity: no noise, or NaN."""
+"""Range of the noise's deviation divided by the sensitivity.  Outside it float32 may give no noise, or NaN."""
 METHODS = ("auto", "vmap", "ghost")
 """Ways of finding norms; `clipped_sum` defines each."""
 

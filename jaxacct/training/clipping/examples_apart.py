@@ -28,13 +28,13 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 
 _LEAST_RUN = 16
-"""Shortest run, in rows, that shows that a constant holds data.  A run is consecutive rows that both have."""
+"""Shortest run, in rows, that shows that a constant holds data.  A run is consecutive rows that are in both."""
 _ALL_BYTES = 2**28
 """Largest data, in bytes, that are compared whole.  Of larger data, and of any Source, only blocks are compared."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
 """Number of these blocks, and number of rows in a block."""
 _OWN_BYTES = 12
-"""Number of bytes by which a row or run must compress worse than zeros to be evidence: simpler ones match by chance."""
+"""Number of bytes by which a row or run must compress worse than zeros to be evidence: simple ones agree by chance."""
 _MOST_COLUMNS = 64
 """Largest number of columns, of the data or of a constant, that are also compared one by one."""
 _GROUPS = {
@@ -222,9 +222,8 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
-        own = (
-            getattr(public, f"{operation.replace('-', '_')}_p", eqn.primitive) is eqn.primitive
-        )  # whether it is JAX's own operation of this name
+        # `own` is false if another library gave its operation the name of one of JAX's
+        own = getattr(public, f"{operation.replace('-', '_')}_p", eqn.primitive) is eqn.primitive
         if operation not in LANE_BY_LANE or not own:
             call, why, remedy = _KNOWN_TO_MIX.get(operation, (operation, *_UNKNOWN))
             raise InputError(f"{name} calls {call}, which {why}, but must keep examples apart; {remedy}")

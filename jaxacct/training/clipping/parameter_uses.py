@@ -82,7 +82,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
     if operand != 1 or p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
         return None
     spec = p["dimension_numbers"]
-    kernel = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec]  # output features, input features, spatial axes
+    kernel = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec]  # sizes: output features, input features, space
     y = eqn.outvars[0].aval
     first, last = ([x_spec[0], *x_spec[2:], x_spec[1]] for x_spec in (spec.lhs_spec, spec.out_spec))
     if y.size == 0 or 0 in kernel:
@@ -119,7 +119,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
 def _embedding(eqn: Any, operand: int) -> Product | None:
     """Return the `Product` of a look-up of whole rows in the parameter; None for any other look-up.
 
-    A row number out of range has no gradient; in the mode "clip" it has that of the nearest row.
+    A row number out of range adds nothing to the gradient; in the mode "clip" it adds to that of the nearest row.
     """
     p, shape = eqn.params, eqn.invars[0].aval.shape
     spec, y = p["dimension_numbers"], eqn.outvars[0].aval
