@@ -59,7 +59,7 @@ OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
 """Relative width up to which a bracket is "ok" if its two ends come from two pairs, even where rtol is smaller. Such
 brackets are rarely narrower than this."""
 WIDE = 8e-4
-"""A bracket of epsilon that is relatively wider is computed again, with more losses for rounds of random allocation."""
+"""A bracket of epsilon relatively wider than this is solved again, with more losses for rounds of random allocation."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -375,7 +375,7 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 
 
 def _removing(parts: Components, eps: np.ndarray) -> Components:
-    """Return the parts, in the direction remove where eps = 0, since engines do better on remove.
+    """Turn rows with eps = 0 to the direction remove, where engines do better, and return the parts.
 
     `delta(0) = H_1(P || Q) = TV(P, Q)`, and TV is symmetric. Sampled Gaussians and Laplace parts have the pair (Q, P)
     in the direction add and (P, Q) in the direction remove. Configurations with finite parts keep their direction.
@@ -408,7 +408,7 @@ def _other_delta(
 
 
 def _rows_that_differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return (B,) whether two arrays of one shape differ in each row."""
+    """Return (B,), for each row, whether two arrays of one shape differ there."""
     return np.any((one != other).reshape(len(one), int(np.prod(one.shape[1:]))), axis=1)
 
 
@@ -429,7 +429,7 @@ def _prepare_pairs(mechanism: Mechanism) -> None:
     """Compute the profiles of all rounds of random allocation inside a mechanism, which takes most of the time."""
     rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
-    # Arrays are short: two threads would wait for the interpreter and take half as much CPU time again as one.
+    # Arrays are short: two threads would wait for the interpreter, and take 1.5 times the CPU time of one.
     for _ in on_cores(random_allocation.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], 1):
         pass
 

@@ -38,8 +38,8 @@ COSTLY = 0.05
 WIDE = {"epsilon": 0.01, "delta": 0.5}
 """Rényi accounting is tried for brackets that are relatively wider than this. It does not improve narrower ones."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
-"""Outside of searches the contour engine refines to a relative width of half of max(NARROWEST, REFINED_SHARE rtol), and
-at most half of rtol."""
+"""Outside of searches the contour engine refines to half of max(NARROWEST, REFINED_SHARE rtol) in relative width, or to
+half of rtol where that is smaller."""
 NO_RELATIVE_ACCURACY = 1e-300
 """A bracket whose upper end is at most this counts as narrow: so small a delta has no relative accuracy in float64."""
 

@@ -584,7 +584,7 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
 
 
 def _larger(quantity: str, row: Row, value: float, relation: str, known: dict[float, Known]) -> Ends:
-    """Return, end by end, the larger of the two directions' brackets; the upper end is inf if a direction has none."""
+    """Return, end by end, the larger of the two directions' brackets; the upper end is inf if one has no bracket."""
     from jaxacct.engines import mixture
 
     if quantity == "epsilon" and value == 0.0:

@@ -32,7 +32,7 @@ NEAR = 2e-4
 differ by at most this."""
 WIDTH = 0.0015
 """Distance between the three epsilons, in standard deviations of the loss. It is far above NEAR. The lower end falls
-short by about its square, which is small."""
+short by about the square of this distance, which is small."""
 LONGEST = 2.0
 """Longest step of the secant search, in standard deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
@@ -229,7 +229,7 @@ def gaussian_fit(
 
 
 def least_mu(rate: Rates, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return a lower bound of mu from the rate at the floor and a lower bound of delta(0); NaN where one of them is."""
+    """Return a lower bound of mu from the rate at the floor and a lower bound of delta(0); NaN where either is NaN."""
     low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
     # Elsewhere the floor is outside the range of the claim, and no mu is refuted.
     return np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
@@ -243,7 +243,7 @@ def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
 
 
 def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
-    """Return `-2 Phi^-1(rate)`, the mu whose curve meets the diagonal at an error rate <= 1/2; `turn` as above."""
+    """Return `-2 Phi^-1(rate)`, the mu whose curve meets the diagonal at an error rate <= 1/2; 1 rounds up, -1 down."""
     with np.errstate(invalid="ignore"):
         found = -2.0 * ndtri(np.clip(rate * (1.0 - turn * 8.0 * ROUNDOFF), 0.0, 0.5)) * (1.0 + turn * ROUNDING)
         return np.maximum(found, 0.0)
@@ -278,7 +278,7 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the tangents of some rows, with a new one midway between c and c + 1 for each c in `cells`, (R, n)."""
+    """Return the tangents of some rows, with a new one between tangents c and c + 1 for each c in `cells`, (R, n)."""
     left, right = (np.take_along_axis(lines[0], cells + more, axis=0) for more in (0, 1))
     together = np.concatenate([lines, _lines(deltas, 0.5 * (left + right), rows)], axis=1)
     order = np.argsort(together[0], axis=0, kind="stable")

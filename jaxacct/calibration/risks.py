@@ -156,7 +156,7 @@ def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, 
 
 
 def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Calibrate to a true-positive rate, or to a posterior probability or reconstruction, which come to one."""
+    """Calibrate to a true-positive rate, or to a posterior probability or reconstruction, which reduce to one."""
     beside_it = {"target_posterior": "prior", "target_tpr": "at_fpr", "target_reconstruction": "baseline"}[name]
     _require_above(name, flat[name], beside_it, flat[beside_it], shape)
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]
@@ -184,8 +184,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
     high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
     epsilon[mirrored] *= -1.0
-    # a value is shown to be the best if the lower end of its rate is this near to the target, in units of the distances
-    # of the target from chance and from 1
+    # a value is shown to be the best if its rate is at least the target less a small share of the target's distance
+    # from chance or from 1, whichever is smaller
     enough = wanted - 2e-3 * np.minimum(wanted - fpr, 1.0 - wanted)
     low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, enough)
     rows = np.flatnonzero((found.status == "ok") & asked)
@@ -351,8 +351,8 @@ def _by_contour(
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
-        # an eps is accepted if c times its last step is small, since the noise changes by the square of that step.  It
-        # may need up to 25 times the nodes of the last rung, since the terms that are cut off hardly move it
+        # an eps is accepted if c times its last step is small, since the noise changes by the square of that step.
+        # On the last rung eps may need up to 25 times the nodes, since the terms that are cut off hardly move it
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
         # at an end of its range eps cannot move on, so that a small step proves nothing
         inside = (

@@ -206,7 +206,7 @@ def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> 
 
 
 def least_apart(rtol: float) -> float:
-    """Return the largest relative distance of a less private value whose miss shows that a value is the best."""
+    """Return the largest relative distance at which the miss of a less private value shows that a value is the best."""
     return min(10.0 * rtol, max(0.01, rtol))
 
 
@@ -347,7 +347,7 @@ def _polish(
 
 
 def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
-    """Search by a secant with the leader, if any; search rows again that miss by `evaluate`."""
+    """Search by a secant with the leader, if any. Rows that then miss by `evaluate` are searched again with it."""
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
         return

@@ -407,7 +407,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of epsilon about the estimate eps, each proved by a bracket of delta at it.
+    """Return lower and upper bounds of epsilon about the estimate eps; a bracket of delta at each bound proves it.
 
     A lower bound without a proof is 0, an upper bound without a proof inf.
     """

@@ -42,7 +42,7 @@ CHUNK_POINTS = 2**14
 """Number of quadrature points in a chunk on NumPy, over all its configurations. With smaller chunks there are more
 calls. Larger chunks do not fit into a cache."""
 NODES_A_POINT = 16
-"""A quadrature point needs about this many table entries of rotations. So many terms of atoms count as one point."""
+"""Number of terms of a finite part that count as one quadrature point, which needs so many entries of tables."""
 
 
 class _Path(NamedTuple):

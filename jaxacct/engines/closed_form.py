@@ -100,7 +100,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 
 
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bounds of epsilon that the two inequalities give. They hold for every mu.
+    """Return the bounds of epsilon by the two inequalities in the module's docstring. They hold for every mu.
 
     They are at most `mu (2 |z| + 1)` apart.
     """
@@ -186,7 +186,7 @@ def delta_of_one_step(
 def _most_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> np.ndarray:
-    """Bound delta from above where the error of k or eps is large, by the smallest possible eps and its largest k.
+    """Bound delta from above where the error of k or eps is large, by the least possible eps and the largest k for it.
 
     `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k.
     """

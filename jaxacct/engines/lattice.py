@@ -30,17 +30,17 @@ from jaxacct.kernels.lattice_laws import Composition, compose, payoff
 from jaxacct.mechanisms.loss_components import Components
 
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
-"""Lengths of lattices. The width of a bracket falls as length^-2; its time grows a little faster than the length."""
+"""Lengths of lattices. The width of a bracket falls as length^-2. The time grows a little faster than the length."""
 QUICK = 2**18
 """Longest lattice that is made where `enough` is already reached. It costs a tenth of the longest lattice."""
 NARROW = 2e-4
-"""A row is given up if the longest lattice would leave its relative width larger than both this and `enough`."""
+"""A row is given up if the longest lattice would leave its bracket relatively wider than both this and `enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 NEARLY_AS_NARROW = 1.5
 """Delta is read off a composition made for another eps if its bracket is at most so many times as wide as there."""
 ATTEMPTS = 3
-"""Largest number of plans for one length. If the solution is far from a plan's eps, a new plan is made for it."""
+"""Largest number of plans for one length. If the solution is far from a plan's eps, it gets a new plan."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
 """Numbers of float64 arrays of the lattice's length that are alive at once (measured): in any case, and for each law.
 """
@@ -219,8 +219,9 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
     """Return lower and upper bounds of delta at each of several ascending eps.
 
-    A composition made for one eps also brackets delta at other eps, and nearly as narrowly if they are near. So one is
-    made for the middle one of the remaining eps. Delta at its neighbours is read off it while brackets stay narrow.
+    A composition made for one eps also brackets delta at other eps, and nearly as narrowly if they are near. So a
+    composition is made for the middle one of the remaining eps. Delta at the neighbours of this eps is read off that
+    composition while brackets stay narrow.
     """
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
@@ -497,7 +498,7 @@ def peak(theta: float) -> float:
 
 
 class Side(NamedTuple):
-    """A composition on a lattice, rounded up or down, with all that is needed to evaluate delta from it."""
+    """A composition on a lattice, rounded up if `upper` and else down, with all that evaluating delta from it needs."""
 
     composed: Composition
     theta: float  # the tilt
@@ -602,7 +603,7 @@ def _extra(placed: list[Placed], upper: bool) -> float:
 
 
 def evaluate(side: Side, eps: float) -> tuple[float, float]:
-    """Return a bound of delta at eps (upper or lower, as the side is), and the derivative of log delta."""
+    """Return the side's upper or lower bound of delta at eps, and the derivative of log delta in eps."""
     theta, outward = side.theta, side.shift + 8.0 * ROUNDOFF * abs(eps)
     eps = eps - outward if side.upper else eps + outward
     mass, start = side.composed.mass, side.start

@@ -377,7 +377,7 @@ class Laplace(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """Share an atom between the two nodes of `cell`, `inside` above the left one; return the cells with it."""
+        """Return the cells with an atom in `cell`, at the distance `inside` from its left node; both nodes share it."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)

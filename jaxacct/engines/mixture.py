@@ -238,7 +238,7 @@ def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
 
 
 def _largest_loss(parts: list[Part], sign: float) -> float:
-    """Return the largest loss of all steps together, rounded up; inf for remove, or if no contribution is 0."""
+    """Return the largest loss of all steps together, rounded up; inf for remove, or if a branch has no shift 0."""
     if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
         return np.inf
     each = (part.times * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)

@@ -37,9 +37,9 @@ CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
 """Thresholds of Laplace losses, as distances below the largest loss."""
 LOG_ERROR = 1e-12
-"""Error of a logarithm of size 1, by its rounding."""
+"""Rounding error that is allowed for a logarithm of size 1."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
-"""A step's delta is taken to be delta/n times 1 plus one of these, since `_any_step` subtracts (n - 1) p d. The best
+"""A step's delta is taken to be (1 + one of these) delta/n, since `_any_step` subtracts (n - 1) p d. The best
 bound counts."""
 EXP_ERROR = 1024.0 * ROUNDOFF
 """Relative error of e^x above SUBNORMAL: its argument is below 745 and known to a unit."""
@@ -118,7 +118,7 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Return `n (delta_1(eps) - (n - 1) p d)`, rounded down, for a removed record; 0 where it is no bound."""
+    """Return the lower bound `n (delta_1(eps) - (n - 1) p d)` of delta for remove (README.md); 0 if it is negative."""
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):
         s = 1.0 / sigma

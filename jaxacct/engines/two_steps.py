@@ -56,7 +56,7 @@ CELLS_AT_A_TIME = 2**25 // (8 * 60)
 LEAST_BOUND = 1e-305
 """Smallest value of a bound of delta whose logarithm is taken; smaller bounds are raised to it."""
 CLOSE = 1e-4
-"""Size of log(delta/target) that is close enough."""
+"""Largest size of log(delta/target) that is close enough."""
 FARTHEST = 30.0
 """Cap on the size of log(delta/target)."""
 NEAR = 0.05
@@ -134,7 +134,7 @@ class _Found:
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Evaluate the lower and upper bound of delta at eps. Return log(bound/target) of both.
 
-        Where a bound shows on which side of eps the answer lies, that side of the answer's bracket moves to eps.
+        Where a bound shows that the answer lies above (below) eps, the lower (upper) end of its bracket moves to eps.
 
         made, eps : cells, and values of eps, for the rows `rows`.
         """
@@ -149,7 +149,7 @@ def _epsilon(steps: Steps, count: int, delta: np.ndarray, slack: np.ndarray, flo
     found = _Found(steps, delta, slack)
     zero = np.zeros_like(delta)
     least = surveyed(steps, zero).delta
-    excess = np.full_like(delta, np.nan)  # log of delta(0) over the target, where the two are near
+    excess = np.full_like(delta, np.nan)  # log(delta(0)/target), where the two are near
     # Evaluate at 0 if 0 may be the answer, and at the floor, below which no answer is needed.
     for eps, some in ((zero, least < 1.2 * delta), (floor, (floor > 0.0) & np.isfinite(floor))):
         rows = np.flatnonzero(some & (found.upper > eps))
@@ -224,7 +224,7 @@ def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
 
 
 def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return the slope at v from two values that are far enough apart (for small eps in eps), else `slope`."""
+    """Return the slope at v by a secant, one in eps for v < 0, if the two points are far enough apart, else `slope`."""
     apart = v - before
     secant = (value - old) / np.where(v < 0.0, -np.expm1(-apart), apart)
     return np.where((np.abs(apart) > 1e-6) & (secant < 0.0) & np.isfinite(secant), secant, slope)
@@ -351,7 +351,7 @@ def _share(left: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the largest widths, at most w, on the intervals between u, that grow by at most GROWTH per unit of u."""
+    """Return, for the intervals between points u, the largest widths up to w that change by at most GROWTH per unit."""
     left, right = GROWTH * u[:, :-1], GROWTH * u[:, 1:]
     graded = w.copy()
     rising = np.minimum.accumulate((w - right)[:, :-1], axis=1) + left[:, 1:]
@@ -362,7 +362,7 @@ def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
-    """Return (B, S) the wanted density of cells over its largest value, at least e^-20."""
+    """Return (B, S) the wanted density of cells, relative to its largest value; it is at least e^-20."""
     s, mu2 = 1.0 / steps.sigma, np.square(1.0 / steps.second_sigma)
     t = np.where(steps.removing, eps, -eps) - survey.loss
     value = shifted(steps, t)
@@ -526,8 +526,8 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
     with np.errstate(over="ignore", invalid="ignore"):
-        # Per unit of t, lambda moves by e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2, and by at most 10 % more
-        # within .09 below.
+        # Per unit of t, lambda moves by e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2, a rate that is at most
+        # 10 % larger where lambda is up to .09 lower.
         inverse = np.exp(-value)
         moved = 1.1 * off * (1.0 + (1.0 - steps.second_q) / steps.second_q * inverse)
         moved += 16.0 * ROUNDOFF * (np.abs(value) + np.where(t < 0.0, inverse, 0.0))
