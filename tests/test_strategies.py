@@ -114,6 +114,16 @@ def test_errors_are_those_of_dense_matrices(n):
             )
 
 
+@pytest.mark.parametrize("scales, decays", [((0.4, 0.3), (0.9, 0.2)), ((0.3, 0.2, 0.3), (0.9, 0.9, 0.0))])
+def test_a_long_buffered_matrix_has_the_errors_of_a_short_one(scales, decays):
+    """Its inverse is buffered, so 100,000 steps take no longer than their output."""
+    short = BLT(len(scales), 300, scales=scales, decays=decays)
+    unit = np.linalg.inv(dense(short))[:, 0]
+    np.testing.assert_allclose(short.inverse_column(), unit, atol=1e-13)
+    long = short.for_steps(100_000)
+    np.testing.assert_allclose(long.squared_errors()[:300], np.cumsum(np.cumsum(unit) ** 2), rtol=1e-11)
+
+
 def test_the_tree_decodes_prefix_sums_from_disjoint_nodes():
     for n, restarts in ((1, 1), (7, 1), (16, 1), (24, 4)):
         tree = PrefixSum(n, restarts=restarts)

@@ -640,9 +640,17 @@ def test_tunings_side_by_side_refuse_noise_that_is_relative_to_a_matrix(sampling
 def test_noise_that_grows_from_step_to_step_is_refused(steps):
     """Its rows double, or overflow: what float32 leaves of the sums is no Gaussian."""
     for column in ((3.0, 4.0), (1.0, -2.0)):
-        assert "grows" in refusal(lambda column=column: of_groups(strategies.Toeplitz(column), steps))
+        for noise in (
+            strategies.Toeplitz(column),
+            strategies.Banded(2, steps, coefficients=column),
+            strategies.ColumnNormalised(2, steps, diagonals=tuple((entry,) * steps for entry in column)),
+            strategies.BLT(1, scales=(3.0,), decays=(0.5,)),
+            strategies.BLT(2, scales=(2.0, 1.0), decays=(0.5, 0.2)),
+        ):
+            assert "grows" in refusal(lambda noise=noise: of_groups(noise, steps, groups=steps))
     for column in ((4.0, 3.0), (1.0, 1.0)):
         assert of_groups(strategies.Toeplitz(column), steps).steps == steps
+        assert of_groups(strategies.Banded(2, steps, coefficients=column), steps).steps == steps
 
 
 @pytest.mark.parametrize("strategy", [strategies.BLT(3, 500), strategies.Banded(16, 64)], ids=["BLT", "Banded"])

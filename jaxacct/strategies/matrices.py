@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, check, check_int, refuse_where
+from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, check, refuse_where
 from jaxacct.strategies import optimise
 from jaxacct.strategies.strategy import (
     FixedEpochs,
@@ -22,9 +22,9 @@ from jaxacct.strategies.strategy import (
     Square,
     Strategy,
     Taps,
-    check_run,
     require_divisor,
     ring,
+    store_whole,
 )
 
 _DECAY = Constraint("use numbers below 1", 0, 1, upper_open=True)
@@ -33,10 +33,15 @@ _DECAY = Constraint("use numbers below 1", 0, 1, upper_open=True)
 class ToeplitzStrategy(Strategy):
     """A strategy with C[i + l, i] = column[l]."""
 
+    coefficients: tuple[float, ...]
+
+    def _settle(self) -> None:
+        _store_column(self, "coefficients", self.coefficients)
+
     @property
-    @abstractmethod
     def column(self) -> np.ndarray:
         """The first column of C without the zeros at its end."""
+        return np.array(self.coefficients)
 
     @property
     def overlap(self) -> int:
@@ -64,9 +69,7 @@ class ToeplitzStrategy(Strategy):
 
     def inverse_column(self) -> np.ndarray:
         """Return the first column of C^-1, (n,)."""
-        from scipy import signal  # slow to import
-
-        return np.asarray(signal.lfilter([1.0], self.column, np.eye(1, self.steps)[0]))
+        return _divided(self.column, self.steps)
 
     def _square(self, participation: Participation) -> Square:
         if isinstance(participation, FixedEpochs):
@@ -98,10 +101,8 @@ class Toeplitz(ToeplitzStrategy):
     ----------
     coefficients : sequence of float
         c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
-    steps : int
-        n, the size of the matrix, at least p.
-    epochs : int
-        Fixed epochs for which ``error`` and ``max_error`` are stated; it divides ``steps``.
+    steps, epochs : int
+        n, the size of the matrix, at least p; fixed epochs for which errors are stated, a divisor of n.
 
     References
     ----------
@@ -116,19 +117,10 @@ class Toeplitz(ToeplitzStrategy):
     steps: int = 0
     epochs: int = 1
 
-    def __post_init__(self) -> None:
-        if not check_run(self):
-            return
-        _store_column(self, "coefficients", self.coefficients)
-
     @property
     def bands(self) -> int:
         """Number of coefficients: the number of steps that share noise."""
         return len(self.coefficients)
-
-    @property
-    def column(self) -> np.ndarray:
-        return np.array(self.coefficients)
 
 
 @dataclass(frozen=True)
@@ -137,10 +129,8 @@ class Identity(ToeplitzStrategy):
 
     Parameters
     ----------
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        Fixed epochs for which ``error`` and ``max_error`` are stated; it divides ``steps``.
+    steps, epochs : int
+        n, the size of the matrix; fixed epochs for which errors are stated, a divisor of n.
 
     References
     ----------
@@ -152,18 +142,8 @@ class Identity(ToeplitzStrategy):
 
     steps: int = 0
     epochs: int = 1
-
-    def __post_init__(self) -> None:
-        check_run(self)
-
-    @property
-    def bands(self) -> int:
-        """1: no two steps share noise."""
-        return 1
-
-    @property
-    def column(self) -> np.ndarray:
-        return np.ones(1)
+    bands: ClassVar = 1
+    coefficients: ClassVar = (1.0,)  # type: ignore[misc]  # the same for all
 
 
 @dataclass(frozen=True)
@@ -177,10 +157,8 @@ class Banded(ToeplitzStrategy):
     ----------
     bands : int
         p, the number of steps that share noise.
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        Fixed epochs; it divides ``steps``, and steps/epochs >= bands.
+    steps, epochs : int
+        n, the size of the matrix; fixed epochs, a divisor of n with n/epochs >= p.
     coefficients : tuple of float, optional
         The first column, if it is known; otherwise it is searched for.
 
@@ -197,20 +175,9 @@ class Banded(ToeplitzStrategy):
     epochs: int = 1
     coefficients: tuple[float, ...] = field(default=(), repr=False)
 
-    def __post_init__(self) -> None:
-        if not check_run(self):
-            return
-        object.__setattr__(self, "bands", check_int("bands", self.bands, 1, "use a whole number"))
-        if self.bands * self.epochs > self.steps:
-            raise InputError(
-                f"bands = {self.bands} must be <= steps / epochs = {self.steps // self.epochs}, or the columns of one "
-                "record overlap; use fewer bands"
-            )
+    def _settle(self) -> None:
+        _check_bands(self)
         _store_column(self, "coefficients", self.coefficients or optimise.banded(self.bands, self.steps), self.bands)
-
-    @property
-    def column(self) -> np.ndarray:
-        return np.array(self.coefficients)
 
 
 @dataclass(frozen=True)
@@ -221,10 +188,8 @@ class BLT(ToeplitzStrategy):
     ----------
     buffers : int
         d, the number of terms.
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        Fixed epochs, for which the mean squared error of the prefix sums is least; it divides ``steps``.
+    steps, epochs : int
+        n, the size of the matrix; fixed epochs for which the mean squared error is least, a divisor of n.
     scales, decays : tuple of float, optional
         d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
 
@@ -244,10 +209,8 @@ class BLT(ToeplitzStrategy):
     scales: tuple[float, ...] = field(default=(), repr=False)
     decays: tuple[float, ...] = field(default=(), repr=False)
 
-    def __post_init__(self) -> None:
-        if not check_run(self):
-            return
-        object.__setattr__(self, "buffers", check_int("buffers", self.buffers, 1, "use a whole number"))
+    def _settle(self) -> None:
+        store_whole(self, "buffers")
         scales, decays = self.scales, self.decays
         if not scales:
             scales, decays = optimise.buffered(self.buffers, self.steps, self.epochs)
@@ -258,9 +221,14 @@ class BLT(ToeplitzStrategy):
             object.__setattr__(self, name, tuple(array.tolist()))
 
     @functools.cached_property
-    def _column(self) -> np.ndarray:
-        powers = np.array(self.decays)[:, None] ** np.arange(self.steps - 1)
-        return np.concatenate([[1.0], np.array(self.scales) @ powers])
+    def column(self) -> np.ndarray:
+        return _buffered(np.array(self.scales), np.array(self.decays), self.steps)
+
+    def inverse_column(self) -> np.ndarray:
+        # C^-1 is buffered, too (README.md, "Error")
+        root = np.sqrt(self.scales)
+        decays, vectors = np.linalg.eigh(np.diag(self.decays) - np.outer(root, root))
+        return _buffered(-np.square(root @ vectors), decays, self.steps)
 
     def taps(self, step: int) -> Taps:
         # buffer k holds sum_{j < i} decays_k^(i-1-j) w_j before step i
@@ -269,10 +237,6 @@ class BLT(ToeplitzStrategy):
     @property
     def entry_error(self) -> float:
         return 2.0 * (self.buffers + 8) * ROUNDOFF * (1.0 + sum(self.scales))
-
-    @property
-    def column(self) -> np.ndarray:
-        return self._column
 
 
 @dataclass(frozen=True)
@@ -286,10 +250,8 @@ class BandedInverse(ToeplitzStrategy):
     ----------
     inverse_bands : int
         p, the number of bands of C^-1.
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        Fixed epochs, for which the mean squared error of the prefix sums is least; it divides ``steps``.
+    steps, epochs : int
+        n, the size of the matrix; fixed epochs for which the mean squared error is least, a divisor of n.
     inverse : tuple of float, optional
         The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
@@ -307,12 +269,8 @@ class BandedInverse(ToeplitzStrategy):
     epochs: int = 1
     inverse: tuple[float, ...] = field(default=(), repr=False)
 
-    def __post_init__(self) -> None:
-        if not check_run(self):
-            return
-        object.__setattr__(
-            self, "inverse_bands", check_int("inverse_bands", self.inverse_bands, 1, "use a whole number")
-        )
+    def _settle(self) -> None:
+        store_whole(self, "inverse_bands")
         if self.inverse_bands > self.steps:
             raise InputError(f"inverse_bands = {self.inverse_bands} must be <= steps = {self.steps}; use fewer bands")
         found = self.inverse or optimise.banded_inverse(self.inverse_bands, self.steps, self.epochs)
@@ -321,10 +279,8 @@ class BandedInverse(ToeplitzStrategy):
             raise InputError("inverse has a matrix C whose entries exceed 1e100; use coefficients that decay")
 
     @functools.cached_property
-    def _column(self) -> np.ndarray:
-        from scipy import signal  # slow to import
-
-        return np.asarray(signal.lfilter([1.0], self.inverse, np.eye(1, self.steps)[0]))
+    def column(self) -> np.ndarray:
+        return _divided(self.inverse, self.steps)
 
     def taps(self, step: int) -> Taps:
         return ring(step, self.inverse[0], np.array(self.inverse[1:]), of_sum=False)
@@ -335,12 +291,30 @@ class BandedInverse(ToeplitzStrategy):
         size, taps = np.abs(self.column), np.abs(self.inverse)
         return float(8.0 * (taps.size + 2) * ROUNDOFF * taps.sum() * size.max() * size.sum())
 
-    @property
-    def column(self) -> np.ndarray:
-        return self._column
-
     def inverse_column(self) -> np.ndarray:
         return np.pad(np.array(self.inverse), (0, self.steps - len(self.inverse)))
+
+
+def _divided(column: Sequence[float] | np.ndarray, steps: int) -> np.ndarray:
+    """Return the first column of the inverse of a lower triangular Toeplitz matrix, (n,)."""
+    from scipy import signal  # slow to import
+
+    return np.asarray(signal.lfilter([1.0], column, np.eye(1, steps)[0]))
+
+
+def _buffered(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
+    """Return 1 and the sums of scales_k decays_k^j for j < n - 1, (n,)."""
+    return np.append(1.0, scales @ decays[:, None] ** np.arange(steps - 1))
+
+
+def _check_bands(strategy: Banded | ColumnNormalised) -> None:
+    """Refuse bands that make the columns of one record overlap."""
+    store_whole(strategy, "bands")
+    if strategy.bands * strategy.epochs > strategy.steps:
+        raise InputError(
+            f"bands = {strategy.bands} must be <= steps / epochs = {strategy.steps // strategy.epochs}, or the columns "
+            "of one record overlap; use fewer bands"
+        )
 
 
 def _store_column(strategy: Strategy, name: str, column: tuple[float, ...], size: int | None = None) -> None:
@@ -379,10 +353,8 @@ class ColumnNormalised(Strategy):
     ----------
     bands : int
         p, the number of steps that share noise.
-    steps : int
-        n, the size of the matrix.
-    epochs : int
-        Fixed epochs; it divides ``steps``, and steps/epochs >= bands.
+    steps, epochs : int
+        n, the size of the matrix; fixed epochs, a divisor of n with n/epochs >= p.
     diagonals : array of shape (bands, steps), optional
         C[i + l, i] in row l, if the matrix is known; otherwise it is searched for.
 
@@ -400,15 +372,8 @@ class ColumnNormalised(Strategy):
     epochs: int = 1
     diagonals: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
 
-    def __post_init__(self) -> None:
-        if not check_run(self):
-            return
-        object.__setattr__(self, "bands", check_int("bands", self.bands, 1, "use a whole number"))
-        if self.bands * self.epochs > self.steps:
-            raise InputError(
-                f"bands = {self.bands} must be <= steps / epochs = {self.steps // self.epochs}, or the columns of one "
-                "record overlap; use fewer bands"
-            )
+    def _settle(self) -> None:
+        _check_bands(self)
         found = self.diagonals if len(self.diagonals) else optimise.column_normalised(self.bands, self.steps)
         values = np.asarray(check("diagonals", found, REAL))
         if values.shape != (self.bands, self.steps):
@@ -433,13 +398,12 @@ class ColumnNormalised(Strategy):
 
     def lags(self) -> Lags:
         entries = self.entries
-        lower, upper = np.zeros((2, self.bands, self.steps))
+        middle, off = np.zeros((2, self.bands, self.steps))
         for lag in range(self.bands):
             products = entries[lag:, : self.steps - lag] * entries[: self.bands - lag, lag:]
-            off = 2.0 * (self.bands + 2) * ROUNDOFF * np.abs(products).sum(0)
-            lower[lag, : self.steps - lag] = products.sum(0) - off
-            upper[lag, : self.steps - lag] = products.sum(0) + off
-        return Lags(lower, upper)
+            middle[lag, : self.steps - lag] = products.sum(0)
+            off[lag, : self.steps - lag] = 2.0 * (self.bands + 2) * ROUNDOFF * np.abs(products).sum(0)
+        return Lags(middle - off, middle + off)
 
     def squared_norms(self) -> tuple[np.ndarray, np.ndarray]:
         squares = np.square(self.entries).sum(0)
@@ -459,10 +423,8 @@ class PrefixSum(Strategy):
 
     Parameters
     ----------
-    steps : int
-        n, the number of leaves.
-    epochs : int
-        Fixed epochs for which ``error`` and ``max_error`` are stated; it divides ``steps``.
+    steps, epochs : int
+        n, the number of leaves; fixed epochs for which errors are stated, a divisor of n.
     restarts : int
         Number of blocks, each with trees of its own; it divides ``steps``. With as many restarts as epochs each pass is
         one block.
@@ -480,10 +442,8 @@ class PrefixSum(Strategy):
     epochs: int = 1
     restarts: int = 1
 
-    def __post_init__(self) -> None:
-        if not check_run(self):
-            return
-        object.__setattr__(self, "restarts", check_int("restarts", self.restarts, 1, "use a whole number"))
+    def _settle(self) -> None:
+        store_whole(self, "restarts")
         if self.steps % self.restarts:
             raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
 

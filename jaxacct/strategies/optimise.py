@@ -82,21 +82,23 @@ def column_normalised(bands: int, steps: int) -> np.ndarray:
         return np.asarray(diagonals(found))
 
 
+@jax.jit
 def banded_errors(diagonals: Any) -> Any:
     """Return the variance of each noisy prefix sum, (n,), for C[i + l, i] = diagonals[l, i]."""
     bands, steps = diagonals.shape
     # row i of C has the entries diagonals[l, i - l]
     row = jnp.stack([jnp.pad(diagonals[lag, : steps - lag], (lag, 0)) for lag in range(bands)], 1)
 
-    def step(state: Any, at: Any) -> tuple[Any, Any]:
-        recent, total = state
-        entries, place = at
-        noise = (jnp.zeros(steps).at[place].set(1.0) - entries[1:] @ recent) / entries[0]
-        total = total + noise
-        return (jnp.concatenate([noise[None], recent])[: bands - 1], total), jnp.sum(total**2)
+    def step(covariance: Any, entries: Any) -> tuple[Any, Any]:
+        # of the last bands - 1 noises, the latest first, and of their sum over all steps
+        noise = jnp.append(-entries[1:], 0.0) / entries[0]
+        total = noise.at[-1].add(1.0)
+        move = jnp.concatenate([noise[None], jnp.eye(bands)])[: bands - 1]
+        move, fresh = jnp.concatenate([move, total[None]]), jnp.zeros(bands).at[0].set(1.0).at[-1].set(1.0)
+        covariance = move @ covariance @ move.T + jnp.outer(fresh, fresh) / entries[0] ** 2
+        return covariance, covariance[-1, -1]
 
-    start = jnp.zeros((bands - 1, steps)), jnp.zeros(steps)
-    return jax.lax.scan(step, start, (row, jnp.arange(steps)))[1]
+    return jax.lax.scan(step, jnp.zeros((bands, bands)), row)[1]
 
 
 def _exponential_fit(buffers: int, steps: int, fastest: float) -> np.ndarray:

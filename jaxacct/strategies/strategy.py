@@ -9,7 +9,7 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_int, check_one
 
-_WHOLE = "use a whole number"
 TIGHT = 1e-13
 """Relative difference below which the pattern found is taken for the worst one."""
 MOST_WORK = 200_000
@@ -58,7 +57,7 @@ class FixedEpochs:
     epochs: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epochs", check_int("epochs", self.epochs, 1, _WHOLE))
+        store_whole(self, "epochs")
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,9 @@ class MinSeparation:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "separation", check_int("separation", self.separation, 1, _WHOLE))
+        store_whole(self, "separation")
         if self.most is not None:
-            object.__setattr__(self, "most", check_int("most", self.most, 1, _WHOLE))
+            store_whole(self, "most")
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class CyclicPoisson:
     sampling_probability: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", check_int("groups", self.groups, 1, _WHOLE))
+        store_whole(self, "groups")
         rate = check_one("sampling_probability", self.sampling_probability, PROBABILITY, "a strategy is for one run")
         object.__setattr__(self, "sampling_probability", float(rate))
 
@@ -145,10 +144,15 @@ class BallsInBins:
     bins: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bins", check_int("bins", self.bins, 1, _WHOLE))
+        store_whole(self, "bins")
 
 
 Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisson | BallsInBins
+
+
+def store_whole(record: Any, name: str) -> None:
+    """Check a field of a frozen record, a whole number from 1, and store it as an int."""
+    object.__setattr__(record, name, check_int(name, getattr(record, name), 1, "use a whole number"))
 
 
 def require_divisor(epochs: int, steps: int) -> int:
@@ -173,6 +177,19 @@ class Strategy(ABC):
 
     steps: int
     epochs: int
+
+    def __post_init__(self) -> None:
+        """Check the fields; without steps the matrix stays open, for a `Plan`."""
+        if type(self.steps) is int and self.steps == 0:
+            return
+        object.__setattr__(self, "steps", int(check_one("steps", self.steps, STEPS, "a strategy is for one run")))
+        store_whole(self, "epochs")
+        require_divisor(self.epochs, self.steps)
+        self._settle()
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Check and store the fields beside steps and epochs; search for a matrix that is not given."""
 
     def for_steps(self, steps: int) -> Self:
         """Return the strategy for a run of that many steps; a matrix that is known keeps its coefficients.
@@ -286,17 +303,6 @@ class Strategy(ABC):
 
     def _own_square(self) -> float:
         return float(self.sensitivity(FixedEpochs(self.epochs)).estimate) ** 2
-
-
-def check_run(strategy: Strategy) -> bool:
-    """Check the number of steps and of epochs of a strategy, and store them as ints; return whether steps are given."""
-    if type(strategy.steps) is int and strategy.steps == 0:
-        return False
-    steps = check_one("steps", strategy.steps, STEPS, "a strategy is for one run")
-    object.__setattr__(strategy, "steps", int(steps))
-    object.__setattr__(strategy, "epochs", check_int("epochs", strategy.epochs, 1, "use a whole number"))
-    require_divisor(strategy.epochs, strategy.steps)
-    return True
 
 
 class Taps(NamedTuple):

@@ -25,7 +25,6 @@ from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
-from jaxacct.strategies.matrices import Toeplitz
 from jaxacct.strategies.strategy import MinSeparation, SingleParticipation, Strategy, Taps
 from jaxacct.training.plan.segments import (
     Block,
@@ -770,14 +769,13 @@ def _strategy_of_run(
             f"groups = {groups} must be >= {known.overlap}, the number of bands of the noise: the steps of one record "
             "would share noise, and no bound is known for that; use more groups, or fewer bands"
         )
-    if isinstance(known, Toeplitz):
-        with np.errstate(over="ignore", invalid="ignore"):
-            grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
-        if not grown <= GROWTH * known.steps:
-            raise InputError(
-                f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use coefficients that "
-                "fall, of which the first is the largest"
-            )
+    with np.errstate(over="ignore", invalid="ignore"):
+        grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
+    if not grown <= GROWTH * known.steps:
+        raise InputError(
+            f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use a matrix whose columns "
+            "fall from their first entry"
+        )
     noise = [segment.noise_multiplier for segment in segments]
     if known.overlap > 1 and any(after < before for before, after in pairwise(noise)):
         raise InputError(
