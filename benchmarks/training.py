@@ -8,12 +8,17 @@ falls on all alike, each right after an untimed one of its own.  Rows of jax_pri
 installed; those of Opacus come from a process of the interpreter that is given, which has torch and opacus, and waits
 while the others work.
 
+A second table has what a program costs before it runs: CPU seconds to trace and compile it, and memory: its arguments,
+results and scratch space together, as multiples of the parameters' bytes, without the batch or the data.  There the
+optimizer is Adam.
+
 Then what the trainer's loop adds to a step: the progress line with its live epsilon, a log in a file, and the ledger,
 apart.  Steps with and without them alternate, in wall time and in CPU seconds of all threads.
 """
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import io
 import pathlib
@@ -34,7 +39,7 @@ from jaxacct.training.run import log
 from jaxacct.training.run.log import run_log
 from jaxacct.training.run.state import Stretch
 from jaxacct.training.step import noise
-from jaxacct.training.step.step_function import Carried, numbers
+from jaxacct.training.step.step_function import numbers
 
 BATCH = 256
 """Expected examples of a batch."""
@@ -123,7 +128,7 @@ class TrainerStep:
 
     steps = 10_000
 
-    def __init__(self, module, params, data):
+    def __init__(self, module, params, data, optimizer=None, micro_batch=None):
         self.plan = Plan(
             target_delta=1e-5,
             dataset_size=SIZE,
@@ -131,25 +136,32 @@ class TrainerStep:
             noise_multiplier=NOISE,
             steps=self.steps,
         )
-        self.trainer = Trainer(loss_of(module), optax.sgd(0.1), self.plan, CLIP_NORM)
+        optimizer = optimizer or optax.sgd(0.1)
+        self.trainer = Trainer(loss_of(module), optimizer, self.plan, CLIP_NORM, micro_batch=micro_batch)
         self.now = numbers(self.plan.at(0), self.plan.sampling, None, 0)
-        self.data, self.rng = data, np.random.default_rng(0)
-        self.carried = Carried(params, self.trainer.optimizer.init(params), jnp.float32(CLIP_NORM), jnp.int32(0))
-        self.step = jax.jit(self.trainer.step_function)
+        self.module, self.data, self.rng = module, data, np.random.default_rng(0)
+        self.carried = self.trainer.placement.carried(self.trainer.init(params), params)
+
+    def lower(self):
+        """The program that `fit` compiles."""
+        words = np.zeros(8, np.uint32)
+        return self.trainer.placement.step(self.carried, words, words, self.data, self.now, None).lower()
+
+    @functools.cached_property
+    def step(self):
+        return self.lower().compile()
 
     def __call__(self):
         words = self.rng.integers(0, 2**32, 8, np.uint32)
-        self.carried, self.observed = self.step(self.carried, words, words, self.data, self.now)
+        self.carried, self.observed = self.step(self.carried, words, words, self.data, self.now, None)
         return self.carried
 
     def memory(self):
         """Bytes of scratch memory that one more example of a micro-batch takes."""
         used = {}
         for size in (32, 64):
-            trainer = Trainer(self.trainer.loss_fn, optax.sgd(0.1), self.plan, CLIP_NORM, micro_batch=size)
-            words = np.zeros(8, np.uint32)
-            lowered = jax.jit(trainer.step_function).lower(self.carried, words, words, self.data, self.now)
-            used[size] = lowered.compile().memory_analysis().temp_size_in_bytes
+            other = TrainerStep(self.module, self.carried.params, self.data, micro_batch=size)
+            used[size] = other.step.memory_analysis().temp_size_in_bytes
         return (used[64] - used[32]) / 32
 
 
@@ -166,7 +178,7 @@ class OpacusSteps:
     def seconds(self, mode):
         self.process.stdin.write(f"{mode}\n")
         self.process.stdin.flush()
-        return float(self.process.stdout.readline())
+        return float(self.process.stdout.readline()), float("nan")
 
     def close(self):
         self.process.stdin.close()
@@ -184,16 +196,55 @@ def memory(step, arguments, batch_of):
     return (used[1] - used[0]) / (sizes[1] - sizes[0])
 
 
+def held(compiled, params, batch):
+    """Bytes of arguments, results and scratch memory at once, without the batch, over the parameters' bytes."""
+    used = compiled.memory_analysis()
+    whole = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes + used.temp_size_in_bytes
+    size = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    return (whole - size(batch)) / size(params)
+
+
+def before_running(module, params, batch, data):
+    """Print seconds to trace and to compile, and memory, of steps with Adam."""
+    optimizer, loss = optax.adam(1e-3), loss_of(module)
+    arguments = (params, optimizer.init(params), batch, fresh_key())
+    donated = {"donate_argnums": (0, 1)}
+    plain, private = plain_step(loss, optimizer), private_step(loss, optimizer, "auto")
+    programs = {
+        "not private": (plain, {}),
+        "not private, donated": (plain, donated),
+        "private, donated": (private, donated),
+    }
+    lowered = {
+        label: functools.partial(jax.jit(step, **more).lower, *arguments) for label, (step, more) in programs.items()
+    }
+    whole = TrainerStep(module, params, data, optimizer)
+    lowered["Trainer's step"] = whole.lower
+    base = None
+    for label, lower in lowered.items():
+        begin = time.process_time()
+        traced = lower()
+        middle = time.process_time()
+        compiled = traced.compile()
+        seconds = middle - begin, time.process_time() - middle
+        base = base or sum(seconds)
+        used = held(compiled, params, data if lower == whole.lower else batch)
+        print(
+            f"  Adam: {label:24} traced in {seconds[0]:5.2f} and compiled in {seconds[1]:5.2f} CPU s "
+            f"({sum(seconds) / base:.2f} x), memory of {used:5.1f} models"
+        )
+
+
 def seconds_of(run):
-    """The same, for steps in this process."""
-    begin = time.perf_counter()
+    """(wall, CPU of all threads), for steps in this process."""
+    begin, cpu = time.perf_counter(), time.process_time()
     jax.block_until_ready(run())
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, time.process_time() - cpu
 
 
-def measure(name, module, rounds, with_trainer, opacus):
+def measure(name, module, rounds, opacus):
     rng = np.random.default_rng(0)
-    images = rng.normal(size=(SIZE if with_trainer else BATCH, 28, 28, 1)).astype(np.float32)
+    images = rng.normal(size=(SIZE, 28, 28, 1)).astype(np.float32)
     data = (jnp.asarray(images), jnp.asarray(rng.integers(0, 10, len(images))))
     batch_of = lambda size: jax.tree.map(lambda a: a[:size], data)
     params = module.init(jax.random.key(0), images[0])
@@ -211,10 +262,9 @@ def measure(name, module, rounds, with_trainer, opacus):
         run = lambda compiled=compiled, k=k: compiled(params, state, batch_of(BATCH), k)
         runs[label] = lambda run=run: seconds_of(run)
         scratch[label] = memory(step, (params, state, k), batch_of)
-    if with_trainer:
-        whole = TrainerStep(module, params, data)
-        label = "Trainer's step, with its draw"
-        runs[label], scratch[label] = lambda: seconds_of(whole), whole.memory()
+    whole = TrainerStep(module, params, data)
+    label = "Trainer's step, with its draw"
+    runs[label], scratch[label] = lambda: seconds_of(whole), whole.memory()
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     if opacus is not None:
         assert int(opacus.parameters) == count
@@ -226,15 +276,21 @@ def measure(name, module, rounds, with_trainer, opacus):
             run()  # the first compiles, and all clear away what others have left in the caches
             times[label].append(run())
     print(f"{name}, {count:,} parameters, batch {BATCH}, {jax.devices()[0].device_kind}, {rounds} rounds")
-    base = statistics.median(times["not private"])
-    for label in runs:
-        median = statistics.median(times[label])
+    medians = {
+        label: [statistics.median(column) for column in zip(*taken, strict=True)] for label, taken in times.items()
+    }
+    base = medians["not private"]
+    for label, (wall, cpu) in medians.items():
         each = f"{scratch[label] / 1024:8.1f} KiB an example" if label in scratch else ""
-        print(f"  {label:30} {1e3 * median:8.2f} ms {median / base:6.2f} x  {each}")
+        print(
+            f"  {label:30} {1e3 * wall:8.2f} ms {wall / base[0]:6.2f} x  "
+            f"{1e3 * cpu:8.2f} ms of CPU {cpu / base[1]:6.2f} x  {each}"
+        )
+    before_running(module, params, batch_of(BATCH), data)
     if opacus is not None:
-        ours = statistics.median(times["private, auto"])
+        ours = medians["private, auto"][0]
         for mode in ("hooks", "ghost"):
-            ratio = statistics.median(times[f"Opacus, {mode}"]) / ours
+            ratio = medians[f"Opacus, {mode}"][0] / ours
             print(f"  Opacus {opacus.version} {mode}, {opacus.threads} threads: {ratio:.2f} x our time")
         opacus.close()
 
@@ -321,7 +377,7 @@ def main():
     for name, title, module in (("convnet", "convnet", Convnet()), ("dense", "dense network", Wide())):
         if args.only in (None, name):
             opacus = OpacusSteps(args.opacus, name) if args.opacus else None
-            measure(title, module, args.rounds, name == "convnet", opacus)
+            measure(title, module, args.rounds, opacus)
     if args.only in (None, "loop"):
         loop(Convnet(), args.rounds)
 
