@@ -174,7 +174,7 @@ def _measured(row: dict[str, Any]) -> str:
 
 
 def _parameter(name: str, value: float) -> str:
-    """Write a parameter in ten digits; round to the side on which the target still holds if ten digits are too few."""
+    """Write a parameter in ten digits; if these are too few, round to the side on which the target still holds."""
     if math.isnan(value):
         return "none"
     text = str(int(value)) if name == "steps" else f"{value:.10g}"

@@ -33,7 +33,7 @@ A record takes part in few to many batches, so that the questions need programs 
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
 """Deltas of the questions for epsilon, and epsilons of the questions for delta."""
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
-"""Pairs (epsilon, delta) for which the calibrations solve."""
+"""Pairs (epsilon, delta) that are the targets of the calibrations."""
 KNOWN: dict[Callable[..., object], tuple[tuple[float, float], ...]] = {
     noise_rate_steps.calibrate_noise_multiplier: tuple(itertools.product(RATE, (100, 10_000))),
     noise_rate_steps.calibrate_steps: tuple(itertools.product((0.7, 2.0), (1e-3, 0.1))),

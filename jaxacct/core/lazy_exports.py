@@ -102,7 +102,7 @@ def _missing(package: str, name: str, module: str) -> Missing:
 
 
 def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:
-    """Return a hint what to use instead of a name that does not exist; "" if nothing is near."""
+    """Return a hint at what to use instead of a name that does not exist; "" if no known name is near."""
     if name.startswith("_"):
         return ""
     if importlib.util.find_spec(f"{package}.{name}"):

@@ -20,8 +20,8 @@ _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
     """Return `format(float(value), spec)`, rounded up if `up` and down otherwise.
 
-    A privacy claim copied from the text therefore holds. The text is the nearest one of its length on that side. All
-    digits of the value count: the float .1 is more than the text "0.1".
+    A privacy claim copied from the text therefore holds. No text of this length on that side is nearer to the value.
+    All digits of the value count: the float .1 is more than the text "0.1".
 
     >>> format(4.3771, ".3g"), outward(4.3771, ".3g", up=True), outward(4.3749, ".3g", up=True)
     ('4.38', '4.38', '4.38')
@@ -47,7 +47,8 @@ def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
     if found is None:
         return ("-" not in text) == up  # the text is an infinity: a percentage of a large number overflows
     shown = Decimal(re.sub("[,_%]", "", found[0]))
-    shown = shown.scaleb(-2, Context(prec=2000)) if found[0].endswith("%") else shown  # every digit is kept
+    # a precision of 2000 digits keeps every digit of a percentage
+    shown = shown.scaleb(-2, Context(prec=2000)) if found[0].endswith("%") else shown
     return shown >= exact if up else shown <= exact
 
 

@@ -117,7 +117,8 @@ def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
     tail = density * (mills_a - mills_b + 1e-13 * mills_a + moved) * (1.0 + ROUNDOFF * (64.0 + 2.0 * a**2))
     near = special.ndtr(-a) - density * (mills_b - moved) + 1e-13
     delta = np.where(a > 0.0, tail + 4.0 * SMALLEST_POSITIVE, near)
-    return np.where(slack <= 1e-3, delta, special.ndtr(slack - a) + 1e-13)  # the first term, Phi(-a), is a bound too
+    # if the rounding is large, delta is bounded by its first term, Phi(-a)
+    return np.where(slack <= 1e-3, delta, special.ndtr(slack - a) + 1e-13)
 
 
 @register

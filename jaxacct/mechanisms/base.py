@@ -197,7 +197,7 @@ class AdditiveNoise(BaseMechanism):
 
     finite: ClassVar[bool] = False
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]
-    """Class of the part that the noise is."""
+    """Class of the `Part` that describes the noise."""
 
     def infinity_exactly(self, direction: str) -> Fraction | None:
         return Fraction(0)

@@ -66,7 +66,7 @@ class Repeated(Combinator):
         super().__post_init__()
         inner = self.mechanism
         if type(inner) is Repeated and _is_checked(self.steps) and _is_checked(inner.steps):
-            with contextlib.suppress(InputError):  # a question refuses products of more than 2**53
+            with contextlib.suppress(InputError):  # too large a product stays nested, and a question refuses it
                 product = exact_product(np.asarray(inner.steps), np.asarray(self.steps))
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
 
@@ -321,6 +321,6 @@ class ProposeTestRelease(Combinator):
     def _passing(self) -> np.ndarray:
         """Return delta_infinity, rounded up (README.md, "A Gaussian's profile") and never 0."""
         with np.errstate(over="ignore"):
-            # e^-800 is below the smallest float64
+            # larger ratios change nothing, since e^-800 is below the smallest float64
             ratio = np.minimum(np.asarray(self.threshold) / np.asarray(self.test_scale), 800.0)
         return 0.5 * np.exp(-ratio) * (1.0 + ROUNDOFF * (8.0 + 2.0 * ratio)) + 2.0 * SMALLEST_POSITIVE

@@ -145,7 +145,7 @@ def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
     log_rise = np.where(power < 0.01, np.log(near), np.where(power < 700.0, np.log(np.maximum(grown, near)), power))
     log_limit = np.where(limit < 700.0, np.log(np.expm1(np.minimum(limit, 700.0))), limit)
     log_q = np.minimum(log_limit - log_rise, np.log(most))
-    for _ in range(5):  # Newton: the function is convex, and the start lies above the root
+    for _ in range(5):  # Newton's steps fall to the root: the function is convex, and the start is above the root
         q = np.exp(log_q)
         p = np.minimum(q * np.exp(s), 1.0 - ROUNDOFF)
         t = np.log1p(-q) - np.log1p(-p)

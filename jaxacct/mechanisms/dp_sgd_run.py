@@ -230,7 +230,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
-    """Return the numbers that `dp_sgd` needs for a batch rule, taken from a described run, without redundant ones."""
+    """Return the numbers of a described run that `dp_sgd` needs for a batch rule, without those that follow."""
     rule = rule_of(sampling)
     needs = (*_needs(rule, group), *(["groups"] if rule.in_turns else []))
     rate = () if "batch_size" in needs else ("sampling_probability",)
@@ -264,7 +264,7 @@ def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> 
 
 
 def rounds_of(steps: Any, size: Any) -> float | np.ndarray:
-    """Return the number of rounds of `size` steps that the steps begin; an incomplete one counts as a whole one.
+    """Return how many rounds of `size` steps the steps take; an incomplete round counts as a whole one.
 
     >>> rounds_of(1001, 100.0)
     11.0
@@ -299,7 +299,7 @@ class Rule(NamedTuple):
 
     @property
     def period(self) -> str:
-        """The number of steps after which a record may take part again; empty if it may in every step."""
+        """Name of the number of steps after which a record may take part again; "" if it may in every step."""
         return "slots" if self.in_passes else "groups" if self.in_turns else ""
 
     def knows(self, name: str) -> bool:

@@ -30,14 +30,14 @@ SUM_LIMIT = 1e-12
 
 
 class OfFinitePair(BaseMechanism):
-    """Base mechanism whose law is that of its finite pair, sampled."""
+    """Base mechanism whose law is that of its finite pair after sampling."""
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         return sample_pair(self.finite_pair(relation), rate, direction)
 
 
 class FiniteMechanism(OfFinitePair):
-    """Base mechanism given by one finite pair for all neighbouring relations, taken to be symmetric."""
+    """Base mechanism given by one finite pair for all neighbouring relations; by default both directions agree."""
 
     @abstractmethod
     def pair(self) -> FinitePair:
@@ -211,11 +211,12 @@ def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
 
 
 def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = None) -> np.ndarray:
-    """Compute log(1 - q + q e^loss) for every finite loss and 0 <= q <= 1, within 16 roundoffs of its size and 1e-323.
+    """Compute log(1 - q + q e^loss) for every finite loss and 0 <= q <= 1.
 
-    With x = q (e^loss - 1) the value is log1p(x), or log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel.
-    Beyond a loss of 700, e^loss is computed as the square of e^(loss/2). Where x overflows, loss + log(q) is at least
-    700 and does not cancel. A finite `excess` replaces e^loss - 1: it is p/q - 1, known better than through the loss.
+    The error is at most 16 roundoffs of the value plus 1e-323. With x = q (e^loss - 1) the value is log1p(x), or
+    log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel. Beyond a loss of 700, e^loss is computed as the
+    square of e^(loss/2). Where x overflows, loss + log(q) is at least 700 and does not cancel. A finite `excess`
+    replaces e^loss - 1: it is p/q - 1, known better than through the loss.
     """
     given = np.nan if excess is None else excess
     loss, q, given = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (loss, rate, given)))
@@ -236,7 +237,7 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
 
 
 def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Compute log(p/q) of positive masses within 8 roundoffs of its size; exchanging p and q only changes the sign.
+    """Compute log(p/q) of positive masses up to 8 roundoffs of the value; exchanging p and q only changes the sign.
 
     `difference` is p - q, known to a few roundoffs, and is used where p and q are near. Otherwise the ratio is known to
     a few roundoffs, and its logarithm is at least .4. The difference of logarithms is used only beyond 690, where it

@@ -111,7 +111,7 @@ class MatrixMechanism(Combinator):
         runs = _runs([pair[0 if below else 1] for pair in self._divisors()], below)
         if isinstance(self.participation, CyclicPoisson):
             rate = self.participation.sampling_probability
-            # a lower bound of 0 for a norm leaves the block out
+            # a block whose norm is only known to be 0 or more is left out
             blocks = [repeat(PoissonSampled(Gaussian(noise / d), rate), n) for d, n in runs if d > 0.0]
             return blocks[0] if len(blocks) == 1 else compose(*blocks)
         return Gaussian(noise / runs[0][0])

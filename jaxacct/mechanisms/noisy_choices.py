@@ -26,8 +26,8 @@ class ExponentialMechanism(FiniteMechanism):
     """The exponential mechanism, Pr[r] proportional to e^{epsilon u(r)/(2 D)}, with D the sensitivity of u.
 
     Report noisy max with Gumbel noise of scale 2D/epsilon has the same law. D is the most by which a score moves under
-    the neighbouring relation of the question; if all scores move the same way under that relation, D/2 is enough. The
-    mechanism has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. The largest profile over t,
+    the neighbouring relation of the question; if all scores move the same way under that relation, D/2 may stand for D.
+    The mechanism has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. The largest profile over t,
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon,
 
@@ -118,7 +118,7 @@ class GaussianNoisyMax(BaseMechanism):
     Two theorems hold. The first is delta(eps) <= candidates * delta_Gaussian(eps; D). The second is delta(eps) <=
     delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) for m candidates, from the differences of all noisy scores
     (README.md, "Noisy maxima"). For up to 4 candidates the second bound is smaller everywhere. For more candidates the
-    smaller bound at each eps is taken, and a pair with finitely many losses that lies above it. ``kind`` is "bound".
+    smaller bound at each eps is taken, and bounded by a pair with finitely many losses. ``kind`` is "bound".
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
     """
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
-    # sinh(epsilon/2) = e^{epsilon/2} (1 - e^-epsilon)/2
+    # `height` is e^{epsilon/2} tanh(step/4)/sinh(epsilon/2), computed without overflow
     positive = np.where(epsilon > 0.0, epsilon, 1.0)
     height = np.where(epsilon > 0.0, 2.0 * np.tanh(0.25 * step) / -np.expm1(-positive), 1.0 / LOSS_CELLS)
     ends = np.where((place == 0.0) | (place == 1.0), 0.5, 1.0)

@@ -131,7 +131,7 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
     which is e^{eps_k} times the change of slope at the vertex. Atoms of loss -eps_k follow in the same way from the
     reverse points, with the two laws exchanged. A negative p_k marks a point above the hull. Masses are rounded up.
     """
-    # the profile falls across the two directions: H_a(P || Q) at a = e^-eps is 1 - a + a reverse
+    # H_a(P || Q) falls in a, so its value at a = e^-eps <= 1, which is 1 - a + a `reverse`, bounds f everywhere
     fall = np.minimum.accumulate
     across_f, across_r = (np.min(-np.expm1(-epsilon) + x * np.exp(-epsilon)) for x in (reverse, delta))
     f, r = fall(np.minimum(delta, across_f)), fall(np.minimum(reverse, across_r))
@@ -420,7 +420,8 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
     # for large steps e^step overflows; leaving a crossing out only raises the profile
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < 600.0) & np.isfinite(crossing)
     knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
-    knots[-1] *= 1.0 + 4.0 * ROUNDOFF  # at least the largest loss, beyond which only the mass at infinity remains
+    # the last knot must not be below the largest loss, beyond which only the mass at infinity remains
+    knots[-1] *= 1.0 + 4.0 * ROUNDOFF
     delta = np.maximum(*(profile_of_law(*law, knots) for law in laws))
     delta[-1] = max(infinite_one[0], infinite_two[0])
     return pair_of_profile(knots, delta, delta)

@@ -82,11 +82,11 @@ class PoissonSampled(OfGaussianMixtures):
     of noise (sum z^-2)^{-1/2}. Otherwise the pair of the whole composition is sampled (README.md, "Several releases
     from one sample").
 
-    ``group`` = k > 1 protects any k records together, such as those of one person. For a Gaussian, Binomial(k, q) many
-    of them are in a batch, and the pair is (sum_j Bin_j N(j, s^2), N(0, s^2)). It is exact for add, remove and zero-out
-    of up to k records, whatever they are. Under ``replace_one`` k records are replaced, and the answer is the smaller
-    of two bounds. One reveals the number j of group records in the batch, which move the sum by 2j. The other removes k
-    records and adds k others.
+    ``group`` = k > 1 protects any k records together, such as those of one person. The number of them in a batch is
+    Binomial(k, q), and the pair of a Gaussian is (sum_j Bin_j N(j, s^2), N(0, s^2)). It is exact for add, remove and
+    zero-out of up to k records, whatever they are. Under ``replace_one`` k records are replaced, and the answer is the
+    smaller of two bounds. One reveals the number j of group records in the batch, which move the sum by 2j. The other
+    removes k records and adds k others.
 
     Parameters
     ----------
@@ -498,7 +498,8 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
                 return np.inf, 0.0
             last, k, terms = float(product[-1]), k + way * step.size, terms + step.size
             at = (n - k) / (k + 1.0) * odds if way > 0 else k / (n - k + 1.0) / odds
-            rest = last * at / (1.0 - at) if at < 1.0 else np.inf  # ratios fall along the series
+            # a geometric series bounds the rest, since the ratios fall
+            rest = last * at / (1.0 - at) if at < 1.0 else np.inf
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break
             length *= 2
@@ -525,10 +526,10 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     own for it (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a bound.
 
     ``group`` = k > 1 protects k records of n = ``dataset_size`` together. A batch holds B = n * ``sampling_ratio``
-    records, of which Hypergeometric(n, k, B) many belong to the group. Each displaces another record, so the pair of a
-    Gaussian is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), exact for add and remove of k records. Under ``replace_one`` and
-    ``zero_out`` the answer is a bound, for which the number j of group records in the batch is revealed. These records
-    move the sum by 2j under ``replace_one``, and by j under ``zero_out``.
+    records, and the number of group records among them is Hypergeometric(n, k, B). Each displaces another record, so
+    the pair of a Gaussian is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), exact for add and remove of k records. Under
+    ``replace_one`` and ``zero_out`` the answer is a bound, for which the number j of group records in the batch is
+    revealed. These records move the sum by 2j under ``replace_one``, and by j under ``zero_out``.
 
     Parameters
     ----------
@@ -606,7 +607,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or (relation == "zero_out" and isinstance(base, Gaussian)):
             pairs = [self._pair(row, relation) for row in self._rows()]
             return once(stacked(pairs, batch_shape(self)), direction)
-        replaced = relation in ("replace_one", "zero_out")  # setting a contribution to 0 replaces it
+        replaced = relation in ("replace_one", "zero_out")  # a contribution set to 0 is a replaced one
         if not isinstance(base, BaseMechanism):
             pair = pair_of_releases(base, "replace_one")
         elif base.symmetric():

@@ -56,7 +56,7 @@ class Several(NamedTuple):
 
 
 def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
-    """Refuse groups inside a sample, and in a sample of random size any mechanism that needs a fixed size."""
+    """Refuse groups inside a sample, and, unless the sample has a `fixed_size`, mechanisms that need such a sample."""
     if isinstance(mechanism, BaseMechanism):
         return
     if not fixed_size and mechanism.displaces():
@@ -240,7 +240,7 @@ def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
-    """Return the law of a base of one part, or of the pair of a zero-concentrated part; None for several parts."""
+    """Return the law of a base that has one part, by a finite pair if it is zero-concentrated; else None."""
     parts = [part for part, _ in base.expand(relation, direction)]
     if isinstance(parts[0], ConcentratedPart):
         return direction_of(base.finite_pair(relation), direction)

@@ -185,10 +185,10 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
 
 
 def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return masses of the largest output between edges, and their errors, as differences of the smaller tail.
+    """Return masses of the largest output between edges, as differences of the smaller tail, and bounds of the errors.
 
-    An edge has the rounding of its size and of the mean. The slope of log Phi(x) is at most 2 (|x| + 1) times log
-    Phi(x). The logarithm of the lower tail is a sum of two terms log Phi(x), so `units` bounds its relative error.
+    An edge is rounded in proportion to its size and to the mean. The slope of log Phi(x) is at most 2 (|x| + 1) times
+    log Phi(x). The logarithm of the lower tail is a sum of two such terms, and `units` bounds its relative error.
     """
     from scipy import special
 

@@ -68,7 +68,7 @@ RELATION = {
 }
 """The neighbouring relations in words."""
 LEAST_RATIO_OF_LOG_AXIS = 8.0
-"""Smallest quotient of the largest and the smallest of positive values for which their axis is logarithmic."""
+"""An axis is logarithmic if its values are positive and the largest is at least this many times the smallest."""
 
 _DISTINCT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c00")
 """Okabe and Ito's palette, with its yellow darkened for white paper."""

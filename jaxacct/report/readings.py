@@ -162,7 +162,7 @@ def attacker_curve(readings: Readings) -> str:
 
 
 def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a line that is nowhere below the rates of the best attacker, which `points` sample.
+    """Return the corners of a line that is nowhere below the rates of the best attacker, some of which are `points`.
 
     True-positive rates only grow with the false-positive rate, and the quotient TPR/FPR only falls.
 

@@ -177,7 +177,7 @@ def _digest(path: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    """Return a path as a word of a command line that no command takes for an option."""
+    """Return a path, quoted for a command line, in a form that no command takes for an option."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 

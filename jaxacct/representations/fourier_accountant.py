@@ -36,7 +36,7 @@ LogPhi = Callable[[np.ndarray], np.ndarray]
 DOUBLINGS = 4
 """Largest number of times that the upper limit of t is doubled until the characteristic function has decayed."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-"""Gauss-Legendre rule of a panel in t."""
+"""Nodes and weights of the Gauss-Legendre rule, which each panel in t uses."""
 
 
 def fourier_delta(

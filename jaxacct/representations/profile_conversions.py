@@ -204,15 +204,16 @@ def consistent(found: Interval) -> Interval:
 
 
 def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:
-    """Return for each slope the index of the cell with the largest upper bound; a finer grid helps there."""
+    """Return for each slope the index of the cell with the largest upper bound, where a finer grid helps most."""
     return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
 
 
 def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
     """Return upper bounds of `1 - g(x) - s x` on each of the G - 1 cells, for slopes s of shape (..., 1)."""
     width = np.diff(x)
-    chord_low = (low[1:] - high[:-1]) / width  # at most the slope of the chord of g, which is extended to the right
-    chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)  # at least the slope of the chord, extended to the left
+    # bounds of the slope of g's chord on each cell; the lower one serves the cell to the right, the upper the left one
+    chord_low = (low[1:] - high[:-1]) / width
+    chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)
     known = np.isfinite(steepest)
     from_left = np.concatenate([[-steepest if known else 0.0], chord_low[:-1]])
     from_right = np.concatenate([chord_high[1:], [0.0]])

@@ -348,7 +348,7 @@ def _largest_ratio(parts: Components) -> Interval:
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
     """Return whether a loss is infinite, and whether a tail was cut off, of which only the mass is known."""
-    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # a guarantee's moments need no tail
+    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # a guarantee bounds moments without a tail
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut
 
@@ -575,7 +575,7 @@ def epsilon_from_zcdp(rho: ArrayLike, delta: ArrayLike) -> Bounds:
     c = np.multiply.outer(_ORDERS_ZCDP, centre)
     eps = np.min(rho * (1.0 + c) + (log_kappa(c) - np.log(delta)) / c, axis=0)
     simple = rho + 2.0 * np.sqrt(rho * np.log(1.0 / delta))
-    eps = np.maximum(np.minimum(eps, simple), 0.0) * (1.0 + 1e-13)  # two logarithms are rounded
+    eps = np.maximum(np.minimum(eps, simple), 0.0) * (1.0 + 1e-13)  # for the rounding of two logarithms
     # Pinsker, and Bretagnolle and Huber, bound the square of the total variation under rho-zCDP
     variation = np.minimum(0.5 * rho, -np.expm1(-rho))
     eps = np.where(delta**2 * (1.0 - 1e-14) >= variation, 0.0, eps)

@@ -30,7 +30,7 @@ from jaxacct.samplers.exact_draws import bernoulli_exp, generator, rational
 
 
 class _PureChoice:
-    """Choice of the largest noisy score, where the scale of the noise alone makes the choice epsilon-DP."""
+    """Choice of the candidate with the largest noisy score; noise of the scale `scale` makes the choice epsilon-DP."""
 
     epsilon: float
     sensitivity: float
