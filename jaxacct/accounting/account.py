@@ -238,8 +238,8 @@ def by_parts(question: MechanismQuestion) -> Bounds:
     kind = mechanism.kind_of_bracket(relation)
     with job(target.size):
         two = mechanism.has_bracket()
-        # First the pairs that dominate the mechanism, then the pairs that it dominates, if these differ and can certify
-        # a lower end.
+        # The pairs that dominate the mechanism come first. The pairs that it dominates follow, if they differ from the
+        # former and can certify a lower end.
         which = (False, True) if kind == "certified" and two else (False,)
         if two:
             _prepare_pairs(mechanism)

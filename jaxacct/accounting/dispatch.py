@@ -130,14 +130,14 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             _ask(one, quantity, question, rows, side)
         if one.settles:
             left &= ~can
-    # Rows whose brackets are too wide, or were dropped after a contradiction.
+    # `wanting`: rows whose brackets are too wide, or were dropped after a contradiction.
     wanting = is_open(answer, rtol, floor) | contradicted
-    # Rows that are checked by all theorems. An upper end of 0 looks narrow whatever the lower end is, so it is checked.
+    # All theorems check the `doubtful` rows. An upper end of 0 is among them: it looks narrow for any lower end.
     doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | question.kinds.nearly_always_sampled))
     limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
-    # Rows for the costly engines: all that are left where the user chose the engine.
+    # The `wide` rows go to the costly engines. If the user chose an engine, these are all rows that are left.
     wide = left & (wanting if engine == "auto" else True)
     if engine == "auto" and wide.any():
         # A bracket that the theorems make narrower than this share of rtol needs no costly engine.

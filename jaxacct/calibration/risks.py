@@ -266,7 +266,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
 
     Any eps gives a certified value; the choice of eps decides how near the value is to the least private one.
     """
-    # eps of mu-Gaussian DP: the loss at the threshold of the best test
+    # the best eps of mu-Gaussian DP is the loss at the threshold of the best test
     mu = ndtri(rate) - ndtri(fpr)
     gaussian = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
     epsilon, near, solved = gaussian.copy(), np.ones(mu.size), None
@@ -329,7 +329,7 @@ def _by_contour(
     no = np.zeros(q.size, bool)
     solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), no.copy(), no)
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
-    # slope at the best eps of mu-Gaussian DP: e^eps a / delta
+    # share/(1 - share) = e^eps a/delta is the slope at the best eps of mu-Gaussian DP
     share = np.clip(np.exp(epsilon) * fpr / rate, 0.01, 0.99)
     arguments = (
         np.full(q.size, -1.0 if goal.relation == "add_one" else 1.0),
@@ -501,7 +501,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
         place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(wanted, 1e-9, 50.0))
         if goal.unknown == "noise_multiplier":
             solved, start.solved[:] = _by_contour(goal, rate, floor, mu, place.epsilon, guess=True)
-            # d mu/dx with x the logarithm of the noise and mu from the normal quantile of delta + e^eps a
+            # `slope` is d mu/dx: x the logarithm of the noise, mu from the normal quantile of delta + e^eps a
             left_over = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * left_over * solved.slope
             start.solved[:] &= (slope < 0.0) & np.isfinite(slope)

@@ -395,7 +395,7 @@ def _secant(
         bounds = search.evaluate(rows[here], values)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.log(bounds.upper / target)
-        # log of epsilon over target: positive where epsilon is too large
+        # `excess` is log(epsilon/target), which is positive where epsilon is too large
         excess = np.where(np.isnan(ratio), LARGEST_EXCESS, np.clip(ratio, -LARGEST_EXCESS, LARGEST_EXCESS))
         holds = bounds.upper <= target
         close = holds & (bounds.upper >= target * (1.0 - 0.5 * closeness[here]))

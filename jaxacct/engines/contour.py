@@ -230,8 +230,8 @@ def epsilon(
         near, hint = hint.near.copy(), hint._replace(rung=np.where(np.isfinite(floor), 0, hint.rung))
     values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
     known = reach(parts)
-    # A composition of sampled Gaussians only has delta(0) <= `sum n q (2 Phi(1/(2 sigma)) - 1)`. Where this sum is at
-    # most delta, epsilon is 0.
+    # If all parts are sampled Gaussians, delta(0) <= `sum n q (2 Phi(1/(2 sigma)) - 1)`. Where this sum is at most
+    # delta, epsilon is 0.
     variation = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
     variation = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * variation, 0.0), axis=1)
     zero = known.splits & (parts.mu2 == 0) & (variation * BOUND_OUTWARD <= delta * (1.0 - slack))

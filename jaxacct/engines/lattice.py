@@ -38,7 +38,7 @@ NARROW = 2e-4
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 NEARLY_AS_NARROW = 1.5
-"""Delta is read off a composition made for another eps if its bracket is at most so many times as wide as there."""
+"""Delta is read off a composition for another eps while its bracket is at most so many times as wide as at that eps."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If the solution is far from a plan's eps, it gets a new plan."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12

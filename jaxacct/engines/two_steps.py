@@ -36,7 +36,7 @@ LARGEST_EXPONENT = 700.0
 TAIL_SHARE = 1e-10
 """Tails are cut where their mass times the uncertainty of h is at most this share of delta."""
 SHORTER = 1.02
-"""Cells are planned shorter by this factor than they must be: a cell across two intervals gets their mean width."""
+"""Cells are planned shorter by this factor than needed, since a cell across two intervals gets their mean width."""
 GROWTH = 0.2
 """Neighbouring cells may differ in length by at most this share of their distance."""
 POINTS_BEYOND = 12

@@ -57,7 +57,7 @@ MASS_ERROR = 16.0 * ROUNDOFF
 SLOPE_ERROR = 4e-12
 """Relative error of phi'."""
 LEAST_SLOPE = 1e-300
-"""Smallest value of phi' rounded up; smaller values may have underflowed in float64."""
+"""phi' rounded up is at least this, since a smaller phi' may have underflowed in float64."""
 SHARE_OF_ALL = 1e-4
 """A column may overstate a row by this share of the whole leak, in addition to a share of the row's best value."""
 LARGEST_FALL = 4.0
@@ -471,7 +471,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
 
 class Lines(NamedTuple):
-    """Upper bounds of one polygon's leak that are linear in E: the value of a cell is `slope gain - E cost`."""
+    """Upper bounds, linear in E, of the leak of one polygon: the value of a cell is `slope gain - E cost`."""
 
     infinite: Array
     slope: Array  # (2, G) largest and smallest slope of a group

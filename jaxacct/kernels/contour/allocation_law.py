@@ -478,7 +478,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     rest_at_c = np.sum(rest * grown, axis=1)
     log_total = log_at_c + np.log1p(rest_at_c / at_c)
     total = np.exp(log_total)
-    # tables of e^{i k h x} - 1
+    # `first` and `second` are tables of e^{i k h x} - 1, with coarse and with fine steps of k
     fine = int(np.ceil(np.sqrt(count)))
     coarse = -(-count // fine)
     first = _tables(nodes.x, sign * step * fine, coarse)
@@ -518,7 +518,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         both = np.exp(t_ * (log_base + log_more - log_total[:, None]))
         value = np.where(whole[:, None], main, np.where(w.real > 30.0, both - main, main * more))
         size_rest = np.where(whole[:, None], 0.0, np.abs(other) / total[:, None])
-    # errors relative to A(c) + B(c)
+    # from here on errors are relative to A(c) + B(c)
     units = rounding_units(nodes, s, t, windows) * ROUNDOFF
     last = line.count * step
     quad_base, quad_rest = panel_errors(s, t, windows, ends, c, last, sign, ~direct)
@@ -539,7 +539,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         beside_bulk = t_ * (t_ - 1.0) * (size_rest + error_rest) * error_base / reach
         per_base = np.where(whole[:, None], t_ * error_base, beside_bulk)
         error = powered * (per_base + t_ * error_rest)
-        # rounding of the exponents
+        # the rounding of the exponents adds to the error
         size = np.abs(value)
         logs = np.abs(log_base) + np.abs(log_at_c)[:, None] + np.abs(log_total)[:, None]
         error = error + ROUNDOFF * size * (40.0 + 12.0 * t_ * logs)

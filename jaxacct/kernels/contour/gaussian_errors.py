@@ -50,7 +50,7 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
     first = log1p(-q)
     shift, move = a / sigma, -a * q / sigma
     by_jensen = 0.5 * move * (move + 1.0 / sigma)
-    # remove: two tails of either Gaussian; add: a bound on the right, and the smaller of two bounds on the left
+    # for remove, two tails of either Gaussian; for add, a bound on the right and two on the left (the smaller counts)
     beyond = stack(xp, [hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
     log_size = stack(xp, [first, first, second, second, a * t.loss[..., -1], a * first, by_jensen])
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
@@ -87,7 +87,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     widest = xp.pi * sigma
     steepest = xp.max(t.posterior * (t.weight > 1e-12), axis=-1)
     wanted = xp.minimum(2.0 * xp.pi / t.step - t_max * steepest / sigma, 9.5)
-    # heights of the line about the one that seems best; any height gives a bound
+    # heights of the line are tried about the one that seems best; any height gives a bound
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
     alpha = xp.clip(shifts, 1e-3 * widest[..., None], xp.minimum(0.97 * widest, TALLEST_LINE)[..., None])
     # from here on the axis before the last is for the heights of the line
@@ -152,7 +152,7 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
     size = xp.abs(t.loss)
     rotated = units.weight + depth
     turned = units.loss + 12.0 * size
-    # to first order in the errors; nothing is certified where the largest error is beyond LARGEST_DOUBT
+    # errors count to first order; nothing is certified where the largest error is beyond LARGEST_DOUBT
     grown = ROUNDOFF * xp.where(units.doubt < LARGEST_DOUBT, 1.0 + 2.0 * units.doubt, xp.inf)
     own = sum_depth(t.u.shape[-1]) + 40.0 + 8.0 * xp.abs(t.log_m)
     return (
@@ -168,7 +168,7 @@ def gaussian_errors(
     """Return (a, b, m, e): M(c + it)/M(c) is off by at most a + min(b t, m) for |t| <= t_max, and log M(c) by e."""
     xp = namespace(t.u, t_max)
     quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
-    # error of a quotient whose numerator and denominator may both be off by `quadrature`
+    # `quadrature` becomes the error of a quotient whose numerator and denominator may both be off by it
     quadrature = xp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - xp.minimum(quadrature, 0.5)), xp.inf)
     rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
     return quadrature, rate, ceiling, quadrature + weight
@@ -189,7 +189,7 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
     # |mix|^-c grows like e^{c s v^2/8}: for a large c a tall line gives no bound
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
-    # heights: at most half the strip for the last line, and less than the whole strip for the others
+    # the last line lies within half of the strip, the others within the whole strip
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
     alpha = xp.minimum(tallest, xp.where(xp.asarray([True, False, True]), best, xp.inf))
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)

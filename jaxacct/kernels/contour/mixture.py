@@ -134,7 +134,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
             logs.append(value + error + float(log_kappa(one)) + 1e-9)
         except TooMany:
             logs.append(np.inf)
-    # rounding of the phase and of the sum of all terms; core.two_sided adds the rounding of t eps in the phase
+    # here the rounding of the phase and of the sum of terms is added; core.two_sided adds that of t eps in the phase
     slack = wrong + ROUNDOFF * (count + 48.0) * np.exp(power.real)
     place, h = np.float64(c), np.float64(step)
     weight = weight_at(place, h, t)
@@ -350,7 +350,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     least, most = float(shift[0]), float(shift[-1])
     spread = most - least
     need = -log_goal
-    # how many deviations the grid reaches beyond where the mode of the tilted law can be
+    # the grid extends so many deviations beyond every place where the mode of the tilted law can be
     reach = max(12.0, float(np.sqrt(2.0 * (need + 5.0))))
     if law.sign > 0:
         left, right = -reach, power * most + reach
@@ -485,7 +485,7 @@ def line(
         left += float(modulus[0]) - power * float(log_mix[0])
     else:
         right += float(modulus[-1]) - power * float(log_mix[-1])
-        # log of a lower bound of |mix(u + iv)|/mix(u)
+        # `bent` is the log of a lower bound of |mix(u + iv)|/mix(u)
         bent = float(np.log(np.cos(0.5 * float(law.shift[-1] - law.shift[0]) * v)))
         left = min(left + power * bent, _left_of_add(law, -power, float(u[0]), float(log_mix[0]))[1])
     return Line(v, cells, middle * v + np.angle(turned), left + grown, right + grown)

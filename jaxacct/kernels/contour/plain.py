@@ -158,8 +158,8 @@ def nodes_at(
         log_ceiling = log_ceiling + xp.sum(n * xp.log(ceiling), axis=-2)
         off = (part.error + 16.0 * ROUNDOFF * xp.hypot(part.re, part.im)) / ceiling
         relative = relative + xp.sum(n * off, axis=-2)
-    # rounding of the exponent n log|phi|, of the phase n arg M - t eps (whose terms nearly cancel), of the factors of
-    # each node's term, and of the sum of `count` terms
+    # `spread` counts the rounding of the exponent n log|phi|, of the phase n arg M - t eps (whose terms nearly cancel),
+    # of the factors of each node's term, and of the sum of `count` terms
     spread = (terms + 8.0) * (xp.abs(log_modulus) + turns) + 48.0 + count
     kept = index < keep[..., None]
     slack = xp.where(kept, xp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
@@ -233,7 +233,7 @@ LARGEST_CANCELLATION = 5.0
 
 
 def axis_nodes(points: int) -> int:
-    """Return the number of quadrature points at t = 0, where the rule is most accurate: a quarter of `points`."""
+    """Return the number of quadrature points at t = 0, where the rule is most accurate: `points`/4, at least 32."""
     return max(32, points // 4)
 
 

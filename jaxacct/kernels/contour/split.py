@@ -120,7 +120,7 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
-    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # for a normal law
+    normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)  # if the law were normal
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle_near(k, epsilon, first, REFINEMENT_STEPS)
@@ -295,7 +295,7 @@ FIRST_ORDER = 1.01
 LEAST_LOG_SCALE = -690.0
 """Smallest logarithm of Z that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""`Start.trust` of a value that an earlier, smaller program found but could not certify: the search begins there."""
+"""`Start.trust` of a value that an earlier, smaller program found but could not certify: the search begins at it."""
 LARGEST_MOVE = 2.5
 """Largest factor by which eps moves in one round: the contour serves only eps near the one it was placed for."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
@@ -557,7 +557,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     axis = _on_the_axis(law, placed, points)
     step_laws, at, furthest = steps_of(law, windows.low, windows.high), c[..., None], t_max[..., None]
     steps = split_parts.step_errors(step_laws, at, grids, parts, furthest)
-    # error of a quotient whose numerator and denominator may both be off by `steps`
+    # `steps` becomes the error of a quotient whose numerator and denominator may both be off by it
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(step_laws, at, grids, parts, furthest, depth(points, count))
@@ -589,7 +589,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     size = xp.abs(integrand.k0) + xp.sum(n * xp.abs(parts.log_bulk), axis=-1) + law.mu2 * c * (c + 1.0) + rise + 30.0
     common = FIRST_ORDER * (xp.sum(n * at_c[0], axis=-1) + ratio_error) + units * size
     left_out = split_remainder.bounds(law, windows, choice, integrand.far, axis.bulk_at, axis.bulk_log, points)
-    # bounded anew, since the decay that placed the contour comes from a coarse grid without an error bound
+    # the decay is bounded anew: that which placed the contour comes from a coarse grid without an error bound
     beyond = split_parts.decay_beyond(law, windows, axis.even, axis.parts, axis.errors, c, integrand.k0, t_max)
     beyond = beyond + xp.log(xp.pi * (t_max - 0.5 * integrand.h))
     needs = needed(law, contour, grids)
@@ -645,7 +645,7 @@ def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Un
     edge = xp.maximum(place[..., :1], place[..., -1:])
     in_y = 4.0 * (place / sigma + 0.5 / sigma**2)
     through_y = nodes.posterior * (in_y - 3.0 * xp.log(q))
-    # error of a node u, and of its `gap` through the posterior
+    # `node` bounds the error of a node u and, through the posterior, of its `gap`
     warped = nodes.warp[..., None] * ((gaussian_errors.LOG_MIX_UNITS + 6.0) * size + through_y)
     node = nodes.slack / ROUNDOFF + (4.0 * edge + warped) * nodes.gap / nodes.step[..., None]
     far, far_slope = _window_rounding(high - nodes.u, high_blur(sigma))

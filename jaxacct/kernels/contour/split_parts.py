@@ -348,7 +348,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
     shrink = 1.0 - 4.0 * odds / (1.0 + odds) ** 2 * xp.sin(0.5 * angle) ** 2
     modulus = loss + 0.5 * xp.log(xp.maximum(shrink, 1e-300))
     turn = xp.arctan2(odds * xp.sin(angle), 1.0 + odds * xp.cos(angle))
-    # bound of what rounding adds to the exponents
+    # `blurred` bounds what rounding adds to the exponents
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = (4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0))[..., None]
     blurred = power * (odds / (1.0 + odds) * off + 4.0 * gaussian_errors.LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
