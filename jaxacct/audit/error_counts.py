@@ -36,7 +36,7 @@ COMPARED = {
     "remove_one": (True, False),
     "add_one": (False, True),
 }
-"""For each relation, whether the law with the canary is compared with the law without it, and vice versa."""
+"""For each relation two flags: whether the inequality with FPR in the denominator holds, and that with FNR."""
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
@@ -67,7 +67,7 @@ def clopper_pearson(
     confidence: float = 0.95,
     relation: str = "add_or_remove_one",
 ) -> LowerBound:
-    """Bound epsilon below, from error counts: epsilon >= log((1 - delta - FNR)/FPR) and log((1 - delta - FPR)/FNR).
+    """Bound epsilon from below by error counts: epsilon >= log((1 - delta - FNR)/FPR) and log((1 - delta - FPR)/FNR).
 
     FPR and FNR are Clopper and Pearson's upper limits of the false positive and the false negative rate.
 

@@ -152,7 +152,7 @@ class Report:
         return found
 
     def __str__(self) -> str:
-        """Return a line for every audit, with a column for every claim, and below the kinds of the claims."""
+        """Return a line for every audit, with a column for every claim, and below them the kinds of the claims."""
         names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
         curves = [CURVE] if any(isinstance(row.found, CurveTest) for row in self.rows) else []
         lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names, *curves)]

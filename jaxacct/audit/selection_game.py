@@ -289,7 +289,8 @@ class Cells(NamedTuple):
     numerator, denominator : numpy.ndarray, shape (cells,)
         Each sums to 1.  For the direction "remove" the numerator is the law with the record.
     rank : numpy.ndarray, shape (cells, 2)
-        The ends of each cell's interval of ranks u, the denominator's mass of larger likelihood ratios.
+        The ends of each cell's interval of ranks.  The rank of an outcome is the denominator's mass of the outcomes
+        with larger likelihood ratios.
 
     >>> Cells(np.array([0.75, 0.25]), np.array([0.25, 0.75]), np.zeros((2, 2))).numerator.tolist()
     [0.75, 0.25]
@@ -403,7 +404,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
 def cell_audit(
     cells: Cells, law: Law, *, delta: float, runs: int, confidence: float = 0.95, seed: int = 0
 ) -> LowerBound:
-    """Bound from below the epsilon of a selection whose score orders `cells`, from `runs` simulations in either world.
+    """Bound from below the epsilon of a selection whose score orders `cells`, from `runs` simulations under either law.
 
     The adversary's event is that the winner has one of the largest likelihood ratios.  It is chosen by the exact laws
     of the cells (`selection.output_law`), not by the simulation.  So Clopper and Pearson's limits hold without held-out

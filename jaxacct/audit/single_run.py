@@ -122,9 +122,9 @@ def one_run(
     The bound is the largest epsilon at which so many right guesses have probability below 1 - confidence.  A test of
     the whole trade-off curve of a ``claim`` refutes more: `CurveTest`.
 
-    m ``canaries`` were each put in by a fair coin of its own, and the mechanism ran once.  ``guesses`` of the coins
-    were chosen by looking at the output alone, and ``correct`` of them were guessed right (`coin_guesses`).  The
-    (epsilon, delta) is about adding or removing one canary.
+    Each of m ``canaries`` was put in or left out by a fair coin of its own, and the mechanism ran once.  ``guesses`` of
+    the coins were chosen by looking at the output alone, and ``correct`` of these were guessed right (`coin_guesses`).
+    The (epsilon, delta) is about adding or removing one canary.
 
     Parameters
     ----------

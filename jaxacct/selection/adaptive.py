@@ -47,11 +47,13 @@ LAST_EPS = 1e300
 @register
 @dataclass(frozen=True, eq=False)
 class AdaptiveSelection(AnySelection):
-    """Run of K candidates: each may depend on all outputs before it, and any or all outputs may be released.
+    """Selection whose candidates may each depend on all outputs before it, and which may release any or all outputs.
+
+    In each direction separately the profile is
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    in each direction separately, where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released
+    where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released
     at k = 0.  Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as
     ``mechanism`` dominates each candidate.  K is independent of the data and need not be secret.  The sum is the exact
     supremum over all such candidates, so `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a
@@ -112,7 +114,7 @@ class AdaptiveSelection(AnySelection):
 
 
 def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of one selection's epsilon, which is the larger of its two directions'."""
+    """Return lower and upper bounds of one selection's epsilon, the larger of the epsilons of its directions."""
     if delta < LEAST_DELTA:
         bounded = bool(bounded_loss(components(run, "add_or_remove_one", "remove")).all())
         low, high = _without_delta(run, law, relation) if bounded else (0.0, np.inf)
@@ -166,7 +168,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return three arrays for one selection: eps; upper bounds of delta there; those in the reverse direction."""
+    """Return three arrays for one selection: eps; upper bounds of delta there; the same for the reverse direction."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
@@ -192,7 +194,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """Sum over k of Pr[K = k] delta_k, where delta_k is a base's k-fold profile, computed at some k, the nodes."""
+    """Sum over k of Pr[K = k] delta_k.  The k-fold profile delta_k of a base is computed at some k, the nodes."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -339,7 +341,7 @@ class Mixture:
 
 
 def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of a sequence that does not decrease, each narrowed by those of other elements."""
+    """Return lower and upper bounds of a sequence that does not decrease, narrowed by the bounds of other elements."""
     return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
 
 
@@ -406,7 +408,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the root: try eps near it at which the sum's bounds can pass the target."""
+        """Move `low` and `high` towards the root: try eps near the root where bounds of the sum may pass the target."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()

@@ -2,8 +2,8 @@
 
 The concave curve `T(u) = min_r (delta(log r) + r u)`, the largest P-mass of a set of Q-mass u, is convex conjugate to
 the profile.  So every upper bound of delta gives a line above T, and the lines together give a polygon above T.
-Between two ratios r = e^eps the profile is convex in r and lies above the chords extended from both sides.  This lower
-bound of the profile gives a polygon below T.
+As a function of r = e^eps the profile is convex.  So between two r it lies above the chords extended from both sides,
+and this lower bound of the profile gives a polygon below T.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOSS_ERROR = 2.0**-50
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
 """For each quantity, the upper bound that says nothing: the largest value that the quantity can have."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
-"""For the name of each direction, the relation that has only this direction."""
+"""Relation that has only one direction, by the name of this direction."""
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 """Number of eps in one direction at which each engine evaluates the profile: a slower engine has fewer."""
 LAST_DELTA = 1e-18
@@ -48,7 +48,7 @@ CONTOURS = 16
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour; an eps with a wider bracket is computed again, alone."""
 VALUE_ERROR = 1e-12
-"""Relative allowance for rounding in the arithmetic on a value of the profile."""
+"""Allowance for the rounding of arithmetic with values of the profile, relative to the result."""
 LINE_EPS = 650.0
 """Largest eps of a line; its exp is far from overflow.  The polygon above T counts larger losses as infinite."""
 ASKED_EPS = 600.0
@@ -87,7 +87,7 @@ def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
 
 
 class Sides(NamedTuple):
-    """Names of the relations that stand for one direction of a base and for its reverse direction."""
+    """Relations by which the engines are asked for one direction of a base, and for the reverse direction."""
 
     forward: str
     reverse: str
@@ -207,7 +207,7 @@ def each_pair(
 
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """Convert an index into a broadcast shape to the index into an array of shape `own` before it is broadcast."""
+    """Return the index in an array of shape `own` of the element that broadcasting puts at `index`."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
@@ -342,7 +342,7 @@ def _by_sum(parts: list[Components]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return knots (u, T) just below a finite law's curve: sums of masses from the largest loss on, rounded down."""
+    """Return knots (u, T) just below a finite law's curve: sums of masses, largest loss first, safely rounded."""
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
@@ -396,7 +396,8 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     # wide brackets are left out: each would lower the polygon around it, where chords of narrow brackets give more
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
-    # before the first ratio the bound delta(r) >= 1 - r replaces a chord; beyond the last one 0 <= delta, not rising
+    # before the first ratio the bound delta(r) >= 1 - r takes the place of a chord; beyond the last ratio it is used
+    # that delta is at least 0 and does not rise
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
     # the steepest slope that delta can have after r, and the flattest slope that it can have before r

@@ -182,7 +182,7 @@ def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, targe
 
 
 def gaussian_selection(k: TruncatedNegativeBinomial, mu: ArrayLike, delta: ArrayLike) -> Guarantee:
-    """Bound a selection of mu-Gaussian-DP candidates in closed form, which shows the growth like sqrt(log m).
+    """Bound a selection of mu-Gaussian-DP candidates in a closed form that shows how eps grows: like sqrt(log m).
 
     `eps = mu^2/2 + mu sqrt(2 log(m/delta)) + (eta+1) log(e^E + 1 - gamma)`, `E = mu^2/2 + mu sqrt(2 log(1/gamma))`.
 
@@ -293,7 +293,7 @@ def noisy_max_renyi(
     Parameters
     ----------
     noise_multiplier, candidates, monotone
-        sigma, m, and as for `noisy_max_epsilon`; D is 2, or 1 for monotone scores.
+        As for `noisy_max_epsilon`: sigma, m, and whether the scores are monotone; D is then 1, otherwise 2.
     order : array_like > 1
         The order a; all broadcast.
 

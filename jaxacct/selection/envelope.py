@@ -149,7 +149,7 @@ class Envelope(NamedTuple):
     ) -> np.ndarray:
         """Find eps a little above `near` at which the leak is at most `level`; NaN where none is found.
 
-        steps : first and largest distance from `near`, as shares of `near` plus `unit`.
+        steps : first and largest distance from `near`, as shares of `near + unit`.
         asked : the rows for which an eps is needed.
         """
         found = np.where(self.leak(np.zeros(level.shape)) <= level, 0.0, np.nan)
@@ -219,7 +219,7 @@ def profile_points(run: Mechanism, last: float, relation: str) -> tuple[np.ndarr
 
 
 def table_of(eps: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return the Table of upper bounds at eps, with ratios rounded up, and (u, T) of a polygon above its curve."""
+    """Return the Table of upper bounds at eps, with ratios rounded up, and (u, T) of a polygon above the curve T."""
     ratio, high = np.exp(eps) * (1.0 + 4.0 * ROUNDOFF), np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
@@ -239,9 +239,9 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
         left = np.where(middle, least[0] - 0.5 * tilt[0] * (1.0 + INFLATED), least[1])
         right = np.where(middle, least[0] + 0.5 * tilt[0] * (1.0 - INFLATED), least[1] + tilt[1] * (1.0 - INFLATED))
         cost = np.minimum(np.append(left, np.inf), np.append(np.inf, right))
-        # a gain below 1e-300 may have lost digits in float64
+        # a gain below 1e-300 may have lost digits in float64, and is rounded up to 1e-300
         gain = np.maximum(gain * (1.0 + INFLATED) + 4.0 * ROUNDOFF * steeper, 1e-300)
-    return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # rounding may disorder nearly equal gains
+    return np.maximum.accumulate(gain), np.maximum(cost, 0.0)  # nearly equal gains may be out of order
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, weight: float = 1.0) -> Points:
@@ -307,7 +307,7 @@ def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
     """Return upper bounds of a selection's delta at eps, for Gaussian bases; NaN where they are too loose."""
     # the base's delta may be far below the answer, so a coarse envelope at this delta guesses the level of the answer
     base, _ = Gaussians(mu).about(eps)
-    # an envelope made for level 0.5 also holds for larger deltas
+    # no level above 0.5 is needed: an envelope made for 0.5 also holds for larger deltas
     level = np.clip(_of_nodes(mu, law, base, eps, SKETCH)[0].leak(eps), base, 0.5)
     made, _, close = _of_nodes(mu, law, level, eps, size)
     return np.where(close, made.leak(eps), np.nan)
@@ -372,7 +372,7 @@ def _turns(made: Envelope) -> np.ndarray:
 
 
 def _between(made: Envelope, eps: np.ndarray) -> np.ndarray:
-    """Estimate for neighbouring nodes the Q-mass of `loss - eps` between them, times the ratio at the first of them."""
+    """Estimate the Q-mass of `loss - eps` between neighbouring nodes, times the likelihood ratio at the first one."""
     nodes, _, profile = made.sums[0]
     _, fall = profile.about(eps[:, None] + nodes)
     return np.maximum(fall[:, :-1] - fall[:, 1:] * np.exp(-np.diff(nodes)), 0.0)
@@ -426,7 +426,7 @@ class Lines(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of v with K ends: `r phi'(T(v)) - phi'(v)` is at most its larger end on a cell plus `bent - r straight`."""
+    """Cells of v with K ends: on each, `r phi'(T(v)) - phi'(v)` is at most its larger end plus `bent - r straight`."""
 
     gain: np.ndarray
     cost: np.ndarray

@@ -290,7 +290,8 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        far = np.maximum(z, 30.0)  # from 30 on both by one Stirling series: in two, the leading terms would cancel
+        # from z = 30 on one Stirling series gives the difference of the two log-gammas: in two, leading terms cancel
+        far = np.maximum(z, 30.0)
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
         return np.where(z < 30.0, gammaln(z + eta) - gammaln(z), grown) - gammaln(eta + 1.0)

@@ -7,7 +7,7 @@ takes its auxiliary guarantee from the direction for which its theorem is true (
 direction").
 
 The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**: for
-a base of (1, 1e-5)-DP and geometric K of mean 10 it says 1.144, and the score |x - 1.67| leaks 1.531.  Its answers are
+a (1, 1e-5)-DP base and geometric K of mean 10 it says 1.144, but the score |x - 1.67| leaks 1.531.  Its answers are
 of kind "conditional: monotone score" (README.md of this folder, "The condition of `monotone_score`").
 """
 
@@ -83,10 +83,12 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
     """Return the least shift of eps that a theorem allows in one direction, in the batch's shape; inf if there is none.
 
-    Truncated negative binomial, reverse direction's delta: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`.
-    Binomial, same direction's delta: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`, if
-    `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)`; without this condition the theorem is false.
-    Poisson, either direction's delta: `m (e^{eps_1} - 1 + delta(eps_1))`.
+    For each law of K the shift is the least of a formula over eps_1 >= 0.
+    Truncated negative binomial: `(eta+1) log(e^{eps_1} + (1-gamma)/gamma delta(eps_1))`; delta is of the reverse
+    direction.
+    Binomial: `(n-1) log(1 + p (e^{eps_1} - 1) + p delta(eps_1))`; delta is of the same direction.  The condition is
+    `e^{eps_1} >= 1 + p/(1-p) delta(eps_1)`; without it the theorem is false.
+    Poisson: `m (e^{eps_1} - 1 + delta(eps_1))`; delta is of either direction.
     """
     if isinstance(law, TruncatedNegativeBinomial):
         return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse)[1] * ROUNDED_UP
@@ -109,7 +111,7 @@ def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) 
 
 
 def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
-    """Return the shift of the binomial theorem.  It does not decrease in eps_1: the least allowed eps_1 is best."""
+    """Return the shift of the binomial theorem.  The shift does not fall in eps_1: the least allowed eps_1 is best."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     n, p = np.broadcast_to(law.trials, shape), np.broadcast_to(law.probability_of_run, shape)
 
@@ -404,7 +406,7 @@ def _chunks(kind: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 class Bound(NamedTuple):
-    """Bound on a selection's leak: function (quantity, base, law of K, values, relation) -> bounds, kind, laws of K."""
+    """Bound on a selection's leak: function (quantity, base, law, values, relation) -> bounds, kind, and laws of K."""
 
     upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]
     kind: str = "bound"

@@ -56,7 +56,7 @@ RELATIVE_ERROR = 4e-12
 ROUNDED_UP = 1.0 + 1e-11
 """Factor by which bounds from the base alone are rounded up; it exceeds the rounding of each of their formulas."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""First and last s, the log-odds of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound serves all smaller v."""
+"""First and last s at which v = 1/(1 + e^-s) is cut: v is 4e-18 and 1 - 1e-26.  One bound serves all v below 4e-18."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
 """Numbers of cells of s: at the start, at most, and made of a cell by a cut.  More cells make a tighter bound."""
 RATIO_TOLERANCE = 1e-8
@@ -74,9 +74,9 @@ class Limits(NamedTuple):
 
     leak: tuple[float, float]  # (lower, upper) bounds of the mass at infinity
     largest: float  # upper bound of the finite losses; inf if unknown
-    gain: np.ndarray  # actual orders of scores leak at least gain - e^eps cost
+    gain: np.ndarray  # (M,): some order of scores leaks at least gain[i] - e^eps cost[i]
     cost: np.ndarray
-    reached: float  # some actual order of scores has a loss this large
+    reached: float  # some order of scores reaches a loss this large
 
     def epsilon(self, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (lower, upper) of epsilon at delta >= 0."""
@@ -274,7 +274,7 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` over v in (0, 1]; inf if it overflows."""
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return an upper bound of the ratio on each cell with `ends` (2, C), and lower bounds of the largest ratio."""
+        """Return upper bounds of the ratio on cells with `ends` (2, C), and estimates of the ratio at the left ends."""
         gain = np.maximum(slopes(law, most(ends)) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
         cost = slopes(law, expit(-ends) * (1.0 + 4.0 * ROUNDOFF)) * (1.0 - 2.0 * RELATIVE_ERROR)
         with np.errstate(divide="ignore", over="ignore"):
@@ -329,7 +329,7 @@ def growth(law: Law, base: Direction) -> float:
             value = (law.trials - 1.0) * min(by_loss, by_distance)
         elif (most := largest_k(law)) <= 1.0:
             value = 0.0
-        else:  # phi' is a polynomial of degree n - 1 with coefficients >= 0
+        else:  # phi' is a polynomial of degree n - 1 with coefficients >= 0: phi'(e^L v) is at most e^{(n-1) L} phi'(v)
             value = (most - 1.0) * base.loss
             _, first, _ = evaluated(law, np.array([0.0, 1.0]))
             value = min(value, float(np.log(first[0] / first[1]))) if first[1] > 0.0 else value
@@ -373,7 +373,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
         high = np.where(moved <= values, 0.0, high)
     copies = largest_k(law)
     if 1.0 < copies < np.inf and (
-        # the engines can compose 16 copies; any number of copies of Gaussians has a closed form
+        # the engines are asked for up to 16 copies; Gaussians have a closed form for any number of copies
         gaussian_mu(run) is not None or (copies <= 16 and not 600.0 < base.loss < np.inf)
     ):
         many = repeat(run, copies)

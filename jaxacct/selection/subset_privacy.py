@@ -233,9 +233,9 @@ class Product(NamedTuple):
     """Pair of tuning and final run together: atoms by descending likelihood ratio, with running sums from both ends."""
 
     ratio: np.ndarray  # (A,) descending
-    p_above: np.ndarray  # (A + 1,) P-mass of the first k atoms
+    p_above: np.ndarray  # (A + 1,): element k is the P-mass of the first k atoms
     q_above: np.ndarray
-    p_below: np.ndarray  # (A + 1,) P-mass of all but the first k atoms
+    p_below: np.ndarray  # (A + 1,): element k is the P-mass of all but the first k atoms
     q_below: np.ndarray
     infinite: float  # P-mass where Q has none
 

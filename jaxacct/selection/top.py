@@ -1,7 +1,7 @@
 """Selections that release the best j of K candidates together: `selection.select(run, k, top=j)`.
 
-With phi^(j) the j-th derivative of the generating function of K, T the trade-off curve of the base, R the product of
-the likelihood ratios of j candidates and E = e^eps,
+Let phi^(j) be the j-th derivative of the generating function of K, T the trade-off curve of the base, R the product of
+the likelihood ratios of j candidates, E = e^eps, and E_{Q^j} the mean over j draws of Q.  Then
 
     delta(eps) <= 1/j! E_{Q^j}[max_v (R phi^(j)(T(v)) - E phi^(j)(v))_+] + sum_{k<j} Pr[K=k] delta_k(eps),
 
@@ -50,7 +50,7 @@ MOST_ATOMS = 1500
 @register
 @dataclass(frozen=True, eq=False)
 class TopSelection(AnySelection):
-    """Run of ``mechanism`` K times, K from ``law``, with release of the best ``top`` by any score.
+    """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
 
     All candidates are released where K is less than ``top``.  In each direction the profile is at most min(B_j, D, 1).
     B_j is the envelope for the best j, and D is the average over K of the profiles of k runs, which covers the release

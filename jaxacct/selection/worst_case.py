@@ -33,7 +33,7 @@ WIDTH = 1e-4
 
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
     """Return the curves of each configuration of a base; with `coarse` from half as many points of its profile."""
-    with backend.job(1, apart=True):  # the question is about one base, whatever the size of the caller's batch
+    with backend.job(1, apart=True):  # NumPy or XLA as for a single base, whatever the caller's batch
         return _kept_curves(run, coarse, backend.on_numpy(1))
 
 
@@ -216,8 +216,8 @@ def attack(
 ) -> Attack:
     """Return the worst score at `delta` with the epsilon that it reaches: a lower bound on every honest answer.
 
-    The order is that of a base whose trade-off curve is just below the curve of `run`.  Every base with at least the
-    curve of `run` reaches this epsilon.
+    The order is that of a base whose trade-off curve is just below the curve of `run`.  Every base whose curve is
+    nowhere below that of `run` reaches this epsilon.
 
     Parameters
     ----------

@@ -336,7 +336,7 @@ def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
     from scipy.optimize import brentq
 
     law = lambda x: TruncatedNegativeBinomial(shape, 1.0 / (1.0 + math.exp(x)))
-    # at gamma near 1 the mean is 1, and it grows without limit as gamma falls
+    # at gamma near 1 the mean is near 1; the mean grows without limit as gamma falls
     return law(brentq(lambda x: math.log(float(law(x).mean) / mean), -30.0, 80.0, xtol=1e-13))
 
 

@@ -206,7 +206,7 @@ class MatchedPlan:
 
 @dataclass(frozen=True, eq=False)
 class SearchPlan:
-    """Least noise for a whole search: rounds whose winners are public, adaptive candidates, or several winners.
+    """Plan of a whole search with the least noise: rounds with public winners, adaptive candidates, or several winners.
 
     The solved plan has `plans`, the one Plan of a candidate, with its noise in ``plans[0].noise_multiplier``;
     `epsilon`, Bounds of the whole; and `mechanism`, one candidate.

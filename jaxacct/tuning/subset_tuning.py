@@ -42,7 +42,7 @@ class SubsetTuned:
     setting : rate, steps and noise.
     score : that of the winner, not of the final model; NaN with status "none".
     status : "tuned", or "none" where no candidate was drawn and the configuration is one drawn at random.
-    epsilon : of the whole at the plan's delta.
+    epsilon : that of the whole tuning at the plan's delta.
     mechanism : the whole, as in the ledger.
     cost : gradient evaluations, expectation and quantiles by the law of K.
 

@@ -46,11 +46,11 @@ class Tuned:
 
     Parameters
     ----------
-    params, config : of the winner; a pytree and its hyper-parameters.
+    params, config : the winner's parameters, a pytree, and its hyper-parameters.
     score : the score by which it won; NaN with status "none".
     status : "tuned", or "none" where K was 0, or where the winner raised an exception because all candidates did or all
         others are NaN.  Params are then first parameters, and no data enter the configuration.
-    epsilon : of the whole at the plan's delta.
+    epsilon : that of the whole tuning at the plan's delta.
     mechanism : the whole, as in the ledger.
     plan : the plan of the winner's training; None in `tune_with`.
     candidates : what the claim takes the candidates for: "iid" for the library's spaces, "iid, declared" where the user
@@ -100,9 +100,9 @@ def tune(
     """Train K candidates by DP-SGD, K random and secret, and release the best; (epsilon, delta) covers the search.
 
     The noise is that of the plan, ``Plan(target_epsilon=..., repetitions=law, ...)``.  With it all K runs together meet
-    the target: the exact worst case over scores, for the plan's neighbouring relation.  K, the losers and their scores
-    stay in this function: no log, checkpoint or ledger entry is about any one candidate.  One entry for the whole is on
-    the disk before the first candidate is trained.
+    the target, in the exact worst case over scores and for the plan's neighbouring relation.  K, the losers and their
+    scores stay in this function: no log, checkpoint or ledger entry is about any one candidate.  One entry for the
+    whole is on the disk before the first candidate is trained.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def tune(
         space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;
         `Tuned.candidates` and the ledger note the declaration.
     top : number of the best candidates that are released, in `Tuned.winners`; by default that of the plan, else 1.
-    pad : the running time reveals K, which no guarantee covers where the time can be observed.  With pad = n, n
+    pad : the running time reveals K, and no guarantee covers an observer of the time.  With pad = n, n
         candidates are always trained and scored, and those beyond K are dropped.  The law must have K <= n, such as
         ``truncated(law, n)``, for which the plan then accounts.
     clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
@@ -401,7 +401,7 @@ def _tuned(
 
 
 def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str) -> Tuned:
-    """Return the release: all winners, the fields those of the winner with the best score."""
+    """Return the release: all winners, with the winner of the best score in the single fields."""
     best = max(enumerate(winners), key=lambda one: rank(one[1].score, one[0]))[1] if winners else nothing
     status = "tuned" if winners else "none"
     fields = (best.params, best.config, best.score, status, cost.epsilon, cost.mechanism, best.plan, word)

@@ -110,7 +110,7 @@ def verify(
     """Check a bracket of epsilon (give `delta`) or of delta (give `epsilon`) in ball arithmetic.
 
     This is a second program.  It starts from the definition of the privacy loss and shares no code with the engines.
-    With delta(eps) the larger of the relation's directions, a bracket [lower, upper] of epsilon is
+    With delta(eps) the larger delta of the relation's directions, a bracket [lower, upper] of epsilon is
 
         verified where both are proved: delta(upper) <= delta, and delta(eps) > delta for every eps < lower,
         refuted where the opposite of either is proved, or where lower > upper,

@@ -12,7 +12,7 @@ from jaxacct.verification.ball_arithmetic import acb, arb, gaussian_tail
 
 
 class ClosedForm:
-    """A law with mgf(z) = E_P[e^{zL}] in closed form."""
+    """Law of a loss L whose moment generating function M(z) = E_P[e^{zL}], `mgf`, has a closed form."""
 
     infinity = None
     masses = (arb(1), arb(1))

@@ -174,9 +174,10 @@ def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
 def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
     """Compute delta(eps) of n Laplace mechanisms by a closed form.
 
-    With w = 1 + 2z, M^n is a sum of powers of 1/w times exponentials of z.  The integral of such a term, I_m = (1/2 pi
-    i) int e^{zd}/(z(z + 1) w^m) dz, is 0 for d <= 0.  For d > 0, I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m =
-    I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since 1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
+    With w = 1 + 2z, the power M^n of the generating function is a sum of powers of 1/w times exponentials of z.  The
+    integral of such a term, I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz, is 0 for d <= 0.  For d > 0 it is I_0 = 1 -
+    e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since 1/((w^2 - 1) w^m) =
+    1/((w^2 - 1) w^{m-2}) - 1/w^m.
     """
     total = arb(0)
     for k in range(count + 1):
@@ -289,7 +290,7 @@ class _Step:
 
 
 def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
-    """Integrate +-(m_1 ... m_n - grown) where the output of every step is beyond its threshold in `places`."""
+    """Integrate sign (m_1 ... m_n - grown) over the outputs that all are beyond their thresholds `places`."""
     p, q = acb(1), acb(1)
     for step, u in zip(steps, places, strict=True):
         one, two = step.beyond(u)
@@ -298,7 +299,7 @@ def _payoff(steps: list[_Step], places: list[Any], grown: Any) -> Any:
 
 
 def _last(step: _Step, grown: Any) -> Any:
-    """Compute E[+-(m - grown)_+] of one step."""
+    """Compute E[(sign (m - grown))_+] of one step."""
     return _payoff([step], [step.place(grown)], grown)
 
 
@@ -313,7 +314,7 @@ def _cuts(steps: list[_Step], grown: Any) -> list[Any]:
 
 
 def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
-    """Enclose E[+-(m_1 ... m_n - grown)_+] of two or three steps."""
+    """Enclose E[(sign (m_1 ... m_n - grown))_+] of two or three steps."""
     cuts = _cuts(steps, acb(grown))
     if not all(cut.is_finite() for cut in cuts):
         raise Unplanned("its epsilon is too near the largest loss")
@@ -371,7 +372,7 @@ def _distinct(steps: list[_Step]) -> list[tuple[int, int]]:
 
 
 def _integrand(step: _Step, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return N(u) m inner(m) as a function of the output u, where m is the ratio at u."""
+    """Return the function N(u) m inner(m) of the output u, where m is the ratio at u and N the normal density."""
 
     def value(u: Any) -> Any:
         m = step.ratio(u)

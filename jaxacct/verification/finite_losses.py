@@ -58,7 +58,7 @@ class FiniteLosses:
         return sum(self.p, arb(0)), sum(self.q, arb(0))
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
-        """Compute log E_P[e^{cL}] in floats, for planning only."""
+        """Compute log M(c) = log E_P[e^{cL}] in floats, for planning only."""
         loss, mass = self._floats
         exponents = np.outer(c, loss) + mass
         top = exponents.max(-1)
@@ -70,7 +70,7 @@ class FiniteLosses:
         return np.array([float(loss.mid()) for loss in self.loss]), np.array(logs)
 
     def mgf(self, z: Any) -> Any:
-        """Compute E_P[e^{zL}] over the finite losses."""
+        """Compute M(z) = E_P[e^{zL}] over the finite losses."""
         return sum((p * (z * loss).exp() for loss, p in zip(self.loss, self.p, strict=True)), acb(0))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Any:

@@ -142,7 +142,7 @@ class GaussianMixture(SampledGaussian):
 
 @dataclass(frozen=True)
 class PairOfMixtures:
-    """Two mixtures of N(mean, 1), as ((mean, weight), ...), whose p - a q changes its sign at most once."""
+    """Two mixtures of N(mean, 1), as ((mean, weight), ...); delta is known if p - e^eps q changes sign at most once."""
 
     p: tuple[tuple[Any, Any], ...]
     q: tuple[tuple[Any, Any], ...]
@@ -155,7 +155,7 @@ class PairOfMixtures:
         return ("PairOfMixtures", numbers, len(self.p))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Integrate (p - a q)_+ over a half line, whose end is enclosed by bisection."""
+        """Integrate (p - e^eps q)_+ over a half line, whose end is enclosed by bisection; else nan."""
         terms = self._terms(epsilon.exp())
         signs = [1 if c > 0 else -1 if c < 0 else 0 for _, c in terms]
         if 0 in signs:
@@ -170,7 +170,7 @@ class PairOfMixtures:
         return sum((c * gaussian_tail((place - m) if up else (m - place)) for m, c in terms), arb(0)).max(0)
 
     def _terms(self, grown: Any) -> list[tuple[Any, Any]]:
-        """Return the terms (mean, coefficient) of p - a q in order of the mean; terms of equal mean are merged."""
+        """Return the terms (mean, coefficient) of p - grown q in order of the mean; terms of equal mean are merged."""
         found: dict[str, list[Any]] = {}
         for law, factor in ((self.p, arb(1)), (self.q, -grown)):
             for mean, weight in law:

@@ -81,7 +81,7 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Compute M(z)/(z (z + 1)) at every node, halved at the first; of M - A if small losses are taken apart."""
+        """Compute M(z)/(z (z + 1)) at every node, halved at the first; if small losses are apart, M - A replaces M."""
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
@@ -104,7 +104,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Bound the size of `values` beyond the last node from above, without their denominators z (z + 1)."""
+        """Bound |M(z)| from above for all z beyond the last node, or |M(z) - A(z)| if small losses are taken apart."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)

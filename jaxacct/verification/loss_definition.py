@@ -355,7 +355,7 @@ def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = Tr
 
 @defines(RandomAllocation)
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
-    """Define a record that is in one of t slots, drawn at random; with a single slot, the Gaussian itself.
+    """Define random allocation: a record is in one of t slots, drawn at random.  A single slot is the Gaussian itself.
 
     Other records keep their slots, also under zero_out.
     """

@@ -25,7 +25,8 @@ MARGIN = 14.0
 class AllocationLoss:
     """P = (1/t) sum_i N(e_i, sigma^2 I) against Q = N(0, sigma^2 I) in t dimensions, in one direction.
 
-    S = (X_1 + ... + X_t)/t is the ratio of their densities, X = e^{s u - s^2/2} with s = 1/sigma, u ~ N(0, 1) under Q.
+    S = (X_1 + ... + X_t)/t is the ratio of their densities.  Each X is e^{s u - s^2/2} with s = 1/sigma, where u has
+    the law N(0, 1) under Q.
     Let put(k) = E(k - S)_+, which is computed from phi(z) = E e^{-z X/t}.  For remove delta is E(S - e^eps)_+ =
     1 - e^eps + put(e^eps), and for add it is e^eps put(e^-eps).
     """

@@ -42,6 +42,7 @@ class SampledGaussian:
 
     Let u ~ N(0, 1), y = u/sigma - 1/(2 sigma^2) and mix = 1 - rate + rate e^y.  Then remove has M(z) = E[mix^{z+1}] and
     add M(z) = E[mix^{-z}]; both are entire functions.  With cuts, only a share of every output is in the mean.
+    The methods write N(u) for the density of u, and e for the exponent of mix at Re z = c: c + 1 or -c.
 
     sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".
     cuts : smooth cuts, each of which keeps a share of every output; empty for the whole law.
@@ -199,7 +200,7 @@ class SampledGaussian:
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error relative to M(c), by lines `strip` away whose angles are at most `angle`."""
+        """Bound the trapezoid rule's error relative to M(c), by lines `strip` away, at angles up to `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:

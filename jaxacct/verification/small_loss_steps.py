@@ -65,7 +65,7 @@ class SmallLossSteps:
     def delta(self, parts: Any, epsilon: Any) -> Any:
         """Enclose the share in delta of the runs whose steps all have a small loss.
 
-        README.md, "Steps with small loss taken apart".
+        Proof: README.md, "Steps with small loss taken apart".
         """
         remove = parts[0][0].direction == "remove"
         a = arb(self.order)
