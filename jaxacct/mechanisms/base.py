@@ -94,7 +94,7 @@ class Mechanism(ABC):
         return None
 
     def displaces(self) -> bool:
-        """Return whether an added record takes the place of others, so that zero_out is not add/remove (README.md)."""
+        """Return whether an added record displaces others, so that zero_out differs from add/remove (README.md)."""
         return any(mechanism.displaces() for mechanism in self.inside())
 
     def validated(self) -> Self:

@@ -105,8 +105,8 @@ def dp_sgd(
 
     "cyclic_poisson" covers every banded strategy whose columns have norm at most 1, such as
     ``strategies.Banded(bands, steps)`` and ``strategies.ColumnNormalised(bands, steps)``. The run is
-    ``ceil(steps / groups)`` Poisson sampled Gaussians. For ``Banded`` alone `MatrixMechanism` answers less where
-    `groups` does not divide `steps`. The group of a record must not depend on other records.
+    ``ceil(steps / groups)`` Poisson sampled Gaussians. If `groups` does not divide `steps`, `MatrixMechanism`
+    gives a smaller epsilon, for ``Banded`` alone. The group of a record must not depend on other records.
 
     Parameters
     ----------
