@@ -83,7 +83,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """Let every batch inside take the path that was chosen for the larger job of which this is a piece."""
+    """Let every batch inside take the path that was chosen for a larger job, of which these batches are a piece."""
     token = _path.set(_Path(numpy, False))
     try:
         yield

@@ -56,7 +56,7 @@ SHARE_OF_LATTICE = 0.1
 UNDERFLOW = 1e-300
 """Upper bound of what a payoff loses by underflow: at most 2^22 terms of 2.3e-308.
 
-Times e^700, at which the scale of delta is capped, this bound exceeds 1. So a capped upper bound of delta still holds.
+The scale of delta is capped at e^700, and e^700 times this bound exceeds 1. So an upper bound of delta holds if capped.
 """
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
@@ -100,7 +100,7 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with finite laws as fewer steps of laws with more atoms, less losses of mass e^cut."""
+        """Return the case with its finite laws composed to fewer, larger ones. Losses of mass e^cut are left out."""
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -376,7 +376,7 @@ def highest_loss(laws: list[LatticePart]) -> float:
     return max(sum(law.count * law.highest() for law in laws) + 256.0 * ROUNDOFF * size, 0.0)
 
 
-# Plans: they affect how narrow a bracket is, never whether it holds
+# Plans
 
 
 class LatticePlan(NamedTuple):

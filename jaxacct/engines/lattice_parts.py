@@ -23,7 +23,7 @@ from jaxacct.kernels.lattice_laws import Cells
 MOST_PAIRS = 2**17
 """Largest number of sums of two atoms when finite laws are convolved. Sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""Ratio of the mass that is cut off to the mass that might be. Cutting off so little keeps few more atoms."""
+"""Of the mass that may be left out, this share is cut off. So small a share keeps only a few more atoms."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
@@ -65,7 +65,7 @@ class LatticePart(ABC):
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P, less the highest losses. Their mass in the composition is e^cut."""
+        """Return an approximate loss law under P, without the highest losses, whose mass in all steps is e^cut."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
@@ -422,7 +422,7 @@ class Finite(LatticePart):
     """Error of each mass; None for masses that were computed by exp(x)."""
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
-        """Return the composition as fewer steps of laws with more atoms, less losses whose mass is at most e^cut."""
+        """Return the composition as fewer steps of laws with more atoms. Losses of mass at most e^cut are left out."""
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
@@ -600,7 +600,7 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the law in ascending order, less its lightest lowest and highest losses.
+    """Return the law in ascending order of the loss, without light losses at either end.
 
     In ``count`` steps together the mass cut off is at most e^cut times CUT_SHARE at the bottom, and as much at the top.
     """

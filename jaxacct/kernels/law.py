@@ -118,7 +118,7 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
 def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> Tilted:
     """Return the tilted law of one sampled Gaussian on `nodes` equidistant points."""
     xp = namespace(sigma, q, c)
-    # The integral does not depend on the ends of its range, whose square roots have no derivative at 0.
+    # The ends count as constants: the integral does not depend on them, and their square roots have no derivative at 0.
     lo, hi = constant(xp, quadrature_range(sigma, q, sign, c))
     step = (hi - lo) / (nodes - 1)
     u = lo[..., None] + step[..., None] * xp.arange(nodes)

@@ -42,8 +42,8 @@ class Resolution(NamedTuple):
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
 """The coarsest resolution. It decides whether a second direction can leak more than the first."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
-"""The usual resolution of the first evaluation. Those below have more rows and columns, take longer, and give narrower
-brackets."""
+"""The usual resolution of the first evaluation. The resolutions below have more rows and columns, take longer,
+and give narrower brackets."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
 """The resolution for brackets that QUICK leaves too wide."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
@@ -426,7 +426,7 @@ def epsilon(
 
 
 def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highest: Array) -> Array:
-    """Return a certified upper end of the eps in [start, highest] from which a leak convex in e^eps is at most delta.
+    """Return an upper bound of the eps in [start, highest] from which on `leak`, convex in e^eps, is at most delta.
 
     It is inf if even `highest` leaks more, and `start` if `start` leaks no more than delta.
     """

@@ -388,7 +388,7 @@ def epsilon(
     count: int,
     rounds: int,
 ) -> Bracketed:
-    """Compute `inf {eps : delta(eps) <= delta}` for a positive solution."""
+    """Compute `inf {eps : delta(eps) <= delta}`, which must be positive."""
     xp = namespace(law.gauss_n, log_delta_low)
     log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
     value, trust = known
