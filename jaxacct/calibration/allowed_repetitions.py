@@ -122,7 +122,8 @@ def repetitions_allowed(
     relation : str
         Neighbouring relation, as for `ja.epsilon`.
     rtol : float
-        Relative distance of E[K] from a value that misses the target; a point mass comes to the next whole number.
+        Largest relative distance of E[K] from a value that misses the target. For a point mass that value is the next
+        whole number.
 
     Returns
     -------

@@ -270,7 +270,7 @@ def _started(
         new = x[at] - found / fresh[at]
         good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
         x[at] = np.where(good, new, x[at])
-        # the step from an estimate within 10 rtol of the goal is the last, or within 0.05 rtol if no secant is known
+        # a row ends with the step from an estimate within 10 rtol of the goal, or within 0.05 rtol if it has no secant
         near = np.abs(found) < np.where(second, 10.0 * rtol, 0.05 * rtol)
         solved[at] = good & near
         at = at[good & ~near]

@@ -379,7 +379,7 @@ def _by_contour(
 
 
 ROUNDS = ((0.5, 5), (0.2, 3), (0.1, 3))
-"""For each round: distance between the epsilons that it compares, in standard deviations of the loss; their number.
+"""For each round: distance of neighbouring epsilons in standard deviations of the loss, and number of these epsilons.
 
 The rounds search for the best eps of a true-positive rate where `_by_contour` finds none.
 """
@@ -432,8 +432,8 @@ A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate
 large, the contour cuts off many times as much as the saddle point approximation shows.
 """
 ABOVE, FARTHEST = 8, 0.12
-"""Number of a block's tangents above the estimate of the best eps, which may be too low; the farthest one's distance,
-relative to that estimate."""
+"""Number of a block's tangents above the estimate of the best eps, which may be too low. The farthest of them is above
+it by a share FARTHEST of that estimate."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
@@ -529,7 +529,7 @@ class Shown(NamedTuple):
 def shown_on_one_contour(
     run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, rungs: np.ndarray | None = None
 ) -> Shown:
-    """Return brackets of mu of DP-SGD runs where tangents chosen beforehand decide.
+    """Return brackets of mu of DP-SGD runs by tangents that are chosen beforehand.
 
     The relation must be its own reverse.
 

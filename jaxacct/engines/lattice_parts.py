@@ -84,7 +84,7 @@ class LatticePart(ABC):
         return np.inf
 
     def gaps(self) -> list[tuple[float, float]]:
-        """Return (distance, weight) of distances between atoms that should be multiples of the lattice spacing."""
+        """Return pairs (distance between atoms, weight); the distances should be multiples of the lattice spacing."""
         return []
 
     def step(self, step: float, upper: bool) -> float:

@@ -485,7 +485,7 @@ def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Arra
 
 
 DECAY_ROUNDING = 1e-9
-"""Relative rounding of a decay, which is the difference of two logarithms, and of these logarithms."""
+"""Relative rounding error of a decay, and of the two logarithms whose difference the decay is."""
 FIRST_ORDER = 1.01
 """Factor for the terms beyond the first order of a small error."""
 
