@@ -1,4 +1,4 @@
-"""Canaries, and a trainer's own step that is run many times at once with and without them."""
+"""Canaries, and runs of a trainer's own step, many at once, with and without the canaries."""
 
 from __future__ import annotations
 

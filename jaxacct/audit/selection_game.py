@@ -395,7 +395,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
         with double_precision():
             counts = np.array(_counted_cells(above, key, repetitions), np.int64)
-        counts[-1] -= repetitions.size - size  # selections with K = 0 fill up the chunk
+        counts[-1] -= repetitions.size - size  # the chunk was filled up with selections of K = 0
         return counts
 
     return sum(in_chunks(one, law, runs, seed, progress))[::-1]
@@ -441,7 +441,7 @@ def cell_audit(
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(np.where(one > 0.0, -np.log(one / other), np.inf), kind="stable")
         gain, cost = np.cumsum(one[order]), np.cumsum(other[order])
-    # the event with the best bound at the expected counts
+    # choose the event that has the best bound at the expected counts
     wrong, missed = (np.clip(np.round(x * runs), 0, runs) for x in (cost, 1.0 - gain))
     shown = clopper_pearson(wrong, runs, missed, runs, delta=delta, confidence=confidence).epsilon
     event = order[: int(np.argmax(shown)) + 1]

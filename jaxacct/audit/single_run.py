@@ -159,7 +159,7 @@ def one_run(
     fields, shape = guess_counts(correct, guesses, canaries, delta)
     v, r, m, d = (np.broadcast_to(x, shape).reshape(-1) for x in fields)
     rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - 1e-9
-    # at the upper end of the bracket, r right guesses of r have probability q^r >= error
+    # the upper end is not rejected: there even r right guesses of r have probability q^r >= error
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
     some = rejected(low)
     for _ in range(60):  # more halvings than a float64 has bits
@@ -370,7 +370,7 @@ def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, gues
         side = inverse if guessed == "both" else halved(inverse)
         return ~refuted(np.full(mu.shape, error), c, g, m, side)
 
-    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # at mu = 50 a guess is never wrong in float64
+    return _sections(held, 0.0, 50.0, c.shape[0])[0]  # 50 is enough: no guess is wrong there, in float64
 
 
 def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:

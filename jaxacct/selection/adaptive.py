@@ -220,7 +220,7 @@ class Mixture:
             with backend.job(nodes.size, apart=True):  # NumPy or XLA as for one selection
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
-                self.most = 96  # the lattice engine takes some 20 ms for each node
+                self.most = 96  # fewer nodes, since the lattice engine takes some 20 ms for each
             ends[:, :, some] = found.lower, found.upper
         low, high = ends
         return np.stack([np.where(low >= 0.0, np.minimum(low, 1.0), 0.0), np.where(high <= 1.0, high, 1.0)])
@@ -269,7 +269,7 @@ class Mixture:
         for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
             search.narrow(0.1)
             before = self.nodes.size
-            # this adds nodes, which may change estimates of the sum that the search has used
+            # this adds nodes, which change the estimates of the sum: the search then looks around again
             self.at(search.left[0], width)
             self.at(search.root()[0], width)
             search.around()

@@ -426,7 +426,10 @@ class Lines(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of v with K ends: on each, `r phi'(T(v)) - phi'(v)` is at most its larger end plus `bent - r straight`."""
+    """Cells of v with K ends.
+
+    On a cell `r phi'(T(v)) - phi'(v)` is at most the larger of its values at the two ends, plus `bent - r straight`.
+    """
 
     gain: np.ndarray
     cost: np.ndarray

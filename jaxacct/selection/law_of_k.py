@@ -213,7 +213,7 @@ def require_law(name: str, value: Any) -> None:
 
 
 def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return `law.generating(y)` as NumPy float64 on the host; a user's law may call JAX."""
+    """Return `law.generating(y)` as NumPy float64 on the host, also for a user's law that calls JAX."""
     with double_precision(), np.errstate(all="ignore"):
         value, first, second = law.generating(np.asarray(y, np.float64))
     return np.asarray(value), np.asarray(first), np.asarray(second)

@@ -120,9 +120,8 @@ def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
         meets = np.expm1(at) * (1.0 - p) >= p * base * ROUNDED_UP
         return np.where(meets, np.log1p(p * (np.expm1(at) + base)), np.inf)
 
-    _, best = _least(
-        np.log1p(p / np.maximum(1.0 - p, 1e-300)), value
-    )  # at this end the condition holds even for delta = 1
+    # at the upper end of the search the condition holds even for delta = 1
+    _, best = _least(np.log1p(p / np.maximum(1.0 - p, 1e-300)), value)
     alone = np.where(p == 1.0, np.inf, best)
     return np.where(n == 1.0, 0.0, np.maximum(n - 1.0, 1.0) * alone) * ROUNDED_UP
 
@@ -147,9 +146,8 @@ def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relatio
     value = np.zeros(())
     for side in sides(run, relation):
         values = curve(run, law, RENYI_ORDERS, side)
-        values = np.expand_dims(
-            values, tuple(range(1, 2 + len(shape) - values.ndim))
-        )  # the batch of base and law has fewer axes than `shape`
+        # the batch of base and law may have fewer axes than `shape`
+        values = np.expand_dims(values, tuple(range(1, 2 + len(shape) - values.ndim)))
         values = np.broadcast_to(values, (RENYI_ORDERS.size, *shape))
         value = np.maximum(value, np.asarray(convert(RENYI_ORDERS, values, np.broadcast_to(given, shape)).upper))
     return value
@@ -374,9 +372,8 @@ def _by_intervals(quantity: str, mu: np.ndarray, law: Law, given: np.ndarray, sh
         # at most 1e-9 of delta lies beyond the nodes, where the winners' log-ratio l is taken to be monotone
         far = np.sqrt(2.0 * np.maximum(np.log(mean / 1e-9) - np.log(given), 0.0))
     else:
-        far = np.maximum(
-            given / mu + 0.5 * mu + 2.0, REACHES[1]
-        )  # somewhat beyond the outcome at which the base's loss is eps
+        # the nodes reach somewhat beyond the outcome at which the base's loss is eps
+        far = np.maximum(given / mu + 0.5 * mu + 2.0, REACHES[1])
     reach = np.asarray(np.searchsorted(REACHES[:-1], far))
     solve = order_statistics.crossing if quantity == "epsilon" else order_statistics.divergence
     found = np.empty(mu.size)

@@ -357,7 +357,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # with probability phi(1 - delta(0)) all coupled candidates agree
+    # with probability phi(1 - delta(0)) all coupled candidates agree: delta is at most 1 less this
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward)[0]

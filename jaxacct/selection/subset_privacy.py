@@ -35,7 +35,7 @@ ROUNDED_UP = 1.0 + 1e-12
 RELATIONS = ("remove_one", "add_one")
 """Relations of removing and of adding a record, in the order in which PrivacyProfile takes their deltas."""
 SUM_ERROR = 1e-10
-"""Relative allowance for sums of up to 10^6 products of two masses."""
+"""Allowance for the rounding of sums of up to 10^6 products of two masses, relative to the sum."""
 
 
 def subset_epsilon(

@@ -1,4 +1,4 @@
-"""Worst score of a selection: brackets of its epsilon and delta, the score as an order of outcomes, released laws."""
+"""Worst score of a selection: brackets of epsilon and delta, the score as an order of outcomes, laws of the release."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _run(
             curve = jax.device_put(stacked)
 
     def one(start: int) -> np.ndarray:
-        with double_precision(), np.errstate(all="ignore"):  # a user's law may call JAX
+        with double_precision(), np.errstate(all="ignore"):  # a user's law may call JAX, which must keep float64
             if plain:
                 curve_of_one = _taken(stacked, base[start])
                 return np.stack(_of_one(quantity, effort, curve_of_one, laws.taken(start), values[start]))[:, None]
@@ -141,7 +141,7 @@ def _compiled(quantity: str, effort: Resolution) -> backend.Compiled:
 
 
 def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
-    """Return the bracket of each configuration, one after the other: each stays in the processor's cache."""
+    """Return the bracket of each configuration, one after the other, so that each stays in the processor's cache."""
     return jax.lax.map(
         lambda item: _of_one(quantity, effort, _taken(stacked, item[0]), *item[1:]), (base, laws, values)
     )

@@ -172,7 +172,7 @@ def truncated(law: Law, most: int) -> Categorical:
 
 
 def require_pad(law: Law, space: Any, pad: int | None) -> None:
-    """Raise InputError unless K <= pad for certain, and K is secret."""
+    """Raise InputError if a `pad` is given, and K can exceed it or is public."""
     if pad is None:
         return
     if isinstance(space, Adaptive):

@@ -255,7 +255,7 @@ class Random(Space):
 
 
 def draws_alike(space: Any) -> bool:
-    """Return whether draws with independent keys are i.i.d.; known only of this package's classes, not of subclasses.
+    """Return whether draws with independent keys are surely i.i.d.: only for classes of this package, not subclasses.
 
     >>> draws_alike(grid(rate=[0.1, 0.2])), draws_alike(iter([{"rate": 0.1}]))
     (True, False)

@@ -358,7 +358,7 @@ def _tuned(
     what, more = "a selection", f"; the best {top}" if top > 1 else ""
     if update is not None:
         what, more = f"{count} rounds of a selection", ""
-        # the declaration is also about spaces that are not known yet
+        # the declaration also covers the spaces of later rounds, which are not known yet
         word = "iid, declared" if candidates == "iid" else word
     plans, secret = getattr(plan, "plans", (plan,)), Secret(key)
     note = f"tuning: {what} among runs of the plan; candidates {word}{more}"

@@ -26,7 +26,7 @@ FAR_TOO_MANY = 10**30
 LEVELS = 4
 """Levels of effort; each tuple below has one entry for each level."""
 BITS = (160, 320, 1280, 5120)
-"""Bits of precision of closed forms and of enumeration, by level; some losses cancel to thousands of bits."""
+"""Bits of precision of closed forms and of enumeration, by level; cancellation costs some laws thousands of bits."""
 DIGITS = (4, 10, 15, 22)
 """Decimal digits wanted of a sum over a line, by level; the first level decides most brackets."""
 NODES = (20_000, 100_000, 400_000, 1_000_000)

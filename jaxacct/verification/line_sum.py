@@ -295,7 +295,7 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
     if not np.isfinite(last) and small_loss_steps.only_sampled_gaussians(parts):
         return Plan(line, 2, 0.0, bits, float("inf"))
     if not np.isfinite(last):
-        # a smoothed loss is unbounded on both sides
+        # a smoothed loss is unbounded on both sides, so the gaps are infinite
         line = _line(action, c, wanted, (np.inf, np.inf))
         last = most * 2 * np.pi / line.period
         if not last**2 > 4 * c * (c + 1):

@@ -52,7 +52,7 @@ R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
 """Largest number of records of a data set with a cap: the chance that the cap is reached has as many terms."""
 EITHER = "either"
-"""Direction that stands for both orders of a replaced record: each pair of laws has the larger of its two profiles."""
+"""Direction for both orders of a replaced record: each pair of laws gets the larger profile of its two orders."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _report_noisy_max(asked: Asked, epsilon: Any, noise: str) -> list[Part]:
         return _exponential_mechanism(asked, epsilon)
     if noise not in ("laplace", "exponential"):
         raise NotCovered(f"ReportNoisyMax with {noise} noise")
-    top = ball(epsilon)  # the loss of Laplace noise of scale 1/epsilon, under every relation
+    top = ball(epsilon)  # the loss is that of Laplace noise of scale 1/epsilon, under every relation
     return [] if top.is_zero() else _laplace_loss(asked, top)
 
 

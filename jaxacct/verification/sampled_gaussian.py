@@ -200,7 +200,7 @@ class SampledGaussian:
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error relative to M(c), by lines `strip` away, at angles up to `angle`."""
+        """Bound the trapezoid rule's error relative to M(c), from lines `strip` away at angles up to `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
@@ -340,7 +340,7 @@ class SampledGaussian:
         return top + np.log((1 - rate) * np.exp(-top) + rate * np.exp(y - top + 1j * angle))
 
     def _best_angle(self, c: float, t: float) -> tuple[float, float]:
-        """Return the logarithm of the smallest bound of |M(c + it)| over ANGLES, and its angle, in floats."""
+        """Return the logarithm of the smallest bound of |M(c + it)| over ANGLES, and the angle that gives it, in floats."""
         values = self.log_moved(c, t)
         best = int(np.argmin(values))
         return float(values[best]), float(ANGLES[best])

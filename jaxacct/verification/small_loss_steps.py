@@ -46,7 +46,7 @@ class SmallLossSteps:
         return found
 
     def tail(self, parts: Any, c: Any, t: Any) -> Any:
-        """Bound |M - A| at c + is for all s >= t by the product of all M(c)^n times the sum of n |B|/M(c)."""
+        """Bound |M - A| at z = c + i s for all s >= t by the product of all M(c)^n times the sum of n |B|/M(c)."""
         whole, share = arb(1), arb(0)
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             mean = part.mean(c)
