@@ -53,12 +53,12 @@ class AdaptiveSelection(AnySelection):
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released
-    at k = 0.  Candidate k may be chosen after seeing all earlier outputs, K and public randomness, as long as
-    ``mechanism`` dominates each candidate.  K is independent of the data and need not be secret.  The sum is the exact
-    supremum over all such candidates, so `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a
-    composition with other mechanisms a finite pair replaces the selection.  The pair is made from upper bounds of the
-    selection's profile on a grid, so the kind is "bound".  A selection with fixed K is the K-fold composition itself.
+    where delta_k is the profile of ``mechanism`` composed k times.  Nothing is released at k = 0.  Candidate k may be
+    chosen after seeing all earlier outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.
+    K is independent of the data and need not be secret.  The sum is the exact supremum over all such candidates, so
+    `ja.epsilon` and `ja.delta` return brackets of kind "certified".  In a composition with other mechanisms a finite
+    pair replaces the selection.  The pair is made from upper bounds of the selection's profile on a grid, so the kind
+    is then "bound".  A selection with fixed K is the K-fold composition itself.
 
     Parameters
     ----------

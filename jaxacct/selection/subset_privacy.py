@@ -164,8 +164,8 @@ def expected_cost(
 ) -> Numbers:
     """Compute the expected number of gradient evaluations of tuning on a sample and training.
 
-    It is `E (m q n + (1-q) n)` for "rest" and `E (m q n + n)` for "all", with m = E[K].  Tuning on all data would cost
-    `E m n`.
+    With E epochs and m the mean of K it is `E (m q n + (1-q) n)` for "rest" and `E (m q n + n)` for "all".  Tuning on
+    all data would cost `E m n`.
 
     Parameters
     ----------

@@ -170,7 +170,7 @@ class Space(ABC):
     """Law of configurations {name: value}; `Grid` and `Random` are spaces.
 
     Draws with different keys are independent for a `Grid`, and for a `Random` with the distributions of this package.
-    Of any other space only the user can declare it.
+    For any other space only the user can declare that draws are independent.
 
     >>> from jaxacct import tuning
     >>> isinstance(tuning.grid(rate=[0.1, 0.2]), tuning.Space)

@@ -101,7 +101,7 @@ def tune_on_subset(
     score : params -> a number, larger is better, of public data only; NaN ranks below every number.  Among equal scores
         the candidate drawn first wins.
     candidates : "iid" declares that all draws of a space of your own are independent and from one law, as those of
-        `Grid` and `Random` are.  A space of other draws has no guarantee here.
+        `Grid` and `Random` are.  Draws of any other kind have no guarantee here.
     extrapolate : "sgd" multiplies config["learning_rate"] by the growth of the data in the final run (plan.growth);
         "adam" changes nothing; a function maps (config, growth) to a config.
     warm_start : begin the final run at the winner's parameters (covered by the accounting: Remark 3 of the source).

@@ -1,4 +1,4 @@
-"""Laws with finitely many losses, as two vectors of masses; so is discrete Gaussian noise once its tails are cut."""
+"""Laws with finitely many losses, as two vectors of masses; discrete Gaussian noise is one once its tails are cut."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ class SampledGaussian:
         return top + np.log((1 - rate) * np.exp(-top) + rate * np.exp(y - top + 1j * angle))
 
     def _best_angle(self, c: float, t: float) -> tuple[float, float]:
-        """Return the logarithm of the smallest bound of |M(c + it)| over ANGLES, and the angle that gives it, in floats."""
+        """Return the logarithm of the smallest bound of |M(c + it)| over ANGLES, and the angle of this bound, in floats."""
         values = self.log_moved(c, t)
         best = int(np.argmin(values))
         return float(values[best]), float(ANGLES[best])
