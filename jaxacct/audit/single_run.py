@@ -131,7 +131,7 @@ def one_run(
     correct, guesses, canaries : array_like of whole numbers
         correct <= guesses <= canaries.
     delta : array_like in [0, 1)
-        All broadcast.  With a Plan as claim it may be left out, and is the plan's.
+        All broadcast.  If the claim is a Plan, delta may be left out: it is then the plan's.
     confidence : float in (0, 1)
     claim : Plan, Mechanism, Profile or float, optional
         As for `known_curve_p_value`, which also says what must hold of the guesses.
@@ -293,8 +293,8 @@ def known_curve_p_value(
         c, g and m: correct <= guesses <= canaries.  All broadcast.
     claim : Plan, Mechanism, Profile or float
         The claim about adding or removing one canary: the curve of one run of a plan, the curve of a mechanism, or
-        mu-Gaussian DP for a number mu > 0.  A plan or profile under replace_one or zero_out claims it of replacing a
-        canary, or of zeroing it out.
+        mu-Gaussian DP for a number mu > 0.  A plan or profile under replace_one or zero_out claims the curve of
+        replacing a canary, or of zeroing it out.
     guessed : {"both", "in"}
         "in" if every guess says that a canary was in: sharper, and needs only the curve of removing.
 

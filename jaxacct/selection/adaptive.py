@@ -348,8 +348,8 @@ def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray
 class _Search:
     """Search for the least eps at which a sum is at most a target.
 
-    `low` and `high` surely enclose this eps: at both a bound of the sum was compared with the target.  All other
-    numbers are guesses.
+    `low` and `high` surely enclose this eps: at each of them a bound of the sum was compared with the target.  All
+    other numbers are guesses.
     """
 
     def __init__(self, mixture: Mixture, target: float) -> None:

@@ -253,8 +253,8 @@ def noisy_max_epsilon(
     """Bound k-fold adaptive report noisy max with Gaussian noise: `m^k delta_k(eps) <= delta`.
 
     Here delta_k is the profile of k composed Gaussians.  Each step reports which of m ``candidates`` has the largest
-    noisy score.  For few steps a composition of `ja.GaussianNoisyMax` is usually much tighter.  It is never looser
-    by more than its discretisation.
+    noisy score.  For few steps a composition of `ja.GaussianNoisyMax` is usually much tighter.  Where this
+    composition is looser, it is so only by its discretisation.
 
     Parameters
     ----------

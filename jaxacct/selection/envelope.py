@@ -316,7 +316,7 @@ def _delta(mu: np.ndarray, law: Law, eps: np.ndarray, size: Size) -> np.ndarray:
 def _of_nodes(
     mu: np.ndarray, law: Law, level: np.ndarray, eps: np.ndarray | None, size: Size
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """Return an envelope for a level of delta, the eps (given or solved for), and whether it seems close there."""
+    """Return an envelope for a level of delta, the eps (given or solved for), and whether the envelope seems close."""
     start = IGNORED * level
     x, grown = sketch(mu[:, None], law, start[:, None])
     ends = spread(x, grown, np.diff(x), size.sketch_cells)

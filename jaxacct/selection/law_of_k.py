@@ -224,8 +224,8 @@ def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 class TruncatedNegativeBinomial(Law):
     """Truncated negative binomial law, k >= 1: `Pr[K = k] = (1-gamma)^k/(gamma^-eta - 1) prod_{l<k} (l + eta)/(l + 1)`.
 
-    At eta = 0 it is logarithmic, at eta = 1 geometric.  The mean is `eta (1/gamma - 1)/(1 - gamma^eta)`.  The smaller
-    eta, the less privacy K candidates cost and the more K varies.
+    At eta = 0 the law is logarithmic, at eta = 1 geometric.  The mean is `eta (1/gamma - 1)/(1 - gamma^eta)`.  The
+    smaller eta is, the less privacy K candidates cost, and the more K varies.
 
     Parameters
     ----------

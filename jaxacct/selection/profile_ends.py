@@ -271,7 +271,7 @@ def slopes(law: Law, y: np.ndarray) -> np.ndarray:
 
 
 def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: float) -> float:
-    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` over v in (0, 1]; inf if it overflows."""
+    """Return an upper bound, at least 1, of `phi'(T(v) - p)/phi'(v)` over v in (0, 1]; inf if the bound overflows."""
 
     def bounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return upper bounds of the ratio on cells with `ends` (2, C), and estimates of the ratio at the left ends."""

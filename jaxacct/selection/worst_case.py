@@ -168,7 +168,7 @@ class Attack(float):
     rank : numpy.ndarray, shape (R + 1,)
         Ends of the active intervals of ranks, ascending from 0.
     served : numpy.ndarray, shape (R,)
-        For each interval the largest rank above which it scores; it does not increase.
+        For each interval the largest rank above which its outcomes score; not increasing from interval to interval.
 
     References
     ----------

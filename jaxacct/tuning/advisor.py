@@ -77,7 +77,7 @@ class Option:
     released_noise, candidate_noise : for the released model and for a candidate, the standard deviation of the noise on
         a mean gradient in units of the clip norm: noise multiplier divided by expected batch size.
     epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it.
-    gradients, gradients_95 : gradient evaluations: their expectation and their 95 % quantile by the law of K.
+    gradients, gradients_95 : expectation and 95 % quantile of the gradient evaluations, by the law of K.
     status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because less noise or an
         E[K] above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of
         candidates. "infeasible": nothing meets the target.

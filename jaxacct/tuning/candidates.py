@@ -454,7 +454,7 @@ def side_by_side(
     steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0, 0)))
 
     def drawn(roots: np.ndarray, start: int, stop: int) -> tuple[Any, Any]:
-        """Return the noise on counts and on losses of some steps of all candidates; None where it is not released."""
+        """Return the noise on counts and on losses of some steps of all candidates; None for what is not released."""
         found: list[Any] = []
         for root in roots:
             keys = host_fold_in(host_fold_in(root, STEP_STREAM), np.arange(start, stop)).T

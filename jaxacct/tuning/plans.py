@@ -270,7 +270,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings of one way to run DP-SGD: rate, steps, and its noise in tuning and in the final run."""
+    """Settings of one way to run DP-SGD: rate, steps, noise in tuning, and noise in the final run."""
 
     sampling_probability: float
     steps: int
@@ -454,7 +454,7 @@ def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) 
 def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidates: float = 1.0) -> Mechanism:
     """Return one guarantee for runs that differ: the mean of the profiles if `drawn` at random, else the maximum.
 
-    candidates : E[K] of the selection that uses the guarantee; it multiplies the mass at infinity.
+    candidates : E[K] of the selection that uses the guarantee; E[K] multiplies the mass at infinity.
     """
     if len(runs) == 1:
         return runs[0]
@@ -473,7 +473,7 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """Return the profile of "run K times, release the best" in both directions, from upper bounds of its worst case.
+    """Return the profile of "run K times, release the best" in both directions, from upper bounds of the worst case.
 
     delta : the target for the whole; the points reach deltas far below it.
     """

@@ -110,14 +110,14 @@ def tune(
     make_optimizer : config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train
         side by side, 16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
     space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`, and is independent of the data. Or
-        an `Adaptive` search, whose proposals depend on earlier candidates; it counts as adaptive.
+        an `Adaptive` search, whose proposals depend on earlier candidates, and which counts as adaptive.
     data : pytree of arrays, the plan's dataset_size examples along the first axis.
     plan : a Plan with repetitions; a `MatchedPlan` for candidates that also differ in sampling probability and length;
         a `SearchPlan` for several winners.
     init : JAX key -> first parameters, of equal shapes for all keys.
     score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, and
         among equal scores the candidate drawn first wins: one rule for every K.  An exception in training or scoring a
-        candidate is a NaN, and nothing of it is shown; try both on made-up data before.
+        candidate is a NaN, and nothing of it is shown; try training and scoring on made-up data first.
     candidates : "iid" or "adaptive", as for `selection.select`.  The default is "iid" for a `Grid`, and for a `Random`
         with the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other
         space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;

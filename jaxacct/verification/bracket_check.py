@@ -1,8 +1,9 @@
 """Check of a bracket of epsilon or delta against the mechanism's definition, in ball arithmetic: `ja.verify`.
 
 A wide enclosure of delta(eps) costs almost nothing and refutes grossly false brackets.  Its lower end is
-P(S) - e^eps Q(S) for some sets S of outcomes, among them the best test of a single step.  For Poisson-sampled Gaussians
-its upper end is their delta without sampling, which is at least as large, since H_E(P || Q) is convex in P and in Q.
+P(S) - e^eps Q(S) for some sets S of outcomes, among them the best test of a single step.  For Poisson-sampled
+Gaussians the upper end is the delta of the same Gaussians without sampling.  This is at least as large, since
+H_E(P || Q) is convex in P and in Q.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j 
 folder, "The sum over a line".
 
 A plan, made in floats, chooses the line, the period and length of the sum, and the outputs that are left out.  No
-number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan only makes it wide.
+number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan only widens it.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class LineSum:
         if not plan.smoothing:
             whole = first - _aliases(self.parts, plan, epsilon)
             return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
-        # the second sum is smoothed with 4 times the variance: its terms have e^{4x} for e^x, and its tail is smaller
+        # the second sum is smoothed with 4 times the variance: it has e^{4x} where the first has e^x, and less tail
         most = arb(4)
         aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
         first -= aliases

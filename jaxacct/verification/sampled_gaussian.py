@@ -92,7 +92,7 @@ class SampledGaussian:
         return sampled_hockey_stick(base, self.rate, self.direction, epsilon)
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + is)| from above for all s >= t, on a line moved by an angle, where mix^{it} decays."""
+        """Bound |M(c + i s)| from above for all s >= t, on a line moved by an angle, where mix^{it} decays."""
         value, angle = self._best_angle(float(c.mid()), float(t.mid()))
         fallen = max(float(self.log_mgf(np.array([float(c.mid())]))[0]) - value, 0.0)
         return self._moved_bound(c, t, arb(angle), float(np.log(count) + 12.0) + fallen)
@@ -340,7 +340,7 @@ class SampledGaussian:
         return top + np.log((1 - rate) * np.exp(-top) + rate * np.exp(y - top + 1j * angle))
 
     def _best_angle(self, c: float, t: float) -> tuple[float, float]:
-        """Return the logarithm of the smallest bound of |M(c + it)| over ANGLES, and the angle of this bound, in floats."""
+        """Return the logarithm of the smallest bound of |M(c + it)| over ANGLES, and the angle that gives it."""
         values = self.log_moved(c, t)
         best = int(np.argmin(values))
         return float(values[best]), float(ANGLES[best])

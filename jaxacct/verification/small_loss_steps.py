@@ -2,8 +2,8 @@
 
 A smooth cut divides each output u.  The share chi(u) = Phi((u - place)/width) counts as a large loss, and the share
 1 - chi(u) as a small one.  The moment generating function of a step becomes M = A + B: the small losses are in
-A = E[mix^e (1 - chi)] and the large losses in B = E[mix^e chi].  Where all steps have a small loss, their sum is small
-too, and its share in delta(eps) is known almost exactly.  The sum over the line then has the terms
+A = E[mix^e (1 - chi)] and the large losses in B = E[mix^e chi].  Where all steps have a small loss, the total is small
+too, and the part of delta(eps) from such runs is known almost exactly.  The sum over the line then has the terms
 
     (M^n - A^n) e^{-z eps}/(z (z + 1)),    |M^n - A^n| <= n M(c)^{n-1} |B|,
 
@@ -63,7 +63,7 @@ class SmallLossSteps:
         return p, q
 
     def delta(self, parts: Any, epsilon: Any) -> Any:
-        """Enclose the share in delta of the runs whose steps all have a small loss.
+        """Enclose the part of delta from the runs whose steps all have a small loss.
 
         Proof: README.md, "Steps with small loss taken apart".
         """
@@ -145,7 +145,7 @@ def where_it_falls_to(function: Any, low: float, high: float, wanted: float) -> 
 
 
 def _order(parts: Any, cuts: Any, epsilon: float, gap: float, wanted: float) -> float:
-    """Return the order at which the bound in `SmallLossSteps.delta` is least, in floats; 0 if it is above e^wanted."""
+    """Return the order at which the bound in `SmallLossSteps.delta` is least; 0 if the bound is above e^wanted."""
     a = np.geomspace(1.0, 1e5, 24) / gap
     remove = parts[0][0].direction == "remove"
     total = a * np.log(a) - (1 + a) * np.log1p(a) + (-a * epsilon if remove else (1 + a) * epsilon)
