@@ -16,7 +16,7 @@ MECHANISM = "jaxacct"
 
 
 class OpacusAccountant(IAccountant):
-    """An accountant for Opacus's DP-SGD (Poisson sampling, add or remove one record) that answers certified upper ends.
+    """An accountant for Opacus's DP-SGD (Poisson sampling, add or remove one record); answers are certified upper ends.
 
     `history` is Opacus's list of (noise_multiplier, sample_rate, steps), in which equal consecutive entries are
     joined. Users may assign it, as Opacus's own `get_noise_multiplier` does; every read checks it. `len` is the number

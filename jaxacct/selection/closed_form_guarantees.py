@@ -116,7 +116,7 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: Arr
     delta : array_like in [0, 1)
         The guarantee of every candidate.
     cut : array_like in (0, 1)
-        Upper bound of the probability that K exceeds T.
+        The part of delta that Liu and Talwar pay for stopping at T.
 
     Returns
     -------

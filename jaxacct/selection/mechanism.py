@@ -40,7 +40,7 @@ ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 @register
 @dataclass(frozen=True, eq=False)
 class Selection(AnySelection):
-    """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best: the worst case over scores.
+    """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best: its worst case over scores.
 
     The profile bounds H_E(A(X) || A(X')) of README.md of this folder, "The worst score".  It holds for every score that
     is a total preorder of a candidate's own output and does not depend on K.  Candidates must be i.i.d. given the data;

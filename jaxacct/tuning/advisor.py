@@ -53,8 +53,8 @@ FIXED = "fixed"
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched: more candidates than anybody trains."""
 EPSILON_RTOL, MEAN_RTOL = 1e-4, 0.01
-"""Relative tolerances at which the search for the largest E[K] ends.  It ends at an E[K] that meets the target in two
-cases: epsilon is below the target by at most half of EPSILON_RTOL, or an E[K] larger by at most MEAN_RTOL misses it.
+"""Relative tolerances at which the search for the largest E[K] ends.  It ends at an E[K] that meets the target if
+epsilon is below the target by at most half of EPSILON_RTOL, or if an E[K] larger by at most MEAN_RTOL misses it.
 """
 ONE_TARGET = "ask for one target at a time"
 """Remedy in errors about arguments that must be single numbers."""

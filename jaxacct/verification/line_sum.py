@@ -6,7 +6,7 @@ The trapezoid rule of step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j 
 folder, "The sum over a line".
 
 A plan, made in floats, chooses the line, the period and length of the sum, and the outputs that are left out.  No
-number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan only widens it.
+number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan only widens bounds.
 """
 
 from __future__ import annotations
