@@ -186,7 +186,9 @@ COMMANDS = {
             *_numbers({"dataset_size": "number of records", "batch_size": "expected number of records of a step"}),
             *_numbers({"epochs": "passes over the data", "steps": "instead of --epochs"}),
             _option(
-                "bands", "numbers of bands to compare (default: 2,4,8,16,32 as far as they fit, and a pass of up to 64)"
+                "bands",
+                "numbers of bands to compare (default: 2 4 8 16 32 as far as they fit, and a pass of up to 64)",
+                nargs="+",
             ),
             _ACCURACY[0],
             _option("out", "also write the table, .csv, or a picture, .png, .svg or .pdf (needs matplotlib)", "FILE"),
@@ -411,6 +413,8 @@ def _attach_negatives(arguments: Sequence[str]) -> list[str]:
 
 
 def _unknown(options: argparse.Namespace, word: str) -> str:
+    if re.match(r"[0-9.]", word):
+        return f"unexpected {word!r}; several numbers have commas between, such as 4,16"
     if not word.startswith("-"):
         return f"unexpected {word!r}; see jaxacct {options.command} --help"
     known = [flag for flag, _ in COMMANDS[options.command].options if flag.startswith("--")]

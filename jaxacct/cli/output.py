@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxacct.calibration.dp_sgd_search import BESIDE, USUAL_FLOOR
 from jaxacct.core.bounds import explain
+from jaxacct.core.text import aligned
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.report.claim import CLAIMABLE, down, up
@@ -184,10 +185,8 @@ def _parameter(name: str, value: float) -> str:
 def _aligned_table(table: Table) -> str:
     usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
     shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]
-    rows = [[_short(name, table[name][i]) for name in shown] for i in range(len(table))]
-    widths = [max(map(len, column)) for column in zip(shown, *rows, strict=True)]
-    lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in (shown, *rows)]
-    return "\n".join(lines)
+    rows = ([_short(name, table[name][i]) for name in shown] for i in range(len(table)))
+    return "\n".join(aligned([shown, *rows]))
 
 
 def _short(name: str, value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from decimal import Context, Decimal
 from typing import Any
 
@@ -50,6 +51,12 @@ def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
     # a precision of 2000 digits keeps every digit of a percentage
     shown = shown.scaleb(-2, Context(prec=2000)) if found[0].endswith("%") else shown
     return shown >= exact if up else shown <= exact
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines, their columns right-aligned."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{x:>{w}}" for x, w in zip(row, wide, strict=True)) for row in rows]
 
 
 def bracket(lower: float, upper: float, spec: str) -> str:

@@ -19,8 +19,9 @@ def draw_strategies(advice: Any, axes: Any = None) -> Any:
         axes = axes_for(axes, square=False)
         axes.plot(bands, [one.error for one in banded], "o-", color=colours[0], label="cyclic Poisson, banded noise")
         for (name, label), colour, dash in zip(NAMES.items(), colours[1:], dashes[1:], strict=True):
-            (error,) = [option.error for option in advice.options if option.sampling == name]
-            axes.axhline(error, color=colour, linestyle=dash, label=label)
+            for option in advice.options:
+                if option.sampling == name:
+                    axes.axhline(option.error, color=colour, linestyle=dash, label=label)
         axes.set_xscale("log", base=2)
         axes.set_xticks(bands, list(map(str, bands)))
         axes.set(xlabel="bands (1: DP-SGD)", ylabel="error of prefix sums (clip norms)")

@@ -21,7 +21,7 @@ from jaxacct.calibration.search import least_private, status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.files import optional_package, write_csv
 from jaxacct.core.progress import Progress
-from jaxacct.core.text import outward
+from jaxacct.core.text import aligned, outward
 from jaxacct.core.types import Foreign
 from jaxacct.core.validation import (
     COUNT,
@@ -177,9 +177,7 @@ class Advice:
         return markup.table(title, _HEAD, lines, note)
 
     def __str__(self) -> str:
-        lines: list[tuple[str, ...]] = [_HEAD, *map(_cells, self.options)]
-        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(f"{x:>{w}}" for x, w in zip(line, wide, strict=True)) for line in lines)
+        return "\n".join(aligned([_HEAD, *map(_cells, self.options)]))
 
 
 _NUMBERS = ("E[K]", "sigma", "noise/batch", "epsilon", "gradients", "95 %")

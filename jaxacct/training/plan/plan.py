@@ -25,7 +25,7 @@ from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
-from jaxacct.strategies.strategy import MinSeparation, SingleParticipation, Strategy, Taps
+from jaxacct.strategies.strategy import SingleParticipation, Strategy, Taps
 from jaxacct.training.plan.segments import (
     Block,
     Schedule,
@@ -52,6 +52,7 @@ from jaxacct.training.plan.solver import (
     rest_of_run,
     solve,
     spent_renyi,
+    unit_of_noise,
 )
 from jaxacct.training.step.step_mechanisms import (
     ALLOCATION,
@@ -268,10 +269,8 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def _unit(self) -> float:
-        """Largest norm of a column of the strategy's matrix, or with a fixed order its sensitivity, rounded up."""
         assert self.noise is not None
-        apart = MinSeparation(self.batches) if self.sampling == ORDER else SingleParticipation()
-        return float(self.noise.sensitivity(apart).upper)
+        return unit_of_noise(self.noise, self.sampling, self.batches)
 
     @property
     def batches(self) -> int:

@@ -36,7 +36,7 @@ from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, SAME, nearest_slots, usua
 from jaxacct.representations.renyi_divergences import ORDERS, epsilon_from_renyi, renyi_curve
 from jaxacct.selection.law_of_k import Law
 from jaxacct.strategies.matrices import Identity
-from jaxacct.strategies.strategy import Strategy
+from jaxacct.strategies.strategy import MinSeparation, SingleParticipation, Strategy
 from jaxacct.training.plan.segments import (
     ROUNDING,
     Piece,
@@ -145,17 +145,8 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, way in (("slots", ALLOCATION), ("cap", TRUNCATED), ("groups", CYCLIC)):
         if found[name] is not None and found["sampling"] != way:
             raise InputError(f"{name} = {found[name]!r:.40} needs sampling = {way!r}, found {found['sampling']!r}")
-    if found["sampling"] in (POISSON, CYCLIC) and found["relation"] == "replace_one":
-        raise InputError(
-            f"relation = 'replace_one' is not a relation of plans with sampling = {found['sampling']!r}; give "
-            "noise_multiplier, "
-            "and ask ja.epsilon(plan.mechanism, delta, relation='replace_one'), which is larger"
-        )
-    if found["sampling"] in UNSAMPLED and found["relation"] in DISPLACING:
-        raise InputError(
-            f"relation = {found['relation']!r} does not hold with sampling = {found['sampling']!r}, where one record "
-            f"more moves another to another batch; account for {INSTEAD[found['sampling']]}"
-        )
+    if told := why_not(found["sampling"], found["relation"]):
+        raise InputError(told)
     for name, rule in _RULES.items():
         if found[name] is not None:
             number = check_one(name, found[name], rule, "a plan is for one run")
@@ -179,6 +170,30 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
             "Renyi divergence is known for; fix the steps and their noise in advance"
         )
     return found
+
+
+def why_not(sampling: str, relation: str) -> str:
+    """Return why no plan with a batch rule has a relation; "" if there may be one."""
+    if sampling in (POISSON, CYCLIC) and relation == "replace_one":
+        return (
+            f"relation = 'replace_one' is not a relation of plans with sampling = {sampling!r}; give noise_multiplier, "
+            "and ask ja.epsilon(plan.mechanism, delta, relation='replace_one'), which is larger"
+        )
+    if sampling in UNSAMPLED and relation in DISPLACING:
+        return (
+            f"relation = {relation!r} does not hold with sampling = {sampling!r}, where one record more moves another "
+            f"to another batch; account for {INSTEAD[sampling]}"
+        )
+    return ""
+
+
+def unit_of_noise(strategy: Strategy, sampling: str, batches: int) -> float:
+    """Return the sensitivity, in clip norms and rounded up, that a plan's noise multiplier is relative to.
+
+    It is the largest norm of a column of the strategy's matrix, or with a fixed order that of the steps of a record.
+    """
+    apart = MinSeparation(batches) if sampling == ORDER else SingleParticipation()
+    return float(strategy.sensitivity(apart).upper)
 
 
 def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:

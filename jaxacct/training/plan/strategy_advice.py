@@ -16,13 +16,13 @@ from jaxacct.calibration.noise_rate_steps import Calibration, calibrate_noise_mu
 from jaxacct.core.files import write_csv
 from jaxacct.core.keywords import with_hints
 from jaxacct.core.progress import waiting
-from jaxacct.core.text import outward, plain
+from jaxacct.core.text import aligned, outward, plain
 from jaxacct.core.types import Foreign
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, check_int, check_one, refuse_where
 from jaxacct.mechanisms.dp_sgd_run import ROUNDING, described
-from jaxacct.strategies import BLT, Banded, Identity, MinSeparation, SingleParticipation, Strategy, optimise
-from jaxacct.training.plan.solver import DISPLACING
-from jaxacct.training.step.step_mechanisms import CYCLIC, ORDER, WITH_NOISE
+from jaxacct.strategies import BLT, Banded, Identity, Strategy, optimise
+from jaxacct.training.plan.solver import unit_of_noise, why_not
+from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, ORDER, POISSON, WITH_NOISE
 
 BANDS = (2, 4, 8, 16, 32)
 """Numbers of bands that are compared where the caller names none, as far as they fit."""
@@ -35,8 +35,8 @@ _ONE = "advice is for one run"
 class StrategyOption:
     """One way to sample and to correlate noise, with the least noise that meets the budget.
 
-    ``groups`` are groups of records, slots of a round, or steps of a pass. The noise multiplier is relative to the clip
-    norm; NaN: none meets the budget. ``epsilon`` is a certified upper end, ``relative`` the error by that of DP-SGD.
+    ``groups`` are groups of records, slots of a round, or steps of a pass. The noise multiplier is that of `Plan`; NaN:
+    none meets the budget. ``epsilon`` is a certified upper end, ``relative`` the error by that of DP-SGD.
     """
 
     sampling: str
@@ -57,7 +57,7 @@ class StrategyOption:
 
 @dataclass(frozen=True)
 class StrategyAdvice:
-    """The options that one budget allows, made by `advise_strategy`; the first is DP-SGD with Poisson sampling.
+    """The options that one budget allows, made by `advise_strategy`; a `Plan` takes each of them.
 
     ``print(advice)`` shows a table, ``advice.plot()`` a picture, and ``Plan(**advice.plan_arguments())`` plans a run.
     """
@@ -72,24 +72,15 @@ class StrategyAdvice:
 
     @property
     def best(self) -> StrategyOption:
-        """The option of least error that a `Plan` trains; refused where no noise meets the budget."""
-        planned = [one for one in self.options if one.sampling != ORDER or self.relation not in DISPLACING]
-        known = [one for one in planned if not math.isnan(one.error)]
+        """The option of least error; refused where no noise meets the budget."""
+        known = [one for one in self.options if not math.isnan(one.error)]
         if not known:
             raise InputError(f"target_epsilon = {self.target_epsilon!r} is met by no option; allow more")
         return min(known, key=lambda option: option.error)
 
     def plan_arguments(self, option: StrategyOption | None = None) -> dict[str, Any]:
-        """Return the keyword arguments of the `Plan` of an option, by default of the best one.
-
-        A plan with a fixed order is one about ``zero_out`` or ``replace_one``: ask for advice about these.
-        """
+        """Return the keyword arguments of the `Plan` of an option, by default of the best one."""
         option = option or self.best
-        if option.sampling == ORDER and self.relation in DISPLACING:
-            raise InputError(
-                f"relation = {self.relation!r} does not hold with sampling = {ORDER!r}, where one record more moves "
-                "others; choose another option"
-            )
         found = {name: value for name, value in vars(self).items() if name != "options"} | {"sampling": option.sampling}
         return found | ({"noise": option.strategy} if option.sampling in WITH_NOISE else {})
 
@@ -113,15 +104,13 @@ class StrategyAdvice:
         lines = [list(self.options[0].row())]
         for option in self.options:
             lines.append([safe(name, x) if isinstance(x, float) else str(x) for name, x in option.row().items()])
-        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = ["  ".join(f"{x:>{w}}" for x, w in zip(line, wide, strict=True)) for line in lines]
         notes = ["error: root mean square, of prefix sums by the noise alone, in clip norms"]
-        if not all(math.isnan(option.error) for option in self.options[:-1]):
-            notes.append(f"least error of a Plan: {self.best.sampling}, {self.best.strategy!r}")
-            bands = 2 * max(one.strategy.overlap for one in self.options if one.sampling != ORDER)
+        if not all(math.isnan(option.error) for option in self.options):
+            notes.append(f"least error: {self.best.sampling}, {self.best.strategy!r}")
+            bands = 2 * max([one.strategy.overlap for one in self.options if one.sampling in (POISSON, CYCLIC)] or [0])
             if 2 * self.best.strategy.overlap == bands <= min(self.steps, self.dataset_size // self.batch_size):
                 notes.append(f"more bands may have less error: try bands=[{bands}]")
-        return "\n".join([*table, "", *notes])
+        return "\n".join([*aligned(lines), "", *notes])
 
 
 @with_hints
@@ -138,14 +127,15 @@ def advise_strategy(
 ) -> StrategyAdvice:
     """Compare independent and correlated noise at one budget and one batch size.
 
-    Each option gets the least noise that is certified to meet (target_epsilon, target_delta):
+    Each option that a `Plan` takes under the relation gets the least noise that is certified to meet (target_epsilon,
+    target_delta):
 
     * "poisson": DP-SGD, where each record is in a step with probability q = batch_size / dataset_size;
     * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
     * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups, and each record of
       the group whose turn it is is drawn with probability b q;
     * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: two steps of a record lie ceil(1/q) apart, in passes
-      that keep their order. A plan holds for ``zero_out`` and ``replace_one``.
+      that keep their order. Only ``zero_out`` and ``replace_one`` hold there.
 
     The error is ``sigma sqrt(mean_i e_i)`` with e_i the variance of prefix sum i at noise multiplier 1: the root mean
     squared error of the sums of the first i clipped gradient sums, i = 1, ..., n, in clip norms. It is the error by
@@ -189,33 +179,30 @@ def advise_strategy(
     n = int(check_one("steps", run["steps"], COUNT, _ONE))
     rate, period, slots = batch / size, math.floor(size / batch), math.ceil(size / batch * (1.0 - ROUNDING))
     groups = [1, *_bands(bands, min(period, n)), slots]
-    banded = (partial(Banded, b, n) for b in groups[1:-1])
-    makers: list[Callable[[], Strategy]] = [partial(Identity, n), *banded, partial(_buffered, n, slots)]
     rates, counts = np.minimum(np.multiply(groups, rate), 1.0), np.ceil(np.divide(n, groups))
     rates[-1] = counts[-1] = 1.0  # one Gaussian
     settings: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "relation": relation}
-    with waiting(len(makers) + 2, "options") as work:  # the calibrations count as two options
+    options: list[StrategyOption] = []
+    with waiting(len(groups) + 3, "options") as work:  # the calibrations count as two options
         found = calibrate_noise_multiplier(**settings, sampling_probability=rates, steps=counts)
         work.done += 1
-        allocated = calibrate_noise_multiplier(**settings, slots=slots, steps=n, sampling="random_allocation")
-        strategies: list[Strategy] = []
-        for make in makers:
+        allocated = calibrate_noise_multiplier(**settings, slots=slots, steps=n, sampling=ALLOCATION)
+        rows: list[tuple[str, Callable[[], Strategy], Calibration, int]]
+        rows = [(POISSON, partial(Identity, n), found, 0), (ALLOCATION, partial(Identity, n), allocated, 0)]
+        rows += [(CYCLIC, partial(Banded, b, n), found, place) for place, b in enumerate(groups[1:-1], 1)]
+        rows.append((ORDER, partial(_buffered, n, slots), found, len(groups) - 1))
+        for sampling, make, of, place in rows:
             work.done += 1
-            strategies.append(make())
-
-    def option(sampling: str, place: int, groups: int, chance: float, of: Calibration, scale: float) -> StrategyOption:
-        noise, upper, status = (np.ravel(each)[place] for each in (of.value, of.epsilon.upper, of.status))
-        # the noise of one Gaussian, times the sensitivity of a block, or of all steps where nothing is sampled
-        way = MinSeparation(slots) if sampling == ORDER else SingleParticipation()
-        noise = float(noise * strategies[place].sensitivity(way).upper)
-        error = noise * math.sqrt(np.mean(strategies[place].squared_errors())) * scale
-        relative = error / (float(found.value[0]) * math.sqrt(0.5 * (n + 1)))
-        numbers = groups, chance, noise, error, relative, float(upper), str(status)
-        return StrategyOption(sampling, strategies[place], *numbers)
-
-    names = ["poisson", *[CYCLIC] * (len(groups) - 2), ORDER]
-    options = [option(name, place, groups[place], float(rates[place]), found, 1.0) for place, name in enumerate(names)]
-    options.insert(1, option("random_allocation", 0, slots, 1.0 / slots, allocated, slots * rate))
+            if why_not(sampling, relation):
+                continue
+            strategy, allocation = make(), sampling == ALLOCATION
+            noise, upper, status = (np.ravel(each)[place] for each in (of.value, of.epsilon.upper, of.status))
+            scale = slots * rate if allocation else unit_of_noise(strategy, sampling, slots)
+            error = float(noise) * scale * math.sqrt(np.mean(strategy.squared_errors()))
+            relative = error / (float(found.value[0]) * math.sqrt(0.5 * (n + 1)))
+            at = (slots, 1.0 / slots) if allocation else (groups[place], float(rates[place]))
+            numbers = *at, float(noise), error, relative, float(upper), str(status)
+            options.append(StrategyOption(sampling, strategy, *numbers))
     return StrategyAdvice(tuple(options), epsilon, delta, size, batch, n, relation)
 
 
