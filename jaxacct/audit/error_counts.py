@@ -280,8 +280,8 @@ def from_scores(
         "gaussian_fit" holds only for mechanisms that are Gaussian DP.
     thresholds : array_like, optional
         Numbers chosen without looking at these scores; the error is divided among them (Bonferroni).  By default the
-        best threshold on the first ``held_out`` of either sample is used on the rest, and only the rest counts as
-        trials.
+        best threshold on the first part of each sample, its share ``held_out``, is used on the rest, and only the
+        rest counts as trials.
     held_out : float in (0, 1)
 
     Returns

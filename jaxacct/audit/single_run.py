@@ -319,7 +319,7 @@ def known_curve_p_value(
 def known_curve_test(
     correct: Any, guesses: Any, canaries: Any, claim: Any, *, delta: Any, confidence: float, guessed: str
 ) -> CurveTest:
-    """Answer `one_run` with a claim."""
+    """Return the answer of `one_run` where a claim is given."""
     error = error_of(confidence)
     if delta is None:
         if not isinstance(claim, Plan):

@@ -396,8 +396,8 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     # wide brackets are left out: each would lower the polygon around it, where chords of narrow brackets give more
     ratio, lower, upper = (x[lower >= 0.5 * upper] for x in (ratio, lower, upper))
     lower = np.maximum(lower, 1.0 - ratio)
-    # before the first ratio the bound delta(r) >= 1 - r takes the place of a chord; beyond the last ratio it is used
-    # that delta is at least 0 and does not rise
+    # before the first ratio the bound delta(r) >= 1 - r takes the place of a chord; beyond the last ratio delta is at
+    # least 0 and does not rise
     r = np.concatenate([[0.0], ratio])
     low, high = np.concatenate([[1.0], lower]), np.concatenate([[1.0], upper])
     # the steepest slope that delta can have after r, and the flattest slope that it can have before r

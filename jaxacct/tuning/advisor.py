@@ -245,8 +245,8 @@ def advise(
     epochs, steps : one of the two.
     candidates : numbers E[K], each of which gets the least noise that meets the target.
     noise_multiplier : given in place of candidates: the largest E[K] that it allows is found.
-    shares : in (0, 1].  Share 1 has candidates on all data and no final run.  Below 1 they are on a Poisson sample, and
-        a final run follows.
+    shares : in (0, 1].  Share 1 has candidates on all data and no final run.  Below 1 the candidates are on a Poisson
+        sample, and a final run follows.
     variants : data of the final run: "rest", the data outside the sample, or "all".
     families : of the law of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
     eta : > -1; needed for the family "truncated_negative_binomial", refused without it.

@@ -299,7 +299,7 @@ def several(
     init: Callable[[Any], Any],
     configs: Sequence[Mapping[str, Any]],
 ) -> Group:
-    """Return a function that trains candidates in one call of `train`; words and None in their configs are left out."""
+    """Return a function that trains candidates in one call of `train`; words and None in configs are left out."""
 
     def run(numbers: Sequence[int]) -> list[Any]:
         firsts = [init(secret.key(b"init", number)) for number in numbers]
