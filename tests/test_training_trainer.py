@@ -38,14 +38,14 @@ def test_epsilon_is_that_of_the_ledger(tmp_path):
 
 
 def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
-    real, seen = Ledger.record, []
+    real, seen = Ledger.record_many, []
 
-    def record(self, step, *args, **kwargs):
-        if step == 2:
+    def record_many(self, steps, *args, **kwargs):
+        if 2 in steps:
             raise OSError("disk full")
-        real(self, step, *args, **kwargs)
+        real(self, steps, *args, **kwargs)
 
-    monkeypatch.setattr(Ledger, "record", record)
+    monkeypatch.setattr(Ledger, "record_many", record_many)
     trainer, data = small()
     with pytest.raises(OSError, match="disk full"):
         trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", callbacks=[seen.append], progress=False)

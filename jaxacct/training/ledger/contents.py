@@ -438,14 +438,14 @@ class Contents:
             return Torn(name, noise, rate, TRUNCATED, known[0].cap, known[0].dataset_size)
         return Torn(name, noise, 1.0 if sampling == ALLOCATION else rate, sampling)
 
-    def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
-        """Return whether the entries and one more step of a plan stay within the plan's target and Rényi filter.
+    def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
+        """Return whether the entries and the next steps of a plan stay within the plan's target and Rényi filter.
 
         `Plan.allows` calls this for a plan that has a target or a filter, and describes the arguments.
         """
         held, others = _held(plan, self, self.run)
         more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition)
-        wanted = held + more(1)
+        wanted = held + more(steps)
         if not others and plan.within and wanted <= plan.whole:
             return True
         document = plan.to_json()
@@ -456,7 +456,7 @@ class Contents:
         least = room(plan, self, next_step, partition)
         if least:
             self._certified = document, held + more(least), others
-        return least > 0
+        return least >= steps
 
     def _names(self, run: str | None) -> list[str]:
         return list(self.runs) if run is None else [run]

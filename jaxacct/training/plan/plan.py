@@ -94,8 +94,8 @@ _SEGMENT_NUMBERS = {
 class Allowance(Protocol):
     """Question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers know plans; plans know no ledger."""
 
-    def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None) -> bool:
-        """Return whether the ledger's entries and one more step of the plan stay within its target and filter."""
+    def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
+        """Return whether the ledger's entries and the next steps of the plan stay within its target and filter."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -641,20 +641,20 @@ class Plan(PlanRequest):
         whole = merged([*spent, *scaled(given[2], scale)])
         return type(self).of(whole, self, filter=chosen, noise_multiplier=scale)
 
-    def allows(self, ledger: Allowance, next_step: int, partition: str | None = None) -> bool:
-        """Return whether a ledger's entries and one more step certainly stay within the target; True without one.
+    def allows(self, ledger: Allowance, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
+        """Return whether a ledger's entries and the next steps certainly stay within the target; True without one.
 
         If the plan has a Renyi filter, they must stay within its budget, too.  InputError if the ledger has a filter
         that the plan does not share.  The answer costs nothing while the ledger follows the plan.  With repetitions
         only the current run of the ledger counts.
 
-        next_step : the step to be taken.
+        next_step : the step to be taken, the first of `steps` steps.
         partition : of fixed batches or a round, the partition with which the step will be noted; by default that of the
             ledger's last step entry.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
-        return 0 <= next_step < self.steps and ledger.leaves_room(self, next_step, partition)
+        return 0 <= next_step <= self.steps - steps and ledger.leaves_room(self, next_step, partition, steps)
 
 
 def dominating(releases: Iterable[Release], noise_levels: int, rate_levels: int) -> dict[Release, Release]:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -82,7 +82,7 @@ class Program:
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
         """Set the digests of program and data; the keys and `session` follow from them."""
-        self.carried = carried
+        self.carried, self._later = carried, deque[Prepared]()
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
         form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
@@ -103,8 +103,17 @@ class Program:
         self._compiled = self._traced.lower().compile()
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
-        """Return the step after a lineage, ready to be noted and run."""
-        after, key, _, partition = self.advance(line, step)
+        """Return the step after a lineage, ready to be noted and run; steps must be asked for in their order."""
+        return self._later.popleft() if self._later else self._anew(line, step)
+
+    def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
+        """Return the keys of `count` steps after a lineage, from `step` on; the next calls of `prepared` give them."""
+        for number in range(step + len(self._later), step + count):
+            self._later.append(self._anew(self._later[-1].line if self._later else line, number))
+        return [each.key for each in islice(self._later, count)]
+
+    def _anew(self, line: Lineage, step: int) -> Prepared:
+        after, key, partition = self.advance(line, step)
         return Prepared(after, key, self._numbers(step, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
@@ -129,8 +138,8 @@ class Program:
             return False
         return (found.history.ledger is not None) == ledger
 
-    def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, Numbers, str]:
-        """Return a step's lineage, its keys, its `Numbers`, and the fingerprint of its pass or round ("" if none)."""
+    def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, str]:
+        """Return a step's lineage, its keys, and the fingerprint of its pass or round ("" if none)."""
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]
@@ -144,7 +153,7 @@ class Program:
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut, groups)
-        return after, key, self._numbers(step), key.partition if begins >= 0 else ""
+        return after, key, key.partition if begins >= 0 else ""
 
     def _numbers(self, step: int, words: Any = None) -> Numbers:
         return numbers_at(self._plan, step, self._rule.adaptive, self._rule.private_loss, words)
@@ -225,6 +234,10 @@ class Streamed(Program):
         self._ahead = Ahead(self._batches(line, step, until), self._source.prefetch, self._stop)
         self._nothing, self._add, self._release = (each.lower().compile() for each in self._traced_parts)
 
+    def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
+        """Return no keys: that of a step depends on its batch, which is not loaded yet."""
+        return []
+
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """Return the next step with its batch and keys; steps must be asked for in their order."""
         taken = self._ahead.take()
@@ -264,8 +277,9 @@ class Streamed(Program):
         """Draw and load the batches of steps `step` to `until - 1`; the key of a step depends on its batch."""
         with ThreadPoolExecutor(self._source.workers, "jaxacct source") as pool:
             for number in range(step, until):
-                line, key, settings, partition = self.advance(line, number)
-                who = draw_on_host(self._rule, key.words, key.pass_words, self._plan.dataset_size, settings)
+                line, key, partition = self.advance(line, number)
+                rule, settings = self._rule, self._numbers(number)
+                who = draw_on_host(rule, key.words, key.pass_words, self._plan.dataset_size, settings)
                 batch = self._load(pool, key.words, who)
                 line, key = key_derivation.loaded(line, key, _digest(batch))
                 settings = self._numbers(number, key.words)

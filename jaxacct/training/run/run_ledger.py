@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,19 +22,28 @@ from jaxacct.training.ledger.contents import counted, furthest, one_filter, one_
 from jaxacct.training.ledger.format import Step
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
-from jaxacct.training.run.program import require_same_rows
+from jaxacct.training.run.program import Prepared, Program, require_same_rows
 from jaxacct.training.run.state import History, State, Stretch, document, followed, released
 from jaxacct.training.sharding.placement import Processes
 from jaxacct.training.step.key_derivation import StepKey, digest
-from jaxacct.training.step.step_mechanisms import CYCLIC, composed
+from jaxacct.training.step.step_mechanisms import BY_PASS, CYCLIC, composed
+
+_NOTING = 0.05
+"""Largest share of a run's time that notes should take, by noting several steps at once."""
+_AHEAD = 100
+"""One in so many steps of a plan may be noted ahead, and then counts even if the run is cut off before."""
 
 
 class RunLedger:
-    """Open ledger of a run.  In every process, `note` returns only after the entry is on the disk."""
+    """Open ledger of a run.  In every process, `note` returns only after the entries are on the disk.
 
-    def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark) -> None:
-        self._processes, self._ledger, self._own = processes, ledger, own
+    most : the largest number of steps that are noted at once.
+    """
+
+    def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
+        self._processes, self._ledger, self._own, self._most = processes, ledger, own, most
         self._mark = mark
+        self._last = 0.0, 0.0, 1  # when the last note was written, the seconds that it took, and its steps
 
     @property
     def ledger(self) -> Ledger | None:
@@ -45,16 +56,24 @@ class RunLedger:
             return self._ledger.mark()._replace(run=self._mark.run)
         return self._mark
 
-    def note(self, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
-        """Note a step if the ledger already has it or the budget allows it; return whether the step is noted."""
+    def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
+        """Note a step if the ledger already has it or the budget allows it; return how many steps were noted.
 
-        def noted() -> bool:
+        Further steps are noted with it if notes would otherwise take more than `_NOTING` of the time.
+        """
+
+        def noted() -> int:
             assert self._ledger is not None
+            begin, (last, seconds, steps) = time.perf_counter(), self._last
+            few = math.ceil(seconds * steps / (_NOTING * (begin - last)))
+            count = max(min(few, self._most, plan.steps - step), 1)
             with self._ledger.lock:
                 self._own_run(self._ledger, plan)
-                allowed = _note(self._ledger, plan, step, key, partition)
+                keys = [now.key, *program.later(now.line, step + 1, count - 1)]
+                count = _note(self._ledger, plan, step, keys, now.partition or None)
                 self._mark = self._ledger.mark()
-            return allowed
+            self._last = time.perf_counter(), time.perf_counter() - begin, max(count, 1)
+            return count
 
         return self._decided(noted)
 
@@ -62,12 +81,12 @@ class RunLedger:
         """Note that outputs are about to be seen, after `step` steps."""
         self._decided(lambda: self._write_seen(plan, step, looked))
 
-    def _decided(self, write: Callable[[], bool | None]) -> bool:
+    def _decided(self, write: Callable[[], int | None]) -> int:
         """Write in the first process; send the result, and the ledger's new mark, to all processes."""
         told = lambda: json.dumps([write(), self._mark.lines, self._mark.head]).encode()
         answer, lines, head = json.loads(self._processes.decide(told))
         self._mark = self._mark._replace(lines=lines, head=head)
-        return bool(answer)
+        return answer or 0
 
     def cut_off(self, plan: Plan, step: int) -> None:
         """Note that an error ends the run after `step` steps.  The first process writes; it waits for no other."""
@@ -97,9 +116,17 @@ class RunLedger:
 
 
 def open_run_ledger(
-    processes: Processes, ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
+    processes: Processes,
+    ledger: Ledger | str | os.PathLike[str] | None,
+    state: State,
+    plan: Plan,
+    by: str,
+    note_ahead: int | None,
 ) -> RunLedger | None:
     """Return the ledger with the run of a state as the current one.  The first process opens it."""
+    # a step of a pass that is noted and not taken could make the whole pass dearer
+    share = 1 if plan.sampling in BY_PASS else max(plan.steps // _AHEAD, 1)
+    most = share if note_ahead is None else min(share, note_ahead)
     opened: Ledger | None = None
     own = False
 
@@ -110,22 +137,28 @@ def open_run_ledger(
             return b"" if opened is None else json.dumps(opened.mark()).encode()
 
     told: Any = processes.decide(first)
-    return RunLedger(processes, opened, own, Mark(*json.loads(told))) if told else None
+    return RunLedger(processes, opened, own, Mark(*json.loads(told)), most) if told else None
 
 
-def _note(ledger: Ledger, plan: Plan, step: int, key: StepKey, partition: str | None) -> bool:
-    require_same_rows(ledger, step, key)
-    segment = plan.at(step)
-    entry = (step, key.key_fingerprint, key.batch_fingerprint, *segment[2:4])
+def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
+    """Note all steps whose keys are given if the budget allows them, else the first if it is there or allowed."""
+    require_same_rows(ledger, step, keys[0])
+    entries = [
+        (number, key.key_fingerprint, key.batch_fingerprint, *plan.at(number)[2:4])
+        for number, key in enumerate(keys, step)
+    ]
     sizes = *plan.truncation, plan.groups or 0
-    there = Step(ledger.run, *entry, plan.sampling, partition, *sizes) in ledger.runs[ledger.run].seen
-    if not there and not plan.allows(ledger, step, partition):
-        return False
+    there = Step(ledger.run, *entries[0], plan.sampling, partition, *sizes) in ledger.runs[ledger.run].seen
     until = None if there else ledger.another_way(step, partition)
-    ledger.record(*entry, partition=partition)
+    count = 1 if there or until is not None else len(entries)
+    if not there and not plan.allows(ledger, step, partition, count):
+        if count == 1 or not plan.allows(ledger, step, partition):
+            return 0
+        count = 1
+    ledger.record_many(*zip(*entries[:count], strict=True), partitions=[partition] * count)
     if until is not None:
         ledger.promise(step + 1, until)
-    return True
+    return count
 
 
 def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:

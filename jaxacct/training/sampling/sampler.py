@@ -7,6 +7,7 @@ for word, for data that the host loads.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -51,8 +52,14 @@ def threshold(sampling_probability: float) -> np.ndarray:
     q = check("sampling_probability", sampling_probability, PROBABILITY)
     if np.ndim(q):
         raise InputError(f"sampling_probability has shape {np.shape(q)}, must be a number; one step has one rate")
-    certain, rest = divmod(math.floor(Fraction(float(q)) * 2**64), 2**64)
-    return np.array([certain, *divmod(rest, 2**32)], np.uint32)
+    return np.array(_threshold_words(float(q)), np.uint32)
+
+
+@functools.lru_cache(maxsize=64)
+def _threshold_words(q: float) -> tuple[int, int, int]:
+    """Return the three words of floor(q 2^64)."""
+    certain, rest = divmod(math.floor(Fraction(q) * 2**64), 2**64)
+    return certain, *divmod(rest, 2**32)
 
 
 def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) -> Selection:

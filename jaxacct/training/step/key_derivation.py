@@ -93,7 +93,7 @@ class Lineage(NamedTuple):
     """Origin of a run's randomness: the root, and digests of all that led to the present step.
 
     root : the secret key.  chain : a digest of everything so far.
-    seal : a digest of the state that the chain has led to.
+    seal : a digest of the state that the chain has led to; b"" if it is not known.
     pass_first : the first step of the current pass over the data.  pass_chain : the chain before that step.
     pass_cut : a digest of the pass's other settings.
     """
@@ -150,7 +150,7 @@ def advance(
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
     chain = digest(lineage.chain, program, data, repr(settings).encode())
-    lineage = lineage._replace(chain=chain)
+    lineage = lineage._replace(chain=chain, seal=b"")  # the seal is of the state before this step
     secret = hmac.digest(lineage.root.key, b"step" + chain, "sha256")
     of_pass = hmac.digest(lineage.root.key, b"pass" + digest(lineage.pass_chain, data, cut), "sha256")
     label = of_pass
