@@ -214,3 +214,27 @@ def test_it_composes_and_is_written_down():
 def test_no_event_says_so_in_the_words_of_the_user():
     run = ja.MatrixMechanism(Banded(2, 8), 1.0, BallsInBins(4))
     assert "MatrixMechanism with BallsInBins" in refusal(lambda: ja.interop.to_dp_event(run))
+
+
+@pytest.mark.parametrize("noise", [1e-12, 1e-2, 0.1, 1e3, 1e4, 1e42])
+def test_every_noise_has_an_end(noise, monkeypatch):
+    """Contours are given up early, and theorems remain: no epsilon evaluates the transform at 2,000 points."""
+    seen, transform = [], kernel.transform
+    monkeypatch.setattr(kernel, "transform", lambda *given: seen.append(given[2].size) or transform(*given))
+    run = ja.MatrixMechanism(Banded(2, 6), noise, BallsInBins(6))
+    for relation in ("remove_one", "add_one"):
+        found = ja.epsilon(run, 1e-6, relation=relation)
+        assert 0.0 <= found.lower <= found.upper < np.inf and found.status in ("ok", "width", "zero")
+        at = ja.delta(run, 1.01 * found.upper, relation=relation)
+        assert at.lower <= 1e-6
+    assert sum(seen) < 2000
+
+
+@pytest.mark.parametrize("noise, eps", [(0.3, 2.0), (1.0, 0.5), (30.0, 0.03), (1e4, 1e-5)])
+def test_theorems_hold_without_a_contour(noise, eps):
+    law, at = normals_of(Toeplitz((1.0, 0.8), 6), 6, noise, False), np.array([eps])
+    mean, error = drawn(Toeplitz((1.0, 0.8), 6), noise, 6, eps, 200_000)
+    for sign, value, off in zip((1.0, -1.0), mean, error, strict=True):
+        low, high = kernel.theorems(law, sign, at)
+        assert low[0] - 5.0 * off <= value <= high[0] + 5.0 * off
+        assert noise < 1e3 or high[0] - low[0] < 1e-3 * high[0]

@@ -16,7 +16,7 @@ from jaxacct.accounting.account import answer, by_parts
 from jaxacct.accounting.dispatch import engine_of_mechanism, is_open, single_steps
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
-from jaxacct.core.progress import Progress
+from jaxacct.core.progress import Progress, waiting
 from jaxacct.core.validation import InputError, UnboundedLossError
 from jaxacct.engines.protocol import Answer, Effort, MechanismEngine, MechanismQuestion, register
 from jaxacct.mechanisms import (
@@ -434,12 +434,19 @@ class NeighbouringBins(MechanismEngine):
         shape, _, given = question.flat()
         noise = np.broadcast_to(np.asarray(run.noise_multiplier, np.float64), shape).reshape(-1)
         signs = [1.0 if way == "remove" else -1.0 for way in directions(run, question.relation)]
-        solve = epsilon_of_bins if question.quantity == "epsilon" else delta_of_bins
-        found = [
-            np.max([solve(run.strategy, run.bins, sigma, sign, value) for sign in signs], axis=0)
-            for sigma, value in zip(noise.tolist(), given.tolist(), strict=True)
-        ]
-        answer = Answer(*np.array(found).T)
+        found = np.empty((3, noise.size))
+        with waiting(noise.size) as work:
+            for sigma in np.unique(noise):
+                at, which = np.flatnonzero(noise == sigma), (run.strategy, run.bins, float(sigma))
+                if question.quantity == "delta":
+                    width = 0.01 * question.effort.rtol
+                    found[:, at] = np.max([delta_of_bins(*which, sign, given[at], width) for sign in signs], axis=0)
+                    work.done += at.size
+                    continue
+                for row in at:
+                    found[:, row] = np.max([epsilon_of_bins(*which, sign, given[row]) for sign in signs], axis=0)
+                    work.done += 1
+        answer = Answer(*found)
         status = np.where(is_open(answer, question.effort.rtol), "width", "ok").astype("<U16")
         status[answer.upper == 0.0] = "zero"
         low, middle, high = (end.reshape(shape) for end in answer)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.progress import waiting
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import POSITIVE, InputError
 from jaxacct.kernels.contour.allocation import falling, losses_for
@@ -95,15 +96,15 @@ def epsilon_of_bins(
 
 
 def delta_of_bins(
-    strategy: Strategy, bins: int, noise: float, sign: float, epsilon: float
-) -> tuple[float, float, float]:
-    """Bracket delta of one direction, (lower, estimate, upper)."""
+    strategy: Strategy, bins: int, noise: float, sign: float, epsilon: np.ndarray, width: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bracket delta of one direction at each epsilon, (lower, estimate, upper)."""
     above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
-    at = np.array([epsilon])
+    at, back = np.unique(epsilon, return_inverse=True)
     mu = float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF)
-    high = min(float(above.delta(sign, at)[2, 0]), float(profile_of_gaussian(mu, at)[0]))
-    low, middle = (min(float(end), high) for end in below.delta(sign, at)[:2, 0])
-    return low, middle, high
+    high = np.minimum(above.delta(sign, at, width)[2], profile_of_gaussian(mu, at))
+    low, middle, _ = np.minimum(below.delta(sign, at, width), high)
+    return low[back], middle[back], high[back]
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -112,14 +113,16 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
     mu, found = float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF), []
     slots = max(np.expm1(min(mu * mu, 600.0)) / above.bins.deviation**2, 1.0)  # random allocation of the same deviation
-    for sign in (1.0, -1.0):
-        eps = losses_for(mu, slots, sign)
-        low, _, high = above.delta(sign, eps, 1e-5, tail=True)
-        if below is not above:
-            low = below.delta(sign, eps, 1e-5, tail=True)[0]
-        high = np.minimum(high, profile_of_gaussian(mu, eps))
-        low = np.minimum(low, high)
-        found.append(BracketedProfile(*falling(eps, low, high)))
+    with waiting(2, "directions of a round") as work:
+        for sign in (1.0, -1.0):
+            eps = losses_for(mu, slots, sign)
+            low, _, high = above.delta(sign, eps, 1e-5, tail=True)
+            if below is not above:
+                low = below.delta(sign, eps, 1e-5, tail=True)[0]
+            high = np.minimum(high, profile_of_gaussian(mu, eps))
+            low = np.minimum(low, high)
+            found.append(BracketedProfile(*falling(eps, low, high)))
+            work.done += 1
     return tuple(found)
 
 

@@ -49,8 +49,16 @@ BLOCKS = ((15, 130.0), (9, 380.0))
 """Size of a block, up to a number of nodes: so small that the linear algebra library starts no threads."""
 LEAST = -200.0
 """Exponents with smaller real parts are raised to it, so that no product is subnormal."""
-MOST_WORK = 8e9
-"""Largest number of multiplications for one contour."""
+MOST_WORK = 3e9
+"""Largest number of multiplications for one contour, and in a profile for each loss that is asked about (`SHARE`)."""
+SHARE = 0.02
+"""Share of `MOST_WORK` for each loss of a profile."""
+MOST_NODES = 1500
+"""Largest number of nodes of a lattice."""
+SIZES = 1e-6, 20.0
+"""Sizes of bins for which contours are tried."""
+MOST_TURN = 3.0
+"""Largest shift of a normal that is tried."""
 ABSOLUTE = 1e-14
 """Error of E(k - S)_+ below which float64 does not allow a call."""
 
@@ -93,8 +101,8 @@ class Bins:
     @functools.cached_property
     def deviation(self) -> float:
         """Standard deviation of S."""
-        shared = self.first * np.roll(self.second, 1)
-        return float(np.sqrt(np.sum(np.expm1(self.sizes**2) + 2.0 * np.expm1(shared)))) / self.count
+        shared, risen = self.first * np.roll(self.second, 1), lambda x: np.expm1(np.minimum(x, 600.0))
+        return float(np.sqrt(np.sum(risen(self.sizes**2) + 2.0 * risen(shared)))) / self.count
 
     def runs(self) -> Iterator[tuple[float, float, int]]:
         """Yield (first, second, count) of equal neighbours among the bins 1 to b - 2."""
@@ -117,7 +125,7 @@ def lattice_for(bins: Bins, nats: float) -> Lattice:
     """Choose a lattice whose error is about e^-nats; no bound depends on it."""
 
     def step(largest: float) -> float:
-        width = 0.85 * RIGHT / largest
+        width = min(0.85 * RIGHT / largest, (2.0 * nats) ** 0.5)
         found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
         unit = 2.0 ** (np.floor(np.log2(found)) - 7)
         return float(unit * np.floor(found / unit))  # few binary digits, so that squares of nodes are exact
@@ -153,7 +161,10 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, shift: np.ndarray) ->
 
         weight, angle = normal(y, lattice.step), float(bins.first[0] + bins.second[0] + bins.own)
         share = normal(own, lattice.own_step) if bins.own > 0.0 else np.ones(1)
-        product = sum(w * kernel(size * begin, angle) for w, size in zip(share, alone, strict=True)) * weight
+        if ring:
+            product = sum(w * kernel(size * begin, angle) for w, size in zip(share, alone, strict=True)) * weight
+        else:
+            product = np.sum(share[:, None] * kernel(alone[:, None] * begin, angle), axis=0, keepdims=True) * weight
         for size, angle, many in between:
             product = _times_power(product, kernel(size, angle) * weight, many, lattice.block)
         closed = product.T * kernel(end, float(bins.first[-1] + bins.second[-1]))
@@ -212,8 +223,9 @@ class Errors:
         )
         most = (2.0 * bins.largest + bins.own) * (lattice.step * lattice.half + 1.0)
         self.exponent_units = 48.0 * (most + float(bins.sizes.max()) ** 2) + 60.0
-        straight = [self._sites(0.0, angle, angle, 3) for angle in STRIPS * RIGHT]
-        self.straight = float(np.min(straight))
+        widest = 2.0 * np.pi / max(lattice.step, lattice.own_step)  # no wider strip says more
+        self.strips = STRIPS * min(1.0, widest * max(bins.largest, bins.own) / RIGHT)
+        self.straight = float(np.min([self._sites(0.0, angle, angle, 3) for angle in self.strips * RIGHT]))
 
     def _sites(self, shift: Array, up: Array, down: Array, more: int = 0) -> Array:
         """Add up what one normal's sum is off by; `up` and `down` are the angles by which a strip turns zX."""
@@ -261,7 +273,8 @@ def _geometric(width: Array, shift: Array, step: float) -> Array:
 def decay_of(bins: Bins, x: np.ndarray) -> Decay:
     """Bound Psi from above at ascending x > 0."""
     lattice = lattice_for(bins, 40.0 + np.log(bins.count))
-    errors, angles = Errors(bins, lattice), STRIPS * RIGHT
+    errors = Errors(bins, lattice)
+    angles = errors.strips * RIGHT
     found = Decay(np.zeros(1), np.zeros(1))
     for at, value in zip(x, transform(bins, lattice, x + 0j, np.zeros(x.size)).real, strict=True):
         together = errors.quadrature(0.0, angles, angles, 0.0) * (np.exp(found(at * np.cos(angles))) + errors.straight)
@@ -275,10 +288,10 @@ def decay_of(bins: Bins, x: np.ndarray) -> Decay:
 def shifts(errors: Errors, decay: Decay, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Choose the shift for each z; return it and the log of a bound of the error of the transform, (N,) each."""
     angles, angle, size = errors.bins.angles, np.angle(z)[:, None], np.abs(z)[:, None]
-    shift = TURNS * angle / angles[-1]
+    shift = TURNS * np.minimum(angle / angles[-1], MOST_TURN)
     high, low = angle - angles[0] * shift, angle - angles[-1] * shift  # the angles of z X on the turned paths
     cosine = np.cos(np.minimum(np.maximum(high, -low), RIGHT))
-    up, down = STRIPS * (RIGHT - high)[..., None], STRIPS * (RIGHT + low)[..., None]
+    up, down = errors.strips * (RIGHT - high)[..., None], errors.strips * (RIGHT + low)[..., None]
     with np.errstate(all="ignore"):
         x, moved = size * cosine, shift[..., None]
         wide = np.cos(np.clip(np.maximum(high[..., None] + up, down - low[..., None]), 0.0, RIGHT))
@@ -296,7 +309,7 @@ def shifts(errors: Errors, decay: Decay, z: np.ndarray) -> tuple[np.ndarray, np.
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
     """Bound log |Psi(z)| from above where |z| >= size and low <= arg z <= high, by the best turn."""
-    shift = TURNS * high[..., None] / bins.angles[-1]
+    shift = TURNS * np.minimum(high[..., None] / bins.angles[-1], MOST_TURN)
     ends = (high[..., None] - bins.angles[0] * shift, bins.angles[-1] * shift - low[..., None])
     away = np.maximum(*ends)
     logs = 0.5 * bins.normals * shift * shift + decay(size[..., None] * np.cos(np.minimum(away, RIGHT)))
@@ -358,7 +371,7 @@ def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -
         z, turn = line.at(v + 1j * up)[0][:, None], up / line.scale
         rise, fall = np.cos(turn) - line.bend * np.sin(turn), line.bend * np.cos(turn) + np.sin(turn)
         lean = fall / rise if line.bend > 0.0 else 0.0
-        most = np.linspace(0.0, RIGHT, 40)[1:-1]
+        most = np.linspace(0.0, min(RIGHT, MOST_TURN * bins.angles[-1]), 40)[1:-1]
         least = most * bins.angles[0] / bins.angles[-1]
         # Re(z e^{-i psi}) is concave in psi, hence least at an end
         x = np.minimum(*(z.real * np.cos(psi) + z.imag * np.sin(psi) for psi in (least, most)))
@@ -391,11 +404,15 @@ class Contour(NamedTuple):
             return np.sum((grown * self.value).real, axis=-1), 1.001 * (error + cut / np.pi)
 
 
-def contour(bins: Bins, decay: Decay, k: float, log_goal: float) -> Contour:
-    """Evaluate the transform on a line chosen for k, with errors of some e^log_goal."""
-    x = np.geomspace(decay.x[1], decay.x[-1], 200)
+def contour(bins: Bins, decay: Decay, k: float, log_goal: float, most: float = MOST_WORK) -> tuple[Contour, float]:
+    """Evaluate the transform on a line chosen for k, with errors of some e^log_goal; return its multiplications, too.
+
+    Raises ArithmeticError where at most `most` multiplications do not suffice.
+    """
+    x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
     lattices = [(Errors(bins, lattice), _work(bins, lattice)) for lattice in (lattice_for(bins, nats) for nats in NATS)]
+    lattices = [one for one in lattices if 4.0 * one[1] < most and one[0].lattice.half < MOST_NODES]
     lines = []
     for share, (bend, scale) in itertools.product((0.6, 1.0), SHAPES):
         line = Line(share * saddle, bend, scale * share * saddle)
@@ -411,15 +428,15 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float) -> Contour:
         if not steps:
             continue
         lines.append((end / max(steps)[0], line, end, *max(steps)))
-    best, least = None, np.inf
+    best, least, work = None, np.inf, 0.0
     for nodes, line, end, step, width in sorted(lines, key=lambda one: one[0])[:TRIED]:
         z, speed = line.at(np.linspace(0.0, end, SAMPLE))
         log_factor = np.log(np.abs(speed) * end / SAMPLE / np.abs(z) ** 2) + k * z.real - log_goal
         for errors, work in lattices:
             lost = max(np.logaddexp.reduce(shifts(errors, decay, z)[1] + log_factor), 0.0)
             total = (nodes + 3.0) * work
-            if total < MOST_WORK and np.log(total) + lost < least:
-                best, least = (errors, line, step, width, end), np.log(total) + lost
+            if total < most and np.log(total) + lost < least:
+                best, least, work = (errors, line, step, width, end), np.log(total) + lost, total
     if best is None:
         raise ArithmeticError("no contour is known for these bins")
     errors, line, step, width, end = best
@@ -431,7 +448,8 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float) -> Contour:
     v, last, turns = line.places(FINE, FAR * decay.x[-1]), step * np.array([count]), 2.0 * np.pi * width / step
     sides = tuple(cells_on(bins, decay, line, side * width, v) for side in (1.0, -1.0))
     beyond = Cells(line.at(last)[0].real, log_beyond(bins, decay, line, 0.0, last))
-    return Contour(z, value, np.exp(log_error) * np.abs(factor), sides, -turns - np.log(-np.expm1(-turns)), beyond)
+    cut = -turns - np.log(-np.expm1(-turns))
+    return Contour(z, value, np.exp(log_error) * np.abs(factor), sides, cut, beyond), work
 
 
 def _work(bins: Bins, lattice: Lattice) -> float:
@@ -443,22 +461,68 @@ def _work(bins: Bins, lattice: Lattice) -> float:
     return first
 
 
+def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bound delta without a contour (README.md, "Theorems"): low and high, each (K,)."""
+    excess = lambda x: 0.5 * x * x * np.exp(np.minimum(x, 500.0))  # at least e^x - 1 - x below 500
+    shared = bins.first * np.roll(bins.second, 1)
+    rest = np.sqrt(np.sum(excess(bins.sizes**2) + 2.0 * excess(shared))) / bins.count
+    spread = bins.first + np.roll(bins.second, 1)
+    along = np.sqrt(np.sum(spread**2) + bins.own**2)
+    c = (bins.first * spread + bins.second * np.roll(spread, -1)) / along
+    c[0] += bins.own**2 / along
+    t = np.full(eps.shape, 0.5 * c.mean())
+    for _ in range(20):  # Newton's steps for the log of the projected ratio, which is convex in t
+        logs = c * t[:, None] - 0.5 * c * c
+        ratio = np.logaddexp.reduce(logs, axis=1) - np.log(bins.count)
+        t = t - (ratio - sign * eps) / np.sum(c * np.exp(logs - ratio[:, None]), axis=1) * bins.count
+    tail = lambda x: np.exp(log_ndtr(-sign * x))
+    with np.errstate(over="ignore", invalid="ignore"):
+        k, sized = np.exp(eps), float(bins.sizes.max())
+        p, q = np.mean(tail(t[:, None] - c), axis=1), tail(t)
+        value = p - k * q if sign > 0 else q - k * p
+        off = 1e-14 * np.where(sign > 0, p + k * q, q + k * p)
+        low = value - off
+        ratio = np.mean(np.exp(c * t[:, None] - 0.5 * c * c), axis=1)
+        high = value + off + (0.5 * rest * (1.0 + 1e-9) + np.abs(ratio - np.exp(sign * eps))) * (1.0 if sign > 0 else k)
+        if sign > 0:
+            x = eps + np.log(bins.count)
+            one = np.exp(log_ndtr(0.5 * sized - x / sized)), np.exp(x + log_ndtr(-0.5 * sized - x / sized))
+            low = np.fmax(low, (one[0] * (1.0 - 1e-11) - one[1] * (1.0 + 1e-11)) / bins.count)
+    return np.fmax(np.nan_to_num(low), 0.0), np.fmin(np.nan_to_num(high, nan=1.0), 1.0)
+
+
 class Profile:
     """Brackets of delta in both directions; contours are placed where they are needed."""
 
     def __init__(self, bins: Bins) -> None:
-        self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
-        self.bins, self.contours = bins, list[Contour]()
+        self.bins, self.contours, self.left = bins, list[Contour](), 0.0
+        self.decay = Decay(np.zeros(1), np.zeros(1))
+        sizes = bins.sizes
+        if SIZES[0] <= sizes.min() and sizes.max() <= SIZES[1]:
+            with contextlib.suppress(ArithmeticError):
+                self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
         """Bracket delta_remove (sign 1) or delta_add (-1) by the contours there are: low, middle, high, (3, K)."""
-        k, x = np.exp(sign * eps), self.decay.x[1:]
-        chernoff = np.min(k[:, None] * x + self.decay.log[1:] - 1.0 - np.log(x), axis=1)
-        high = np.ones_like(k) if sign > 0 else np.minimum(np.exp(np.minimum(chernoff - sign * eps + 1e-9, 0.0)), 1.0)
-        found = np.array([np.zeros_like(k), high, high])
+        low, high = theorems(self.bins, sign, eps)
+        if sign < 0 and self.decay.x.size > 1:
+            k, x = np.exp(-eps), self.decay.x[1:]
+            chernoff = np.min(k[:, None] * x + self.decay.log[1:] - 1.0 - np.log(x), axis=1)
+            high = np.minimum(np.exp(np.minimum(chernoff + eps + 1e-9, 0.0)), high)
+        found = np.array([np.minimum(low, high), high, high])
         for one in self.contours:
-            found = _read(one, sign, k, found)
+            found = _read(one, sign, np.exp(np.minimum(sign * eps, 700.0)), found)
         return found
+
+    def _place(self, sign: float, eps: float, error: float) -> None:
+        """Add a contour for one eps, with errors of some `error`, unless too much work was done."""
+        if self.decay.x.size == 1 or sign * eps > 30.0 or error <= (0.01 * ABSOLUTE * np.exp(eps) if sign > 0 else 0.0):
+            return
+        k = float(np.exp(sign * eps))
+        with contextlib.suppress(ArithmeticError):
+            found, work = contour(self.bins, self.decay, k, float(np.log(error)), min(self.left, MOST_WORK))
+            self.contours.append(found)
+            self.left -= work
 
     def delta(
         self, sign: float, eps: np.ndarray, width: float = 1e-6, rough: float | None = None, tail: bool = False
@@ -468,11 +532,13 @@ class Profile:
         With `rough` no smaller error is asked for. In the `tail` of a profile less is asked for: 1e-4 at 1e-6, a
         hundredth below 1e-10, nothing below `least`.
         """
-        found, k = self.known(sign, eps), np.exp(sign * eps)
+        found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
+        if not rough:
+            self.left = MOST_WORK * (2.0 + SHARE * eps.size)
         least = (3e-10 if sign > 0 else 1e-16) if tail else 1e-250
         for at, turn in itertools.product(range(eps.size), range(1 if rough else 2)):
             low, middle, high = found[:, at]
-            if turn == 0 and low > 0.0 and sign > 0 and not rough:
+            if turn == 0 and high - low < 0.01 * high and sign > 0 and not rough:
                 continue  # a rough contour is near
             wanted = min(max(width, 1e-7 / middle**0.5), 1e-2) if tail and middle > 0.0 else width
             if high - low <= wanted * high or high < least:
@@ -480,10 +546,11 @@ class Profile:
             if sign < 0:
                 goal = 0.1 * wanted * k[at] * (middle if low > 0.0 else 0.03 * high)
             else:
-                goal = max(0.1 * wanted * middle, ABSOLUTE) if turn else max(rough or 1e-9, 0.01 * low)
-            with contextlib.suppress(ArithmeticError):
-                self.contours.append(contour(self.bins, self.decay, float(k[at]), float(np.log(goal))))
-                found = _read(self.contours[-1], sign, k, found)
+                goal = max(0.02 * wanted * middle, ABSOLUTE) if turn else rough or max(1e-9, 0.01 * low)
+            placed = len(self.contours)
+            self._place(sign, float(eps[at]), goal)
+            for one in self.contours[placed:]:
+                found = _read(one, sign, k, found)
                 found[1:] = np.minimum(found[1:], np.minimum.accumulate(found[2]))
             if tail and turn == 1 and sign > 0 and found[2, at] - found[0, at] > wanted * found[2, at]:
                 break  # float64 allows no more, here and beyond
@@ -491,6 +558,7 @@ class Profile:
 
     def epsilon(self, sign: float, delta: float, most: float) -> tuple[float, float, float]:
         """Bracket the eps at which delta(eps) = delta; the caller knows that it is at most `most`."""
+        self.left = 3.0 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 1e-2, delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
         many = len(self.contours) + 6
@@ -509,11 +577,14 @@ class Profile:
             elif abs(step) <= 1e-8 * eps:
                 break
             eps = eps + step if low < eps + step < high else 0.5 * (low + high)
-        steps = eps * np.append(0.0, 1e-9 * 2.0 ** np.arange(30))
-        below, above = np.maximum(eps - steps, 0.0), np.minimum(eps + steps, most)
-        less = np.append(below[self.known(sign, below)[0] > delta], 0.0).max()
-        more = np.append(above[self.known(sign, above)[2] <= delta], most).min()
-        return float(less), float(min(max(eps, less), more)), float(more)
+        less, more = 0.0, most
+        for _ in range(4):  # points that lie closer from turn to turn
+            below = np.append(eps - (eps - less) * np.geomspace(1e-9, 1.0, 40), np.linspace(less, eps, 20))
+            above = np.append(eps + (more - eps) * np.geomspace(1e-9, 1.0, 40), np.linspace(eps, more, 20))
+            less = max(less, np.append(below[self.known(sign, below)[0] > delta], 0.0).max())
+            more = min(more, np.append(above[self.known(sign, above)[2] <= delta], most).min())
+            eps = min(max(eps, less), more)
+        return float(less), float(eps), float(more)
 
 
 def _read(one: Contour, sign: float, k: np.ndarray, found: np.ndarray) -> np.ndarray:
