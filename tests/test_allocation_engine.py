@@ -76,8 +76,9 @@ def payoff_of_two(sigma, k, sign):
             return left * mpmath.ncdf(s / 2 - d) - mpmath.ncdf(-d - s / 2)
 
         kink = (mpmath.log(strike) + s * s / 2) / s
-        ends = [-14, *sorted({min(kink - step, 14) for step in (6, 3, 1, mpmath.mpf(1) / 4, 0)}), 14]
-        ends = [end for end in ends if end >= -14]
+        top = s + 14
+        ends = [-14, *sorted({min(kink - step, top) for step in (6, 3, 1, mpmath.mpf(1) / 4, 0)}), kink + 6, top]
+        ends = sorted(end for end in ends if -14 <= end <= top)
         return float(mpmath.quad(lambda u: mpmath.npdf(u) * given(u), ends) / 2)
 
 
@@ -89,6 +90,33 @@ def test_two_slots_against_quadrature(sigma, eps, sign):
     found = allocation.delta(sigma, 2, eps, "remove" if sign > 0 else "add")
     assert found.lower[0] * (1 - 1e-13) <= expected <= found.upper[0] * (1 + 1e-13)
     assert found.upper[0] - found.lower[0] <= 1e-6 * found.upper[0]
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.3])
+def test_where_one_slot_decides_a_closed_form_is_above_and_near(sigma):
+    eps = np.array([0.0, 5.0, 0.5 / sigma**2, 0.5 / sigma**2 + 4.0 / sigma])
+    expected = np.array([payoff_of_two(sigma, np.exp(each), 1) for each in eps])
+    above = allocation_law.one_slot_above(np.full(4, 1.0 / sigma), np.full(4, 2.0), np.exp(eps))
+    assert np.all(above >= expected * (1 - 1e-13))
+    assert sigma > 0.1 or np.all(above <= expected * (1 + 1e-5))
+
+
+def test_one_slot_of_many_is_not_below_a_contour():
+    s, t, k = np.full(3, 10.0), np.full(3, 50.0), np.exp([47.0, 50.0, 53.0])
+    low, _, high, _ = contour.brackets_at(1.0, s, t, k, allocation_law.guess(1.0, s, t, k))
+    above = allocation_law.one_slot_above(s, t, k)
+    assert np.all(low <= above) and np.all(above <= high * (1 + 1e-9)) and np.all(high - low < 1e-9 * high)
+
+
+@pytest.mark.parametrize(("sigma", "sign"), [(0.15, 1), (0.3, 1), (0.3, -1)])
+def test_profiles_of_little_noise_against_quadrature(sigma, sign):
+    """Where delta is large, parity of call and put makes brackets narrow that were a few thousandths wide."""
+    profile = contour.round_profile(1.0 / sigma, 2.0, float(sign))
+    for place in np.linspace(0, np.searchsorted(-profile.lower, -1e-5), 5).astype(int).tolist():
+        eps = profile.epsilon[place]
+        expected = payoff_of_two(sigma, np.exp(sign * eps), sign) * (1.0 if sign > 0 else np.exp(eps))
+        assert profile.lower[place] * (1 - 1e-12) <= expected <= profile.upper[place] * (1 + 1e-12)
+        assert sign < 0 or eps < 0.3 or profile.upper[place] - profile.lower[place] <= 5e-4 * expected
 
 
 def test_both_directions_agree_at_zero():

@@ -60,6 +60,8 @@ OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
 brackets are rarely narrower than this."""
 WIDE = 8e-4
 """A bracket of epsilon relatively wider than this is solved again, with more losses for rounds of random allocation."""
+MOST_BY_LOSSES = 3e-3
+"""Relative width above which more losses do not help, since the profile at single losses is as wide."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -446,7 +448,9 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
     """
     worst, _, contradicted = found
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
-    which: tuple[tuple[random_allocation.Losses, np.ndarray], ...] = ("dense", wide & ended), ("far", wide & ~ended)
+    with np.errstate(invalid="ignore"):
+        useful = wide & ended & (worst.upper - worst.lower <= MOST_BY_LOSSES * worst.upper)
+    which: tuple[tuple[random_allocation.Losses, np.ndarray], ...] = ("dense", useful), ("far", wide & ~ended)
     for losses, asked in which:
         try:
             some = take_rows(question.mechanism, rows[asked]) if asked.any() else None

@@ -139,7 +139,9 @@ def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> t
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
-    if sign < 0:
+    if sign > 0:
+        high = np.fmin(high, allocation_law.one_slot_above(s, t, k))
+    else:
         low, high = low / k * (1.0 - 8.0 * ROUNDOFF), high / k * (1.0 + 8.0 * ROUNDOFF)
     gaussian = closed_form.delta(s * (1.0 + 2.0 * ROUNDOFF), eps)
     low, high = np.where(low > 0.0, low, 0.0), np.where(high >= 0.0, np.minimum(high, 1.0), 1.0)

@@ -387,13 +387,26 @@ def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[
                 high = np.minimum(profile.upper, profile_of_gaussian(mu, profile.epsilon))
                 found.append(_without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
             both.append(found)
-        made = list(zip(*both, strict=True))
+        made = [_with_one_start(*pair) for pair in zip(*both, strict=True)]
     with _LOCK:
         for key, pair in zip(rounds, made, strict=True):
             _KEPT[(*key, losses)] = pair
         while len(_KEPT) > KEPT:
             _KEPT.pop(next(iter(_KEPT)))
     return made
+
+
+def _with_one_start(*pair: RoundProfile) -> Profiles:
+    """Narrow both profiles by each other: at eps = 0 both are TV(P, Q), and delta(eps) >= 1 - (1 - TV) e^eps."""
+    least, most = max(one.lower[0] for one in pair), min(one.upper[0] for one in pair)
+    if not least <= most:
+        return pair[0], pair[1]
+
+    def narrowed(one: RoundProfile) -> RoundProfile:
+        floor = 1.0 - (1.0 - least) * np.exp(one.epsilon) * (1.0 + 8.0 * ROUNDOFF * (1.0 + one.epsilon))
+        return RoundProfile(one.epsilon, np.maximum(one.lower, floor), np.minimum(one.upper, most))
+
+    return narrowed(pair[0]), narrowed(pair[1])
 
 
 def prepare(rounds: Sequence[tuple[float, float]]) -> None:

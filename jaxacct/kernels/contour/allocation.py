@@ -472,6 +472,13 @@ Compositions of many rounds depend mostly on the largest deltas.  For these, cho
 few 1e-4 of delta; in the tail, by a few hundredths."""
 LONG = 1000
 """Number of nodes on a line above which a wide bracket gets no other contour: longer lines gain little and are slow."""
+VERY_LONG, MOST_LONG = 1500, {1.0: 3, -1.0: 0}
+"""Lines of more nodes take up to a second each. So in a profile that is not dense only the first few of one round and
+turn are evaluated, by sign."""
+LEAST_BY_PARITY = 1e-6
+"""Delta above which a wide bracket is asked of the other payoff, whose error is absolute."""
+LEAST_OF_CONTOURS = 1e-30
+"""Delta below which theorems suffice: it is that of the last loss."""
 KNOWN = 0.3
 """A bracket's estimate replaces the guess of delta if the bracket is at most this wide, relative to its upper end."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
@@ -500,6 +507,7 @@ LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
 """Number of losses on each of two grids at which the guess of the profile is evaluated."""
+LOG_TWO_PI = np.log(2.0 * np.pi)
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
@@ -523,18 +531,31 @@ class Contour(NamedTuple):
 
 
 def contours_at(
-    sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE
+    sign: float,
+    s: Array,
+    t: Array,
+    k: Array,
+    guess: Array,
+    tolerance: Array | float = TOLERANCE,
+    most_long: int | None = None,
 ) -> list[tuple[Array, Contour]]:
     """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all arrays are (B,).
 
     Return (row numbers, contour) of each group of rows. Lines in a group have similar lengths, so little is padded.
+
+    most_long : if given, the largest number of long lines of one mechanism; later rows with long lines are left out.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
     goal = guess + np.log(tolerance)
-    rows = np.flatnonzero(_bulk_chance(where, k) > goal) if sign > 0 else np.zeros(0, int)
+    kept = np.arange(len(s))
+    if most_long is not None:
+        long = np.flatnonzero(where.line.count > VERY_LONG)
+        before = [np.sum((s[long[:place]] == s[row]) & (t[long[:place]] == t[row])) for place, row in enumerate(long)]
+        kept = np.setdiff1d(kept, long[np.array(before, int) >= most_long])
+    rows = kept[_bulk_chance(rows_of(where, kept), k[kept]) > goal[kept]] if sign > 0 else np.zeros(0, int)
     if rows.size == 0:
-        return _evaluated(sign, s, t, where)
+        return [(kept[at], one) for at, one in _evaluated(sign, s[kept], t[kept], rows_of(where, kept))]
     below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], rows_of(where, rows))
     for share in LOWER_SHARES:
         # a bulk that ends lower is tried where the bulk's line has more than 100 nodes
@@ -547,9 +568,9 @@ def contours_at(
         shorter = other.line.count < where.line.count[some] + below.line.count[long]
         alone = np.flatnonzero((_bulk_chance(other, k[some]) <= goal[some]) & shorter)
         where = replaced(where, some[alone], rows_of(other, alone))
-        kept = np.setdiff1d(np.arange(rows.size), long[alone])
-        rows, below = rows[kept], rows_of(below, kept)
-    rest = np.setdiff1d(np.arange(s.size), rows)
+        others = np.setdiff1d(np.arange(rows.size), long[alone])
+        rows, below = rows[others], rows_of(below, others)
+    rest = np.setdiff1d(kept, rows)
     found = [(rest[at], one) for at, one in _evaluated(sign, s[rest], t[rest], rows_of(where, rest))]
     above = _evaluated(sign, s[rows], t[rows], rows_of(where, rows), below)
     return found + [(rows[at], one) for at, one in above]
@@ -748,9 +769,12 @@ def put_below(s: Array, t: Array, k: Array) -> Array:
     """Bound log E(k - S)_+ from above, (B,), by the smallest log(e^{ck} E e^{-cS}/(e c)) over several c."""
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
     near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point if S were normal
+    edge = (np.log(t * k)) / s + 0.5 * s
+    alone = t / (s * k) * np.exp(-0.5 * (edge**2 + LOG_TWO_PI) - log_ndtr(edge))  # the saddle point of max X < t k
     grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]
+    grid = np.concatenate([grid, alone[:, None] * np.geomspace(0.1, 10.0, 9)], axis=1)
     none, one = np.full_like(s, -np.inf), np.ones_like(s)
-    start = tilted_mode(s, t, grid[:, -1]) - REACH
+    start = tilted_mode(s, t, np.max(grid, axis=1)) - REACH
     windows = Windows(none, one, -none, one, start, np.full_like(s, REACH))
     cells = cells_of(s, t, windows, CELLS)
     log = log_power(cells, cuts_of(cells, windows), t, grid, -1.0)[0]
@@ -808,8 +832,12 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
         k = np.exp(sign * asked.eps)
         low, high = allocation_law.bounds(sign, asked.s, asked.t, k)
         if sign < 0:
+            # e^-660 stands for all smaller deltas
+            high = np.fmin(high, np.exp(np.maximum(put_below(asked.s, asked.t, k), -660.0)))
             low, high = low / k, high / k
-        low, high = _narrowed(asked, *_outward(low, high))
+        else:
+            high = np.fmin(high, allocation_law.one_slot_above(asked.s, asked.t, k))
+        low, high = _narrowed(asked, *_outward(low, high), dense)
         low, high = np.fmax(low, 0.0), np.fmin(np.where(np.isnan(high), 1.0, high), 1.0)
         low = np.where(low <= high, low, 0.0)
         ends = np.cumsum(sizes)[:-1]
@@ -838,19 +866,20 @@ def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
     return RoundProfile(eps, np.maximum.accumulate(low[::-1])[::-1], np.minimum.accumulate(high))
 
 
-def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
     """Narrow bounds from theorems where contours can be placed; a round whose contours fail keeps these bounds."""
     rows = np.flatnonzero((asked.s > LEAST_S) & (asked.s < MOST_S) & (asked.t > 1.0) & (asked.t <= MOST_SLOTS))
     if rows.size == 0:
         return low, high
     try:
-        least, most = _by_contours(rows_of(asked, rows), low[rows], high[rows])
+        some = rows_of(asked, rows)
+        least, most = _by_parity(some, *_by_contours(some, low[rows], high[rows], dense), dense)
     except (ArithmeticError, ValueError, IndexError, MemoryError):
         rounds = np.unique(asked.owner[rows])
         if rounds.size > 1:
             for one in rounds:
                 at = asked.owner == one
-                low[at], high[at] = _narrowed(rows_of(asked, at), low[at], high[at])
+                low[at], high[at] = _narrowed(rows_of(asked, at), low[at], high[at], dense)
         return low, high  # the bounds from theorems
     low[rows], high[rows] = least, most
     return low, high
@@ -867,19 +896,22 @@ def _outward(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return low * (1.0 - 8.0 * ROUNDOFF), high * (1.0 + 8.0 * ROUNDOFF)
 
 
-def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
     """Narrow bounds from theorems by contours; a contour's bracket that contradicts the theorems is not used."""
     sign, s, t, eps, owner = asked
     least, most = low.copy(), high.copy()
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     last = np.searchsorted(owner, owner, side="right") - 1
     hopeless = np.zeros(eps.size, bool)
-    wide = np.arange(eps.size)
-    apart = np.log(np.expm1(eps) + NEAR * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
+    wide = np.flatnonzero(~(high - low <= _wanted(logs) * high) & (high > LEAST_OF_CONTOURS))
+    apart = np.log(np.expm1(np.abs(eps)) + NEAR * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
+        if wide.size == 0:
+            break
         groups = list(_in_groups(wide, owner, together, apart, distance))
         placed = np.array([_place_for(rows, sign, int(last[rows[0]])) for rows in groups])
-        for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)]):
+        hopeless[wide] = True  # losses whose lines are not evaluated
+        for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], None if dense else MOST_LONG[sign]):
             at = np.concatenate([groups[one] for one in some])
             each = np.repeat(np.arange(some.size), [groups[one].size for one in some])
             hopeless[at] = contour.place.line.count[each] > LONG
@@ -892,8 +924,21 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray) -> tuple[np.n
         wide = ~(high - low <= _wanted(logs) * high)
         # below delta = e^-42 a contour of its own hardly narrows the bracket of a loss
         wide = np.flatnonzero(wide & (logs > -42.0) & ~hopeless)
-        if wide.size == 0:
-            break
+    return low, high
+
+
+def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Narrow wide brackets of large delta_remove by E(k - S)_+, whose error is absolute: delta_remove = 1 - k + put."""
+    width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
+    rows = np.flatnonzero(~(high - low <= width * high) & (high > LEAST_BY_PARITY) & (asked.eps < 30.0))
+    if asked.sign < 0 or rows.size == 0:
+        return low, high
+    k, gap, wrong = np.exp(asked.eps[rows]), -np.expm1(asked.eps[rows]), 32.0 * ROUNDOFF
+    least, most = np.maximum((low[rows] - gap) / k - wrong, 0.0), (high[rows] - gap) / k + wrong
+    put = rows_of(asked, rows)._replace(sign=-1.0, eps=-asked.eps[rows])
+    least, most = _by_contours(put, least, most, dense)
+    low[rows] = np.fmax(low[rows], gap + k * (least - wrong))
+    high[rows] = np.fmin(high[rows], gap + k * (most + wrong))
     return low, high
 
 
@@ -933,8 +978,10 @@ def _read(contour: Contour, each: np.ndarray, eps: np.ndarray) -> tuple[np.ndarr
     return lower, estimate, upper
 
 
-def _placed(asked: _Asked, logs: np.ndarray, rows: np.ndarray, cut_off: float) -> list[tuple[np.ndarray, Contour]]:
+def _placed(
+    asked: _Asked, logs: np.ndarray, rows: np.ndarray, cut_off: float, most_long: int | None
+) -> list[tuple[np.ndarray, Contour]]:
     sign, s, t, eps, _ = asked
     s, t, eps, logs = s[rows], t[rows], eps[rows], logs[rows]
     shift = np.where(sign > 0, 0.0, -eps)  # log of the call or put = log(delta) + shift
-    return contours_at(sign, s, t, np.exp(sign * eps), logs + shift, cut_off * _wanted(logs))
+    return contours_at(sign, s, t, np.exp(sign * eps), logs + shift, cut_off * _wanted(logs), most_long)

@@ -24,6 +24,10 @@ SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
 """Cap on the logarithm of the bound of a window's modulus; a larger bound would be useless."""
+LEAST_S_OF_ONE_SLOT = 3.0
+"""Smallest 1/sigma for which one slot is tried as the only large one."""
+LEFT_TO_OTHERS = np.geomspace(1e-12, 0.3, 24)
+"""Shares of the threshold tried as the most that the other slots have."""
 SLACK = 1e-11
 """Relative allowance for the rounding of a sum over cells: masses are off by at most some hundred units (section 5)."""
 
@@ -246,6 +250,22 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
         lower = np.fmax(lower, np.maximum(-away, 0.0) * (1.0 - 4.0 * ROUNDOFF))
         upper = np.where(np.isnan(upper), np.where(sign > 0, 1.0, k), upper)
     return np.where(lower <= upper, lower, 0.0), upper
+
+
+def one_slot_above(s: Array, t: Array, k: Array) -> Array:
+    """Bound E(S - k)_+ from above where one slot carries nearly all (README.md, section 6), (B,); 1 elsewhere."""
+    found = np.ones_like(s)
+    rows = np.flatnonzero((s > LEAST_S_OF_ONE_SLOT) & (t > 1.0))
+    s, t, k = s[rows, None], t[rows, None], k[rows, None]
+    with np.errstate(all="ignore"):
+        others = k * LEFT_TO_OTHERS
+        strike = t * (k - others)
+        edge = np.log(strike) / s + 0.5 * s
+        first, second = tail(edge - s), strike * tail(edge)
+        value = first - second + (100.0 + 10.0 * (edge * edge + s * np.abs(edge))) * ROUNDOFF * (first + second)
+        large = (t - 1.0) * tail(np.log(t * others / (t - 1.0)) / s + 0.5 * s) * (1.0 + 1e-9)
+        found[rows] = np.min(np.where(np.isnan(value + large), 1.0, value + large), axis=1, initial=1.0)
+    return found
 
 
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
