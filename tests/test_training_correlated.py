@@ -23,7 +23,7 @@ from jaxacct.report import subjects
 from jaxacct.training import AdaptiveClip, Ledger, Plan, PrivateLoss, Source, Trainer, fresh_key
 from jaxacct.training.ledger.contents import Spent, ahead
 from jaxacct.training.ledger.format import Step
-from jaxacct.training.run.state import released
+from jaxacct.training.run.state import Stretch, released
 from jaxacct.training.sampling import sampler
 from jaxacct.training.sharding.placement import Placement
 from jaxacct.training.step import step_mechanisms
@@ -475,24 +475,75 @@ def test_noise_that_falls_under_another_plan_counts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "before, after",
+    "fact, before, after",
     [
-        (of_groups(strategies.BLT(2, 12), 12, 24), lambda noise: of_groups(noise, 24, 24)),  # columns grow
-        (of_groups(strategies.PrefixSum(12), 12, 16), lambda noise: of_groups(noise, 24, 16)),  # a level more
-        (of_groups(), lambda noise: of_groups(noise, rate=0.25)),
-        (of_groups(), lambda noise: of_groups(noise, groups=5)),
+        ("noise", of_groups(strategies.BLT(2, 12), 12, 24), lambda noise: of_groups(noise, 24, 24)),  # columns grow
+        ("noise", of_groups(strategies.PrefixSum(12), 12, 16), lambda noise: of_groups(noise, 24, 16)),  # a level more
+        ("noise", of_groups(), lambda noise: of_groups(strategies.Toeplitz((0.8, 0.6)))),
+        ("noise", of_groups(), lambda noise: of_groups(None)),
+        ("expected_batch_size", of_groups(), lambda noise: of_groups(noise, rate=0.25)),
+        ("groups", of_groups(), lambda noise: of_groups(noise, groups=5)),
     ],
-    ids=["columns", "tree", "rate", "groups"],
+    ids=["columns", "tree", "matrix", "independent", "rate", "groups"],
 )
-def test_a_run_goes_on_with_its_own_noise_groups_and_rate(before, after, tmp_path):
-    state = stopped_at(8, before)
-    other = after(before.noise)
-    assert "share noise" in refusal(lambda: trainer_of(other).fit(state, DATA, progress=False))
+def test_what_must_stay_is_asked_alike_everywhere(fact, before, after, tmp_path):
+    """The plan, the ledger of a loop of one's own, and trainers with and without a ledger."""
+    other, path = after(before.noise), tmp_path / "run.jsonl"
+    noted = trainer_of(before)
+    state = noted.fit(
+        noted.init(jnp.zeros(3), KEY), DATA, ledger=path, progress=False, callbacks=[lambda s: s.step == 4]
+    )
     with Ledger.create(tmp_path / "l.jsonl", before) as ledger:
         ledger.replan(other)
         ledger.replan(before)
         record(ledger, 0, plan=before)
-        assert "share noise" in refusal(lambda: ledger.replan(other))
+        doors = [
+            lambda: other.require_noise_of(before),
+            lambda: ledger.replan(other),
+            lambda: trainer_of(other).fit(stopped_at(4, before), DATA, progress=False),
+            lambda: trainer_of(other).fit(state, DATA, progress=False, ledger=path),
+        ]
+        (told,) = {refusal(door) for door in doors}
+    assert told.startswith(f"{fact} must be the same as in the steps so far") and "share noise" in told
+
+
+@pytest.mark.parametrize(
+    "steps, sigmas, alone",
+    [
+        ([0, 1, 2, 3], [1.0] * 4, 0),
+        ([0, 1, 2, 3], [1.0, 1.0, 2.0, 2.0], 0),  # rises
+        ([0, 1, 2, 3], [2.0, 2.0, 1.0, 1.0], 1),  # falls
+        ([0, 1, 3, 4], [1.0] * 4, 1),  # a gap
+        ([4, 5, 6, 7], [1.0] * 4, 1),  # the beginning is missing
+        ([0, 1, 0, 1], [1.0] * 4, 2),  # from the beginning again, with other keys
+        ([0, 1, 1, 2], [1.0] * 4, 1),  # a step again: the next one follows either
+    ],
+)
+def test_what_does_not_follow_costs_alike_everywhere(steps, sigmas, alone):
+    """Ledger, stop rule, and the history of a run without a ledger; with independent noise nothing is added."""
+    gaussians = lambda counts: sum(number for release, number in counts.items() if release.sampling_probability == 1.0)
+    for noise, expected in ((SHARED, alone), (None, 0)):
+        spent, ahead_of, stretches = Spent(shared=0 if noise else None), 0, []
+        for number, (step, sigma) in enumerate(zip(steps, sigmas, strict=True)):
+            plan = of_groups(noise, sigma=sigma)
+            ahead_of += gaussians(ahead(plan, spent, step, 1, f"pass {step // 4}"))
+            entry = Step("r", step, f"k{number}", "b", sigma, 0.5, CYCLIC, f"pass {step // 4}", groups=4)
+            spent.add(entry)
+            stretches.append(Stretch(plan, step, step + 1, ""))
+        assert gaussians(spent.releases) == ahead_of == expected
+        if len({*steps}) == len(steps):  # a history holds no step twice
+            assert gaussians(released(stretches)) == expected
+
+
+def test_independent_noise_may_fall_with_a_ledger(tmp_path):
+    """No step has the noise of another, so that the ledger counts what the plan does."""
+    falls = {"target_epsilon": 5.0, "noise_schedule": [(8, 2.0), (None, 1.0)]}
+    trainer = trainer_of(of_groups(sigma=None, noise=None, **falls))
+    state = trainer.init(jnp.zeros(3), KEY)
+    done = [trainer.fit(state, DATA, progress=False, ledger=ledger) for ledger in (None, tmp_path / "run.jsonl")]
+    assert {(one.stopped, float(one.epsilon.upper)) for one in done} == {
+        ("finished", float(trainer.plan.epsilon.upper))
+    }
 
 
 def test_trees_keep_their_length():
@@ -511,16 +562,16 @@ def test_records_that_move_to_other_groups_are_refused():
     for plan in (of_groups(), of_groups(None), order):
         state = stopped_at(6, plan)
         told = refusal(lambda plan=plan, state=state: trainer_of(plan).fit(state, DATA[::-1].copy(), progress=False))
-        assert "data differ" in told
+        assert "data must be the same" in told
         assert trainer_of(plan).fit(state, DATA.copy(), progress=False).step == 16
 
 
 def test_another_clip_norm_or_other_parameters_are_refused():
     state = stopped_at(6, of_groups())
-    for changed in ({"clip_norm": jnp.float32(0.01)}, {"params": jnp.zeros(2)}):
+    for fact, changed in (("clip_norm", {"clip_norm": jnp.float32(0.01)}), ("trained", {"params": jnp.zeros(2)})):
         other = dataclasses.replace(state, **changed)
         told = refusal(lambda other=other: trainer_of(of_groups()).fit(other, DATA, progress=False))
-        assert "another clip norm or other trained parameters" in told
+        assert told.startswith(fact) and "share noise" in told
 
 
 def test_a_state_that_has_not_begun_goes_with_any_plan():
@@ -575,9 +626,9 @@ def test_a_pass_takes_only_steps_of_its_own_rule(tmp_path):
             record(ledger, 0, partition="x", plan=plan)
             ledger.replan(groups)
             before = ledger.releases()
-            assert ahead(groups, ledger.runs[ledger.run], 1, 1, "x")[Release(CYCLIC, 2.0, 1.0)] == 2
+            assert ahead(groups, ledger.runs[ledger.run], 1, 1, "x")[Release(CYCLIC, 2.0, 1.0)] == 1
             record(ledger, 1, partition="x", plan=groups)
-            assert (ledger.releases() - before)[Release(CYCLIC, 2.0, 1.0)] == 2
+            assert (ledger.releases() - before)[Release(CYCLIC, 2.0, 1.0)] == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -588,14 +639,14 @@ def test_a_ledger_counts_all_that_branches_of_a_run_tell(seed):
     that follow its own on the same branch.  The stop rule must expect what is counted.
     """
     rng = np.random.default_rng(seed)
-    for rate in (1.0 - 1e-9, 0.1):
+    for rate, begins in ((1.0 - 1e-9, 0), (0.1, 0), (1.0 - 1e-9, None)):
         for _ in range(200):
             groups = int(rng.integers(1, 5))
-            column = np.abs(rng.normal(size=int(rng.integers(1, groups + 1))))
+            column = np.abs(rng.normal(size=int(rng.integers(1, groups + 1)) if begins == 0 else 1))
             column /= np.linalg.norm(column)
             entries, tips = [], [-1]
             plan = plan_of(None, 24, 20, groups, 1.0, rate)
-            spent = Spent()
+            spent = Spent(shared=begins)  # None: independent noise
             for number in range(int(rng.integers(3, 14))):
                 tip = tips.pop() if rng.random() < 0.7 else int(rng.choice(tips))
                 step = entries[tip][0] + 1 if tip >= 0 else 0

@@ -36,8 +36,8 @@ from jaxacct.training.step.step_mechanisms import (
     POISSON,
     TRUNCATED,
     UNSAMPLED,
-    WITH_NOISE,
     Release,
+    Turn,
     composed,
     release_of_pass,
 )
@@ -105,6 +105,7 @@ class Spent:
     next : the step number that follows the last counted entry.
     looks : the `seen` entry of the current plan, or None.
     owed : steps that still count, of earlier plans that were replaced after their outputs had been seen.
+    shared : the step from which steps of cyclic Poisson sampling share noise; None: their noise is independent.
     """
 
     releases: Counter[Release] = field(default_factory=Counter)
@@ -121,6 +122,7 @@ class Spent:
     next: int = 0
     looks: Seen | None = None
     owed: Counter[Release] = field(default_factory=Counter)
+    shared: int | None = 0
 
     def add(self, entry: Step | Spend | Torn | Seen) -> None:
         """Count one more entry; an exact replay of a step counts once."""
@@ -141,13 +143,14 @@ class Spent:
             return
         self.seen.add(entry)
         again = entry.step in self.numbers
-        if entry.sampling == CYCLIC and not again:
-            self._before(entry)
+        shares = entry.sampling == CYCLIC and self.shared is not None
+        if shares and not self.leads_to(entry.turn):
+            self._release(entry)
         self.last, self.next = entry, entry.step + 1
         self.again += again
         self.steps += 1
         self.numbers.add(entry.step)
-        if entry.sampling in BY_PASS and entry.partition is not None and not (again and entry.sampling == CYCLIC):
+        if entry.sampling in BY_PASS and entry.partition is not None and not (again and shares):
             new = _Partition(entry.sampling, entry.sampling_probability, entry.groups)
             partition = self.partitions.setdefault(entry.partition, new)
             if partition.has_room_for(entry):
@@ -155,21 +158,9 @@ class Spent:
                 return
         self._release(entry)
 
-    def _before(self, entry: Step) -> None:
-        """Count what a step with correlated noise releases of earlier steps, unless these are counted already."""
-        if not self.leads_to(entry.step, entry.groups, entry.noise_multiplier):
-            self._release(entry)
-
-    def leads_to(self, step: int, groups: int, noise_multiplier: float) -> bool:
-        """Return whether the entries hold all earlier steps that share noise with a step, at no more noise.
-
-        They do if the last entry is of the step before, under the same groups.  A record's last earlier step is then in
-        the pass of this step or in the one before (README.md, "Lines").
-        """
-        if step == 0 or self.last is None:
-            return step == 0
-        before = (self.last.step, self.last.sampling, self.last.groups)
-        return before == (step - 1, CYCLIC, groups) and self.last.noise_multiplier <= noise_multiplier
+    def leads_to(self, now: Turn) -> bool:
+        """Return whether the entries hold all earlier steps that share noise with a step, or the step itself."""
+        return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
         """Count one release.  A step of an unknown pass or round counts with share 1, whatever its entry says."""
@@ -416,6 +407,8 @@ class Contents:
             if spent.looks is not None and spent.looks.looked:
                 spent.owed = self.promised(entry.run)
             spent.looks = None if entry.told else Seen(entry.run, spent.next, entry.plan.steps, False)
+        if not headers or spent.shared is None:
+            spent.shared = spent.next if entry.plan.shared else None
         headers.append(entry)
 
     def torn(self, fragment: bytes) -> Torn:
@@ -487,9 +480,10 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
         found[Release(plan.sampling, noise, 1.0)] += min(last, end) - step
     elif before < noise**-2:
         found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
-    if plan.sampling in WITH_NOISE:
+    cyclic = plan.sampling == CYCLIC and (plan.shared or spent.shared is not None)
+    if cyclic or plan.sampling == ORDER:
         again = sum(step <= number < end for number in spent.numbers)
-        again += plan.sampling == CYCLIC and not spent.leads_to(step, plan.groups or 0, plan.at(step).noise_multiplier)
+        again += cyclic and not spent.leads_to(plan.turn(step))
         if again:
             least = min(segment.noise_multiplier for segment in plan.segments)
             found[Release(plan.sampling, least, 1.0)] += again

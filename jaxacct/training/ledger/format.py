@@ -16,7 +16,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import load, plan_document
-from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, SAMPLING, TRUNCATED
+from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, SAMPLING, TRUNCATED, Turn
 
 _FORMAT, _VERSION = "jaxacct.ledger", 2
 """Format and version in the line of a run.  Version 1, which did not note that outputs were seen, is read too."""
@@ -69,6 +69,11 @@ class Step(NamedTuple):
     cap: int = 0
     dataset_size: int = 0
     groups: int = 0
+
+    @property
+    def turn(self) -> Turn:
+        """The step as one that shares noise, in 0 groups if its rule has none."""
+        return Turn(self.step, self.groups, self.noise_multiplier)
 
 
 class Spend(NamedTuple):

@@ -65,7 +65,9 @@ from jaxacct.training.step.step_mechanisms import (
     TRUNCATED,
     WITH_NOISE,
     Release,
+    Turn,
     composed,
+    require_kept,
 )
 
 GROWTH = 2.0**20
@@ -277,12 +279,21 @@ class Plan(PlanRequest):
         """Number of batches of one size in a pass over the data."""
         return math.ceil(self.dataset_size / self.segments[0].expected_batch_size)
 
+    @property
+    def shared(self) -> bool:
+        """Whether steps of cyclic Poisson sampling share noise."""
+        return self.sampling == CYCLIC and self.noise is not None and self.noise.overlap > 1
+
+    def turn(self, step: int) -> Turn:
+        """Return a step as one that may share noise; in 0 groups if its rule has none."""
+        return Turn(step, self.groups or 0, self.at(step).noise_multiplier)
+
     def taps(self, step: int) -> Taps | None:
         """Return the weights that make the noise of a step from independent noise; None where it is independent.
 
         The independent noise has standard deviation `noise_multiplier` times the clip norm.
         """
-        if self.noise is None or (self.noise.overlap == 1 and self.sampling == CYCLIC):
+        if self.noise is None or not (self.shared or self.sampling == ORDER):
             return None
         own, past, keep, of_sum, of_fresh = self.noise.taps(step)
         if not past.size:  # a diagonal matrix: one buffer that stays empty
@@ -290,21 +301,16 @@ class Plan(PlanRequest):
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
     def require_noise_of(self, other: Plan) -> None:
-        """Raise InputError if a run may not go on with this plan after the other one, whose steps share noise with it.
-
-        Both must have the same groups and rate, and strategies with the same coefficients and norms of columns.
-        """
+        """Raise InputError if a run may not go on with this plan after the steps of another one, with shared noise."""
         if other.taps(0) is None:
             return
         same = False
         if self.noise is not None and other.noise is not None:
             with contextlib.suppress(InputError):  # a matrix whose columns differ is for its own number of steps
                 same = other.noise.for_steps(self.steps) == self.noise and other._unit == self._unit
-        if not same or (self.groups, self.segments[0][3:]) != (other.groups, other.segments[0][3:]):
-            raise InputError(
-                "noise, groups, batch size or sampling differs from that of the run so far, whose steps share noise "
-                "with the next ones; go on with that plan, or recalibrate it"
-            )
+        require_kept("noise", same)
+        require_kept("groups", self.groups == other.groups)
+        require_kept("expected_batch_size", self.segments[0][3:] == other.segments[0][3:])
 
     def at(self, step: int) -> Segment:
         """Return the segment that a step (from 0) belongs to."""
@@ -775,16 +781,14 @@ def _strategy_of_run(
             f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use a matrix whose columns "
             "fall from their first entry"
         )
-    noise = [segment.noise_multiplier for segment in segments]
-    if known.overlap > 1 and any(after < before for before, after in pairwise(noise)):
-        raise InputError(
-            f"noise_multiplier falls from {max(noise):g} to {noise[-1]:g} during the run; with correlated noise "
-            "earlier steps would cost more afterwards: let it stay or rise"
-        )
-    if len({segment[3:] for segment in segments}) > 1:
-        raise InputError(
-            "expected_batch_size changes during the run, and records would move between steps; let it stay"
-        )
+    for before, after in pairwise(segments):
+        last = Turn(before.end - 1, groups or 0, before.noise_multiplier)
+        if known.overlap > 1 and not Turn(after.start, groups or 0, after.noise_multiplier).follows(last):
+            raise InputError(
+                f"noise_multiplier falls from {last.noise_multiplier:g} to {after.noise_multiplier:g} during the run; "
+                "with correlated noise earlier steps would cost more afterwards: let it stay or rise"
+            )
+        require_kept("expected_batch_size", before[3:] == after[3:])
     if groups is not None and blocks(segments, CYCLIC, dataset_size)[0].length != groups:
         raise InputError("expected_batch_size must be sampling_probability * dataset_size / groups; use that")
     return known

@@ -31,7 +31,7 @@ from jaxacct.training.step import key_derivation, noise
 from jaxacct.training.step.key_derivation import Lineage, StepKey
 from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, numbers_at
-from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TRUNCATED, WITH_NOISE
+from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TRUNCATED, WITH_NOISE, require_kept
 
 Item = TypeVar("Item")
 _PATIENCE = 1.0
@@ -87,11 +87,7 @@ class Program:
         self._digest, self._data = program, data
         form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
         self._cut = form + data  # data that lie otherwise cannot be compared
-        if before.pass_cut[:32] == form and before.pass_cut != self._cut:
-            raise InputError(
-                "data differ from those of the steps so far, and a record that moves would change its group; give the "
-                "same data in the same order, or begin another run with trainer.init(state.params)"
-            )
+        require_kept("data", before.pass_cut[:32] != form or before.pass_cut == self._cut)
         if self.frozen is not None:  # the program's digest covers its form, but not its arrays
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
         # the program's digest does not cover these two rules, since their noise is an argument of the program

@@ -26,7 +26,7 @@ from jaxacct.training.run.program import Prepared, Program, require_same_rows
 from jaxacct.training.run.state import History, State, Stretch, document, followed, released
 from jaxacct.training.sharding.placement import Processes
 from jaxacct.training.step.key_derivation import StepKey, digest
-from jaxacct.training.step.step_mechanisms import BY_PASS, CYCLIC, composed
+from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kept
 
 _NOTING = 0.05
 """Largest share of a run's time that notes should take, by noting several steps at once."""
@@ -261,11 +261,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     earlier = composed(released(stretches))
     noted = [entry for entry in ledger.runs[name].noted if entry.note == note] if name in ledger.runs else []
     new = bool(stretches) and not any(entry.mechanism == earlier for entry in noted)
-    if new and plan.sampling == CYCLIC:
-        raise InputError(
-            f"ledger begins at step {state.step}, and the steps before it share noise with the next ones; go on "
-            "without a ledger, or give one from the first step on"
-        )
+    require_kept("ledger", not (new and plan.shared))
     counting = [ledger.counting(each) if each != name else ledger.runs[each] for each in names]
     held = [total(counting)] if names else []
     together = compose(*held, earlier) if new else compose(*held) if held else earlier

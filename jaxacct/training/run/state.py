@@ -22,7 +22,7 @@ from jaxacct.training.ledger.format import LAST_STEP, Run, words
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import plan_document
 from jaxacct.training.step.key_derivation import Lineage, Secret
-from jaxacct.training.step.step_mechanisms import CYCLIC, Release
+from jaxacct.training.step.step_mechanisms import Release, Turn
 
 __all__ = ["State"]
 
@@ -189,20 +189,17 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 
 
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
-    """Count the releases of some stretches; a pass that two of them share counts in both.
-
-    Where groups take turns, a Gaussian stands for earlier steps with which a stretch shares noise, if the stretch does
-    not begin where the one before it ended, or begins with less noise.
-    """
+    """Count the releases of some stretches; a pass that two of them share counts in both."""
     counts: Counter[Release] = Counter()
-    known, before = 0, 0.0
+    last: Turn | None = None
+    known = 0
     for plan, first, end, _ in stretches:
         counts.update(plan.releases_between(first, end))
-        if plan.sampling == CYCLIC and first < end:
-            noise = plan.at(first).noise_multiplier
-            if first != known or noise < before:
-                counts[Release(CYCLIC, noise, 1.0)] += 1
-            before = plan.at(end - 1).noise_multiplier
+        begins = last is None and first == known  # no earlier step shares noise
+        if plan.shared and first < end:
+            if not begins and not plan.turn(first).follows(last):
+                counts[plan.turn(first).alone()] += 1
+            last = plan.turn(end - 1)
         known = end
     return counts
 

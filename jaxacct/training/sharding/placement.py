@@ -33,6 +33,7 @@ from jaxacct.training.step import key_derivation
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Correlated, StepRule, private_step
+from jaxacct.training.step.step_mechanisms import require_kept
 
 _FRAME = 256
 """Number of bytes sent first: the length of a message and its beginning.  Longer messages take a second round."""
@@ -162,12 +163,10 @@ class Placement:
         if self._rule.buffers:
             past = self._rule.no_past(trained)
             if state.past is not None and state.past.arrays is not None:  # pickling leaves them out
-                form = lambda *of: [*map(jnp.shape, jax.tree.leaves(of[0])), key_derivation.digest_tree(of[1])]
-                if form(state.past.arrays, state.past.clip_norm) != form(past, state.clip_norm):
-                    raise InputError(
-                        "state has another clip norm or other trained parameters than the steps so far, whose noise "
-                        "the next ones share; give the state as fit left it"
-                    )
+                forms = [[*map(jnp.shape, jax.tree.leaves(each))] for each in (state.past.arrays, past)]
+                norms = map(key_derivation.digest_tree, (state.past.clip_norm, state.clip_norm))
+                require_kept("clip_norm", len({*norms}) == 1)
+                require_kept("trained parameters", forms[0] == forms[1])
                 past = state.past.arrays
             opt_state = Correlated(past, opt_state)
         carried = Carried(trained, opt_state, state.clip_norm, np.int32(state.not_finite))

@@ -57,6 +57,45 @@ The two change two batches, by 2 C and by C.  These are orthogonal within a pass
 """
 
 
+_SHARED = "the next ones share noise with them"
+STAYS = {
+    "noise": f"{_SHARED}; let it stay, or recalibrate the plan so far",
+    "groups": f"{_SHARED}, and records would move; let it stay",
+    "expected_batch_size": f"{_SHARED}, and records would move; let it stay",
+    "data": "records would change their groups; give the same in the same order, or begin another run by trainer.init",
+    "clip_norm": f"{_SHARED}; give the state as fit left it",
+    "trained parameters": f"{_SHARED}; give the state as fit left it",
+    "ledger": f"{_SHARED}; go on without a ledger, or give one from the first step on",
+}
+"""Facts that stay what they are in all steps of a run with shared noise, each with the reason and the remedy."""
+
+
+def require_kept(fact: str, kept: bool) -> None:
+    """Refuse to go on with a run unless a fact of `STAYS` is what it was in the steps so far."""
+    if not kept:
+        raise InputError(f"{fact} must be the same as in the steps so far: {STAYS[fact]}")
+
+
+class Turn(NamedTuple):
+    """Step of cyclic Poisson sampling: its number, the number of groups, its noise multiplier."""
+
+    step: int
+    groups: int
+    noise_multiplier: float
+
+    def follows(self, last: Turn | None) -> bool:
+        """Return whether the noise of earlier steps in this one costs nothing more than the passes do.
+
+        All these steps led to `last`, the step before, in the same groups, at no more noise.  Otherwise `alone` counts.
+        """
+        before = (self.step - 1, self.groups)
+        return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
+
+    def alone(self) -> Release:
+        """Return the Gaussian of a step as if every record were in it, which covers earlier steps in its noise."""
+        return Release(CYCLIC, self.noise_multiplier, 1.0)
+
+
 class Release(NamedTuple):
     """One noisy sum: the rule of its batch, its noise multiplier, and the share of the data in the batch.
 
