@@ -228,14 +228,14 @@ def test_a_rate_is_solved_for_in_rows_with_steps_and_rows_with_epochs(capsys):
     line = ["--noise-multiplier", "1.5", "--epochs", "3", "--target-epsilon", "2", "--target-delta", "1e-5"]
     assert main(["calibrate", *line]) == 0
     assert "run " not in capsys.readouterr().out  # no other number follows
-    line = ["--noise-multiplier", "4", "--slots", "10", "--epochs", "3,4", "--sampling", "shuffled", "--epsilon", "1"]
+    line = ["--noise-multiplier", "4", "--slots", "3", "--epochs", "1,2", "--sampling", "shuffled", "--epsilon", "1"]
     assert main(["delta", *line]) == 0
     assert "zero_out" in capsys.readouterr().out  # a table says the relation where it is not the usual one
 
 
 def test_a_report_knows_the_slots_that_follow_from_a_batch_size(tmp_path):
     sampling = "shuffled"
-    run = {"noise_multiplier": 2.0, "batch_size": 30, "dataset_size": 1000, "epochs": 2, "delta": DELTA}
+    run = {"noise_multiplier": 2.0, "batch_size": 300, "dataset_size": 1000, "epochs": 2, "delta": DELTA}
     table = ja.sweep(run | {"sampling": sampling}, progress=False)
     claim = report(table, tmp_path / "page.html").claims[0]
     assert claim.may_be_claimed and claim.upper >= table["upper"][0]
