@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,7 @@ from jaxacct.training.run.run_ledger import (
     require_same,
 )
 from jaxacct.training.run.state import NOTHING, History, Looks, Past, State, followed, shown
-from jaxacct.training.sharding.placement import Placement
+from jaxacct.training.sharding.placement import Placement, copied
 from jaxacct.training.source import Source, source_of_mapped
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
@@ -404,8 +405,13 @@ class Trainer:
                     if not noted:
                         see()
                         noted = True
-                    stop = self._called(callbacks, shown(self._state(now(), program.frozen), looks), looks)
-                    stop, looks.seen = processes.any(stop, looks.seen)
+                    view = shown(self._state(now(), program.frozen), looks)
+                    stop, alive = self._called(callbacks, view, looks), weakref.ref(view)
+                    del view
+                    kept = looks.at_this or alive() is not None  # arrays that the next step must not overwrite
+                    stop, looks.seen, kept = processes.any(stop, looks.seen, kept)
+                    if kept and program.overwrites and not stop:
+                        carried = copied(carried)
                     if stop:
                         looks.seen |= told.shows
                         see(looks.seen)

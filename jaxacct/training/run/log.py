@@ -183,10 +183,11 @@ class RunLog:
             leaf.copy_to_host_async()
         for look in done:
             assert look.when is not None
-            told = numbers_of(look.observed) | {"seconds": look.when - self._begin, "steps_per_second": look.rate}
+            observed = jax.device_get(look.observed)
+            told = numbers_of(observed) | {"seconds": look.when - self._begin, "steps_per_second": look.rate}
             record = {"event": "step", "run": self._run, "step": look.step, "not_private": told}
-            if look.observed.value is not None:
-                record["private"] = {"loss": np.asarray(look.observed.value).item()}
+            if observed.value is not None:
+                record["private"] = {"loss": np.asarray(observed.value).item()}
             look.record = record
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:

@@ -59,7 +59,10 @@ class Program:
 
     session : a digest of all that decides the steps after a checkpoint: equal sessions repeat them exactly.
     traces : the jaxprs of all programs that are compiled.
+    overwrites : whether a step overwrites the arrays of the `Carried` that it is given.
     """
+
+    overwrites = True
 
     def __init__(
         self,
@@ -113,8 +116,9 @@ class Program:
         return Prepared(after, key, self._numbers(step, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run one step, which must be in the ledger before."""
-        return self._compiled(carried, key.words, key.pass_words, self._whole, settings, self.frozen)
+        """Run one step, which must be in the ledger before.  It overwrites the arrays of ``carried``."""
+        words, pass_words, now = self._where.small((key.words, key.pass_words, settings))
+        return self._compiled(carried, words, pass_words, self._whole, now, self.frozen)
 
     def close(self) -> None:
         """Do nothing: only a streamed program has threads to end."""
@@ -182,6 +186,8 @@ class Streamed(Program):
     ever used twice.
     """
 
+    overwrites = False  # an interrupt within a step writes a checkpoint of the state before it
+
     def __init__(
         self,
         where: Placement,
@@ -244,6 +250,7 @@ class Streamed(Program):
         """Run one step once the step two before it is done, so that few batches wait on the device."""
         done, self._before = self._before, carried.not_finite
         jax.block_until_ready(done)
+        words, now = self._where.small((key.words, settings))
         sums = self._nothing(carried, self.frozen)
         structure = jax.tree_util.tree_structure(self._source.layout.example)
         for first in range(0, batch.mask.size, self._micro):
@@ -252,8 +259,8 @@ class Streamed(Program):
             if batch.weights is not None:
                 rows = (rows, batch.weights[part])
             placed = self._where.batch((rows, batch.indices[part], batch.mask[part]))
-            sums = self._add(carried, key.words, sums, *placed, self.frozen)
-        return self._release(carried, key.words, sums, settings)
+            sums = self._add(carried, words, sums, *placed, self.frozen)
+        return self._release(carried, words, sums, now)
 
     def close(self) -> None:
         """End the threads and wait for them."""

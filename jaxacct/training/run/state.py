@@ -95,12 +95,13 @@ class Looks:
     """Record of whether callbacks have looked at outputs.
 
     seen : whether callbacks of this or of an earlier `fit` have looked.
+    at_this : whether they have looked at the state with which they were called last.
     now : the state with which the callbacks are being called, or None.
     note : called before the first look of this `fit`; if it raises, the callback gets the error instead of outputs.
     """
 
     def __init__(self, seen: bool, note: Callable[[], Any]) -> None:
-        self.seen = seen
+        self.seen, self.at_this = seen, False
         self.now: State | None = None
         self._note: Callable[[], Any] | None = note
 
@@ -109,7 +110,7 @@ class Looks:
         if self._note is not None:
             self._note()
             self._note = None
-        self.seen = True
+        self.seen = self.at_this = True
 
     def over(self) -> None:
         """Note that the `fit` has ended: outputs seen after this cannot have ended it."""
@@ -144,7 +145,7 @@ def shown(state: State, looks: Looks) -> State:
     """Return the state that is about to be given to callbacks."""
     view = object.__new__(_Shown)
     vars(view).update(vars(state), looks=looks)
-    looks.now = view
+    looks.now, looks.at_this = view, False
     return view
 
 

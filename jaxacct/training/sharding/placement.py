@@ -151,14 +151,14 @@ class Placement:
     def data(self, data: Any, users: Any) -> Any:
         """Return the data (grouped by users, if any) as the step takes them: each device has its own rows."""
         if self.mesh is None:
-            data = _anew(data)
+            data = _on_device(data)
             return data if users is None else user_data(data, users, self._size)
         if users is None:
             return _rows_on_mesh(data, self.mesh, self._size)
         return _users_on_mesh(data, users, self.mesh, self._size, self.processes)
 
     def carried(self, state: Any, trained: Any) -> Carried:
-        """Return the `Carried` of a `State` with this trained part, in new arrays that do not show their origin."""
+        """Return the `Carried` of a `State` with this trained part, in new arrays: the first step overwrites them."""
         opt_state = state.opt_state
         if self._rule.buffers:
             past = self._rule.no_past(trained)
@@ -170,11 +170,10 @@ class Placement:
                 past = state.past.arrays
             opt_state = Correlated(past, opt_state)
         carried = Carried(trained, opt_state, state.clip_norm, np.int32(state.not_finite))
-        placed: Carried = self._put(carried, self._where(carried))
-        return placed
+        return copied(self._put(carried, self._where(carried)))
 
     def frozen(self, trained: Any, frozen: Untrained | None) -> Untrained | None:
-        """Return the untrained rest of the model as new arrays, cut as the parameters are."""
+        """Return the untrained rest of the model as arrays on the devices, cut as the parameters are."""
         specs = None if self.mesh is None else frozen_specs(self.mesh, self._shard, trained, frozen)
         rest: Untrained | None = self._put(frozen, self._shardings(specs))
         return rest
@@ -215,8 +214,8 @@ class Placement:
         return digest(*self.processes.gather(digest(mesh, own)))
 
     def step(self, carried: Carried, *rest: Any) -> Any:
-        """Trace the step's program."""
-        return jax.jit(self.step_function, **self._after(carried)).trace(carried, *rest)
+        """Trace the step's program, which overwrites the `Carried` that it is given."""
+        return jax.jit(self.step_function, donate_argnums=0, **self._after(carried)).trace(carried, *rest)
 
     def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
         """Trace the three programs of a step whose batch the host loads; ``batch`` has a micro-batch's shapes."""
@@ -242,10 +241,16 @@ class Placement:
     def batch(self, batch: Any) -> Any:
         """Return a micro-batch as the programs of `loaded` take it: an equal part on each device."""
         if self.mesh is None:
-            return batch
+            return jax.device_put(batch)
         where = NamedSharding(self.mesh, over_examples(self.mesh))
         put = lambda rows: jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])
         return jax.tree.map(put, batch)
+
+    def small(self, tree: Any) -> Any:
+        """Return a step's small host arrays on its devices.  Several processes leave this to the step's program."""
+        if self.processes.count > 1:  # `device_put` would compare the arrays of all processes
+            return tree
+        return jax.device_put(tree, None if self.mesh is None else NamedSharding(self.mesh, P()))
 
     def _after(self, carried: Carried) -> dict[str, Any]:
         """Return jit's option for the layout of a step's results."""
@@ -259,9 +264,9 @@ class Placement:
         return None if mesh is None else jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
-        """Return a pytree as new arrays laid out as `where`; on a mesh, host arrays must be equal in all processes."""
+        """Return a pytree as arrays laid out as `where`; on a mesh, host arrays must be equal in all processes."""
         if self.mesh is None:
-            return _anew(tree)
+            return _on_device(tree)
         if self.processes.count > 1:
             on_host = [leaf for leaf in jax.tree_util.tree_leaves(tree) if not _spread(leaf)]
             self.processes.agree("state", key_derivation.digest_tree(on_host))
@@ -278,8 +283,27 @@ class Placement:
         return jax.tree.map(put, tree, where)
 
 
-def _anew(tree: Any) -> Any:
-    return jax.tree.map(lambda a: a if _is_key(a) else jnp.asarray(np.asarray(a)), tree)
+def _on_device(tree: Any) -> Any:
+    """Return a pytree on the default device, with arrays that do not show their origin; those already there stay.
+
+    An array that is bound to its device (committed) goes through the host: its program would be written otherwise.
+    """
+    default = jnp.zeros(()).devices()
+
+    def one(leaf: Any) -> Any:
+        if _is_key(leaf):
+            return jax.random.wrap_key_data(one(_numbers(leaf)), impl=jax.random.key_impl(leaf))
+        if isinstance(leaf, jax.Array) and not leaf.committed and leaf.devices() == default:
+            return jnp.asarray(leaf, leaf.dtype)
+        return jnp.asarray(np.asarray(leaf))
+
+    return jax.tree.map(one, tree)
+
+
+def copied(carried: Carried) -> Carried:
+    """Return the same arrays in other memory, on the same devices."""
+    there: Carried = jax.tree.map(jnp.copy, carried)
+    return there
 
 
 def _is_key(leaf: Any) -> bool:

@@ -1,0 +1,75 @@
+"""A step overwrites the state that it is given, unless a callback has kept it; its loop moves no array unsaid."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from training_runs import adam, plan_of, shared, squares
+
+from jaxacct.training import Source, trainer
+from jaxacct.training.step.step_function import numbers_at
+
+DATA = np.ones((20, 2), np.float32)
+PLAN = plan_of(20, q=0.5, steps=6)
+
+
+def fit(data=DATA, optimizer=None, **more):
+    made = shared(squares, optimizer or adam(0.1), PLAN)
+    return made.fit(made.init(jnp.zeros(2), bytes(32)), data, progress=False, **more)
+
+
+@pytest.mark.parametrize("data", [DATA, Source(DATA)], ids=["resident", "loaded"])
+def test_the_loop_moves_no_array_unsaid(data, tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def look(state):
+            if state.step == 1:
+                stack.enter_context(jax.transfer_guard("disallow"))
+            return state.params is None
+
+        records = []
+        folders = {"ledger": tmp_path / "run.jsonl", "checkpoints": tmp_path / "run", "checkpoint_every": 2}
+        assert fit(data, callbacks=[look], log=records.append, **folders).step == 6
+    assert len(records) == 6
+
+
+def test_a_step_overwrites_all_that_it_is_given():
+    made = shared(squares, adam(0.1), PLAN)
+    carried = made.placement.carried(made.init(jnp.zeros(50)), jnp.zeros(50))
+    words, data = np.zeros(8, np.uint32), np.ones((20, 50), np.float32)
+    step = made.placement.step(carried, words, words, data, numbers_at(PLAN, 0, None), None)
+    used = step.lower().compile().memory_analysis()
+    assert used.alias_size_in_bytes >= sum(leaf.nbytes for leaf in jax.tree.leaves(carried))
+
+
+@pytest.mark.parametrize("optimizer", [adam(0.1), optax.contrib.schedule_free_adamw(0.1)], ids=["adam", "two of one"])
+def test_what_callbacks_keep_stays(optimizer):
+    kept, looked = [], []
+    first = fit(optimizer=optimizer, callbacks=[kept.append, lambda state: looked.append(state.params)])
+    later = [np.asarray(state.params) for state in kept]
+    np.testing.assert_array_equal(later, looked)
+    assert len({tuple(params) for params in later}) == 6
+    np.testing.assert_array_equal(first.params, fit(optimizer=optimizer).params)  # copies change nothing
+
+
+def test_only_what_may_be_kept_is_copied(monkeypatch):
+    copies, real = [], trainer.copied
+    monkeypatch.setattr(trainer, "copied", lambda carried: copies.append(1) or real(carried))
+    fit(callbacks=[lambda state: state.step > 99])
+    assert not copies
+    fit(callbacks=[lambda state: state.step == 3 and state.params[0] > 99])
+    assert len(copies) == 1
+    kept = []
+    fit(callbacks=[lambda state: state.step == 4 and kept.append(state)])
+    assert len(copies) == 2 and np.all(np.isfinite(kept[0].params))
+
+
+def test_the_first_state_is_not_overwritten():
+    made = shared(squares, adam(0.1), PLAN)
+    begun = made.init(jnp.zeros(2), bytes(32))
+    ended = [made.fit(begun, DATA, progress=False).params for _ in range(2)]
+    np.testing.assert_array_equal(*ended)
+    assert np.all(begun.params == 0.0)
