@@ -9,7 +9,7 @@ from training_cases import DELTA
 
 import jaxacct as ja
 from jaxacct.training import Ledger, Plan
-from jaxacct.training.plan.plan import dominating
+from jaxacct.training.plan.segments import stand_ins
 from jaxacct.training.sampling import sampler
 from jaxacct.training.step.step_mechanisms import TRUNCATED, Release, single
 
@@ -50,9 +50,9 @@ def test_steps_and_rates_are_solved_for_with_a_cap():
 
 def test_a_higher_rate_stands_for_no_lower_one_where_there_are_caps():
     releases = [Release("truncated_poisson", 1.0, q, 60, 1000) for q in (0.05, 0.0500001)]
-    assert dominating(releases, 1, 1) == {release: release for release in releases}
+    assert stand_ins(dict.fromkeys(releases, 1), 1) == {release: release for release in releases}
     free = [Release("poisson", 1.0, q) for q in (0.05, 0.0500001)]
-    assert set(dominating(free, 1, 1).values()) == {free[1]}
+    assert set(stand_ins(dict.fromkeys(free, 1), 1).values()) == {free[1]}
 
 
 @pytest.mark.parametrize("several", [pytest.param(False, marks=pytest.mark.slow), True])

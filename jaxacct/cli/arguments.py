@@ -345,10 +345,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; numeric options become numbers, lists of numbers, or None where left out.
-
-    Raises UsageError for unknown commands and options (with the nearest name) and for values that are no numbers.
-    """
+    """Parse a command line; numeric options become numbers, lists of numbers, or None where left out."""
     options, unknown = _parser().parse_known_args(_attach_negatives(arguments))
     if options.command is None:
         raise UsageError(f"give a command: {', '.join(COMMANDS)}; see jaxacct --help")

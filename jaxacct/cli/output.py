@@ -25,10 +25,7 @@ from jaxacct.sweeps.table import WHOLE
 
 
 def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None) -> str:
-    """Write the columns as one JSON object: lists for a batch, single values otherwise.
-
-    The JSON is strict: a missing number is null, and an infinite number is the text "inf" (`float()` reads it).
-    """
+    """Write the columns as one JSON object: lists for a batch, single values otherwise."""
     constant = ("quantity", "relation")
     rows = {name: [_plain(name, x) for x in column.tolist()] for name, column in table.columns.items()} | (more or {})
     return dumps({name: row if batch and name not in constant else row[0] for name, row in rows.items()})

@@ -249,10 +249,7 @@ def supports(event: object) -> bool:
 
 
 def convert(event: object) -> Mechanism | None:
-    """Return the mechanism of an event, or None where a part without noise leaves no finite epsilon.
-
-    Raises EventError, an InputError, for every event that `from_dp_event` refuses.
-    """
+    """Return the mechanism of an event, or None where a part without noise leaves no finite epsilon."""
     return _convert(event, "", 0, iter(range(MAX_EVENTS)))
 
 
@@ -333,10 +330,7 @@ def _selected(event: Any, path: str, inner: Mechanism | None) -> Mechanism | Non
 
 
 def _negative_binomial(mean: float, shape: float) -> Law | None:
-    """Return the law of K with this shape and mean; None if K is always 1.
-
-    The mean falls from infinity to 1 as gamma rises to 1.
-    """
+    """Return the law of K with this shape and mean; None if K is always 1."""
     from scipy.optimize import brentq  # a slow import that few events need
 
     if mean == 1.0:

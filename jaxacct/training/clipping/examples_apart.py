@@ -307,10 +307,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = (), source: bool = False) -> None:
-    """Raise InputError if a constant of a trace, or one of the model's arrays ``more``, holds a part of the data.
-
-    data : pytree of arrays; a Source if ``source`` is true.  A traced array has no values and is compared by identity.
-    """
+    """Raise InputError if a constant of a trace, or one of the model's arrays ``more``, holds a part of the data."""
     leaves = jax.tree_util.tree_leaves(data.layout.example if source else data)
     found = {id(each): each for each in (*_constants(closed), *jax.tree_util.tree_leaves(more))}.values()
     traced = {id(leaf) for leaf in leaves if isinstance(leaf, jax.core.Tracer)}

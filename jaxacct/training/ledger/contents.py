@@ -7,13 +7,10 @@ certified once.  Later steps are compared with that continuation (README.md, "Th
 
 from __future__ import annotations
 
-import heapq
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from pathlib import Path
 
 from jaxacct.accounting import account
@@ -25,28 +22,13 @@ from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_curve
 from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
 from jaxacct.training.plan import Plan
+from jaxacct.training.plan.segments import gathered, stand_ins
 from jaxacct.training.plan.solver import DISPLACING
-from jaxacct.training.step.step_mechanisms import (
-    ALLOCATION,
-    BY_PASS,
-    CYCLIC,
-    FIXED,
-    INSTEAD,
-    ORDER,
-    POISSON,
-    TRUNCATED,
-    UNSAMPLED,
-    Release,
-    Turn,
-    composed,
-    release_of_pass,
-)
+from jaxacct.training.step import step_mechanisms as rules
+from jaxacct.training.step.step_mechanisms import Release, Turn, composed, release_of_pass
 
 MANY_RELEASES = 300
 """Number of different releases beyond which similar ones are grouped: an engine's time grows with their number."""
-
-_TINY = 1e-150
-"""Stand-in for a rate of 0, so that rates can be compared by their ratio."""
 
 
 @dataclass
@@ -68,11 +50,11 @@ class _Partition:
 
         A run in a fixed order takes each of its steps once.
         """
-        if self.sampling != entry.sampling or self.sampling == FIXED:
+        if self.sampling != entry.sampling or self.sampling == rules.FIXED:
             return self.sampling == entry.sampling
-        if self.sampling == ORDER:
+        if self.sampling == rules.ORDER:
             return entry.step not in self.steps
-        if self.sampling == CYCLIC:
+        if self.sampling == rules.CYCLIC:
             first = next(iter(self.steps), entry.step)
             own = entry.step // self.groups == first // self.groups
             return own and self.share == entry.sampling_probability and self.groups == entry.groups
@@ -81,13 +63,11 @@ class _Partition:
 
     def releases(self) -> list[Release]:
         """Return the releases that the partition costs: the costliest step's Gaussians, or one round."""
-        if self.sampling in UNSAMPLED:
-            return [Release(self.sampling, sigma, 1.0) for sigma in self.dearest]
-        if self.sampling == CYCLIC:
-            return [Release(CYCLIC, sigma, self.share) for sigma in self.dearest]
+        if self.sampling != rules.ALLOCATION:
+            return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
         # rounded down by more than the rounding of a sum of 1000 terms, so that the noise never exceeds the exact noise
         noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * (1.0 - 2.0**-40)]
-        return [Release(ALLOCATION, sigma, self.share) for sigma in noise]
+        return [Release(rules.ALLOCATION, sigma, self.share) for sigma in noise]
 
 
 @dataclass
@@ -143,14 +123,14 @@ class Spent:
             return
         self.seen.add(entry)
         again = entry.step in self.numbers
-        shares = entry.sampling == CYCLIC and self.shared is not None
+        shares = entry.sampling == rules.CYCLIC and self.shared is not None
         if shares and not self.leads_to(entry.turn):
             self._release(entry)
         self.last, self.next = entry, entry.step + 1
         self.again += again
         self.steps += 1
         self.numbers.add(entry.step)
-        if entry.sampling in BY_PASS and entry.partition is not None and not (again and shares):
+        if entry.sampling in rules.BY_PASS and entry.partition is not None and not (again and shares):
             new = _Partition(entry.sampling, entry.sampling_probability, entry.groups)
             partition = self.partitions.setdefault(entry.partition, new)
             if partition.has_room_for(entry):
@@ -164,7 +144,7 @@ class Spent:
 
     def _release(self, entry: Step | Torn) -> None:
         """Count one release.  A step of an unknown pass or round counts with share 1, whatever its entry says."""
-        share = 1.0 if entry.sampling in BY_PASS else entry.sampling_probability
+        share = 1.0 if entry.sampling in rules.BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
@@ -206,52 +186,12 @@ def cost(noise: list[float]) -> float:
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
     """Return fewer different releases that cost at least as much in all (README.md, "Many releases that differ")."""
-    return _together(counts, min, max)
+    return gathered(counts, stand_ins(counts, MANY_RELEASES))
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
     """Return fewer different releases that cost at most as much in all: a group has its most noise and lowest rate."""
-    return _together(counts, max, min)
-
-
-def _together(
-    counts: Mapping[Release, int], noise: Callable[[list[float]], float], rate: Callable[[list[float]], float]
-) -> Counter[Release]:
-    found: Counter[Release] = Counter()
-    for near in _near(counts) if len(counts) > MANY_RELEASES else [[release] for release in counts]:
-        sigma = noise([release.noise_multiplier for release in near])
-        share = rate([release.sampling_probability for release in near])
-        found[near[0]._replace(noise_multiplier=sigma, sampling_probability=share)] += sum(counts[x] for x in near)
-    return found
-
-
-def _near(counts: Mapping[Release, int]) -> list[list[Release]]:
-    """Return similar releases in about `MANY_RELEASES` groups; the group whose merging costs most is split first."""
-
-    def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
-        """Return (minus the cost of merging the members, first member, field that differs most, members)."""
-        noise = [release.noise_multiplier for release in members]
-        rates = [max(release.sampling_probability, _TINY) for release in members]
-        least, most, low, high = min(noise), max(noise), min(rates), max(rates)
-        gain = -sum(counts[release] for release in members) * ((high / least) ** 2 - (low / most) ** 2)
-        return gain, members[0], 1 if most / least >= high / low else 2, members
-
-    kinds: dict[Release, list[Release]] = {}
-    for release in counts:
-        share = 1.0 if release.sampling == POISSON else release.sampling_probability
-        kinds.setdefault(release._replace(noise_multiplier=1.0, sampling_probability=share), []).append(release)
-    groups = [group(members) for members in kinds.values()]
-    heapq.heapify(groups)
-    while len(groups) < MANY_RELEASES and groups[0][0] < 0.0:
-        _, _, along, members = heapq.heappop(groups)
-        members = sorted(members, key=operator.itemgetter(along))
-        values = [max(float(release[along]), _TINY) for release in members]
-        ratios = [math.log(y / x) for x, y in pairwise(values)]
-        middle = sum(ratios) / 2.0
-        cut = 1 + next(i for i, passed in enumerate(accumulate(ratios)) if passed >= middle)
-        for half in (members[:cut], members[cut:]):
-            heapq.heappush(groups, group(half))
-    return [members for _, _, _, members in groups]
+    return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 
 def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
@@ -267,10 +207,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Return epsilon of the spending of some runs, each given with its `run` lines (README.md, "What may be claimed").
-
-    relation : by default that of the plans, which must then be the same for all.
-    """
+    """Return epsilon of the spending of some runs, each with its `run` lines (README.md, "What may be claimed")."""
     relations = {line.plan.relation for _, headers in runs for line in headers}
     if relation is None:
         if len(relations) > 1:
@@ -278,12 +215,12 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         relation = next(iter(relations))
     if len({line.plan.unit for _, headers in runs for line in headers}) > 1:
         raise InputError("runs of records and of users are in it, whose guarantees do not add up; ask for one run")
-    rules = {line.plan.sampling for _, headers in runs for line in headers}
-    rules |= {release.sampling for spent, _ in runs for release in spent.releases}
-    if relation in DISPLACING and (fixed := [rule for rule in UNSAMPLED if rule in rules]):
+    drawn = {line.plan.sampling for _, headers in runs for line in headers}
+    drawn |= {release.sampling for spent, _ in runs for release in spent.releases}
+    if relation in DISPLACING and (fixed := [rule for rule in rules.UNSAMPLED if rule in drawn]):
         raise InputError(
             f"relation = {relation!r} does not hold for fixed batches, where one record more moves another to another "
-            f"batch; account for {' and '.join(INSTEAD[rule] for rule in fixed)}"
+            f"batch; account for {' and '.join(rules.INSTEAD[rule] for rule in fixed)}"
         )
     every = [[line.plan.filter for line in headers if line.plan.filter] for _, headers in runs]
     orders = {one.order for several in every for one in several}
@@ -425,17 +362,14 @@ class Contents:
         noise = min(release.noise_multiplier for release in known)
         rate = max(release.sampling_probability for release in known)
         sampling = self.headers[name][-1].plan.sampling
-        if sampling == TRUNCATED:
+        if sampling == rules.TRUNCATED:
             if len({(release.sampling, *release[2:]) for release in known}) > 1:
-                return Torn(name, noise / 2.0, 1.0, POISSON)
-            return Torn(name, noise, rate, TRUNCATED, known[0].cap, known[0].dataset_size)
-        return Torn(name, noise, 1.0 if sampling == ALLOCATION else rate, sampling)
+                return Torn(name, noise / 2.0, 1.0, rules.POISSON)
+            return Torn(name, noise, rate, rules.TRUNCATED, known[0].cap, known[0].dataset_size)
+        return Torn(name, noise, 1.0 if sampling == rules.ALLOCATION else rate, sampling)
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether the entries and the next steps of a plan stay within the plan's target and Rényi filter.
-
-        `Plan.allows` calls this for a plan that has a target or a filter, and describes the arguments.
-        """
+        """Return whether the entries and the next steps of a plan stay within its target and Rényi filter."""
         held, others = _held(plan, self, self.run)
         more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition)
         wanted = held + more(steps)
@@ -462,15 +396,11 @@ class Contents:
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """Return the releases of the next steps of a run under its plan.
-
-    A pass of fixed batches, or a round of random allocation, costs as much as its step with the least noise.  So the
-    pass under way adds a release only if its remaining steps have less noise than its steps in the ledger.
-    """
+    """Return the releases of the next steps of a run under its plan."""
     if steps < 1:
         return Counter()
     end = step + steps
-    if plan.sampling not in BY_PASS:
+    if plan.sampling not in rules.BY_PASS:
         return plan.releases_between(step, end)
     last = plan.pass_of(step)[2]
     found = plan.releases_between(min(last, end), end)
@@ -480,8 +410,8 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
         found[Release(plan.sampling, noise, 1.0)] += min(last, end) - step
     elif before < noise**-2:
         found[release_of_pass(plan.sampling, noise, plan.at(step).sampling_probability)] += 1
-    cyclic = plan.sampling == CYCLIC and (plan.shared or spent.shared is not None)
-    if cyclic or plan.sampling == ORDER:
+    cyclic = plan.sampling == rules.CYCLIC and (plan.shared or spent.shared is not None)
+    if cyclic or plan.sampling == rules.ORDER:
         again = sum(step <= number < end for number in spent.numbers)
         again += cyclic and not spent.leads_to(plan.turn(step))
         if again:
@@ -491,10 +421,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
 
 
 def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
-    """Return how many steps of a plan, from `step` on, fit its target and filter beside the ledger's entries.
-
-    run : the run that takes the steps, by default the current one.  A name that the ledger does not hold is a new run.
-    """
+    """Return how many steps of a plan, from `step` on, fit its target and filter beside the ledger's entries."""
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:
@@ -524,10 +451,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int
 
 
 def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
-    """Return the runs that count against a plan: all, or with repetitions only the run itself.
-
-    In a tuning with a random number K of repetitions, the accounting for K covers the other runs.
-    """
+    """Return the runs that count against a plan: all, or with repetitions only the run itself."""
     name = ledger.run if run is None else run
     return [each for each in ledger.runs if plan.repetitions is None or each == name]
 
@@ -550,10 +474,7 @@ def one_unit(plan: Plan, others: Iterable[Plan]) -> None:
 
 
 def furthest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number of steps, up to `most`, for which `holds` is true; 0 if it is true for none.
-
-    If it is true for a number, it must be true for all smaller numbers: more steps never cost less.
-    """
+    """Return the largest number of steps, up to `most`, for which `holds` is true; 0 if it is true for none."""
     if most < 1 or not holds(1):
         return 0
     if holds(most):

@@ -130,10 +130,7 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """Yield (line, checksums so far, where it ends) of every line; a last line that was cut off comes as bytes.
-
-    Raises InputError, naming the line, for any other damage.
-    """
+    """Yield (line, checksums so far, where it ends) of every line; a last line that was cut off comes as bytes."""
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
     while raw := file.readline(_MAX_LINE_BYTES + 1):
@@ -226,10 +223,7 @@ def checked_seen(line: Seen) -> Seen:
 
 
 def _decode(text: bytes, place: str, number: int, told: dict[str, bool]) -> Line:
-    """Return the entry in a whole line; raise InputError with the line's number if it has none.
-
-    told : `Run.told` of each run that was read so far.
-    """
+    """Return the entry in a whole line; raise InputError with the line's number if it has none."""
     try:
         node = load(text.decode())
         kind = node.pop("kind", None)

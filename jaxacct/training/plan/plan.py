@@ -7,8 +7,9 @@ import contextlib
 import functools
 import json
 import math
+import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NoReturn, Protocol, Self
@@ -32,11 +33,13 @@ from jaxacct.training.plan.segments import (
     Segment,
     begins_pass,
     blocks,
+    gathered,
     merged,
     pass_at,
     releases,
     scaled,
     slots_for,
+    stand_ins,
 )
 from jaxacct.training.plan.solver import (
     DEFAULTS,
@@ -54,26 +57,13 @@ from jaxacct.training.plan.solver import (
     spent_renyi,
     unit_of_noise,
 )
-from jaxacct.training.step.step_mechanisms import (
-    ALLOCATION,
-    BY_PASS,
-    CYCLIC,
-    FIXED,
-    OF_ONE_SIZE,
-    ORDER,
-    POISSON,
-    TRUNCATED,
-    WITH_NOISE,
-    Release,
-    Turn,
-    composed,
-    require_kept,
-)
+from jaxacct.training.step import step_mechanisms as rules
+from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
 GROWTH = 2.0**20
 """Largest mean square of the noise of a prefix sum, in units of that of independent noise over all steps."""
 MANY_KINDS = 16
-"""Largest number of different steps of an exact curve; more are grouped by 12 levels of noise and 4 of the rate."""
+"""Largest number of different steps of an exact curve; more are joined into three times as many."""
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve; wide for speed, and the upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
@@ -162,10 +152,6 @@ class Plan(PlanRequest):
     unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With users dataset_size is their
         number, and `Trainer.fit` gets the user of each example.
 
-    Raises
-    ------
-    InputError : too much or too little is given, or no value meets the target.
-
     References
     ----------
     Abadi et al. 2016 (DP-SGD); Feldman and Zrnic 2021 (Renyi filters).  The accounting for each batch rule:
@@ -195,7 +181,7 @@ class Plan(PlanRequest):
         noise_multiplier: float | None = None,
         steps: int | None = None,
         epochs: float | None = None,
-        sampling: str = POISSON,
+        sampling: str = rules.POISSON,
         relation: str | None = None,
         noise_schedule: Schedule | None = None,
         batch_schedule: Schedule | None = None,
@@ -239,7 +225,7 @@ class Plan(PlanRequest):
         settings = checked({**settings, "data_dependent": chosen is not None})
         given = settings["noise_multiplier"]
         noise = segments[0].noise_multiplier if given is None else given
-        if settings["sampling"] == TRUNCATED and settings["cap"] is None:
+        if settings["sampling"] == rules.TRUNCATED and settings["cap"] is None:
             raise InputError("cap is missing; give the largest batch of truncated Poisson sampling")
         plan = object.__new__(cls)
         plan._hold(settings, Solution(tuple(segments), noise, chosen, cap=settings["cap"]))
@@ -256,9 +242,11 @@ class Plan(PlanRequest):
             rate, batch = segments[0].sampling_probability, segments[0].expected_batch_size
         averages |= {"sampling_probability": rate, "expected_batch_size": batch}
         one_size = len({s.expected_batch_size for s in segments}) == 1
-        slots = int(nearest_slots(segments[0].sampling_probability)) if settings["sampling"] == ALLOCATION else None
+        slots = (
+            int(nearest_slots(segments[0].sampling_probability)) if settings["sampling"] == rules.ALLOCATION else None
+        )
         averages |= {"slots": slots if one_size else None, "cap": cap}
-        if settings["sampling"] in WITH_NOISE:
+        if settings["sampling"] in rules.WITH_NOISE:
             averages["noise"] = _strategy_of_run(settings["noise"], settings["groups"], segments, size)
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
         if epsilon is not None:
@@ -282,7 +270,7 @@ class Plan(PlanRequest):
     @property
     def shared(self) -> bool:
         """Whether steps of cyclic Poisson sampling share noise."""
-        return self.sampling == CYCLIC and self.noise is not None and self.noise.overlap > 1
+        return self.sampling == rules.CYCLIC and self.noise is not None and self.noise.overlap > 1
 
     def turn(self, step: int) -> Turn:
         """Return a step as one that may share noise; in 0 groups if its rule has none."""
@@ -293,7 +281,7 @@ class Plan(PlanRequest):
 
         The independent noise has standard deviation `noise_multiplier` times the clip norm.
         """
-        if self.noise is None or not (self.shared or self.sampling == ORDER):
+        if self.noise is None or not (self.shared or self.sampling == rules.ORDER):
             return None
         own, past, keep, of_sum, of_fresh = self.noise.taps(step)
         if not past.size:  # a diagonal matrix: one buffer that stays empty
@@ -329,8 +317,8 @@ class Plan(PlanRequest):
         Within a pass the batches must be disjoint, and within a round each record must keep the slot that it drew.
         """
         self._require(step, self.steps - 1)
-        if self.sampling not in BY_PASS:
-            raise InputError(f"sampling = {self.sampling!r} has no passes; only {' and '.join(BY_PASS)} do")
+        if self.sampling not in rules.BY_PASS:
+            raise InputError(f"sampling = {self.sampling!r} has no passes; only {' and '.join(rules.BY_PASS)} do")
         return pass_at(self._blocks, int(step))
 
     @functools.cached_property
@@ -345,7 +333,7 @@ class Plan(PlanRequest):
     def begins_pass(self, step: int) -> bool:
         """Return whether no pass or round is under way just before a step; after the whole run if step = `steps`."""
         self._require(step, self.steps)
-        return self.sampling not in BY_PASS or begins_pass(self._blocks, int(step))
+        return self.sampling not in rules.BY_PASS or begins_pass(self._blocks, int(step))
 
     def releases_after(self, step: int) -> Counter[Release]:
         """Count the releases of the first `step` steps."""
@@ -489,7 +477,7 @@ class Plan(PlanRequest):
         if not isinstance(rows, list) or not 0 < len(rows) <= _MAX_SEGMENTS:
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
-        if settings["sampling"] == FIXED and settings["relation"] in DISPLACING:
+        if settings["sampling"] == rules.FIXED and settings["relation"] in DISPLACING:
             settings["relation"] = "zero_out"  # the meaning in older releases: the record's place stays empty
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
@@ -498,18 +486,18 @@ class Plan(PlanRequest):
         settings["filter"] = _filter(node["filter"])
         settings |= {name: node.get(name, usual) for name, usual in _UNUSUAL.items()}
         settings["noise"] = _strategy(settings["noise"])
-        needed = {CYCLIC: ("noise", "groups"), ORDER: ("noise",)}.get(str(settings["sampling"]), ())
+        needed = {rules.CYCLIC: ("noise", "groups"), rules.ORDER: ("noise",)}.get(str(settings["sampling"]), ())
         if any(settings[name] is None for name in needed):
             raise InputError(f"plan: {' and '.join(needed)} must be given with sampling = {settings['sampling']!r}")
         plan = cls.of(_segments(rows), **settings)
         for place, segment in enumerate(plan.segments):
             rate, size = segment.sampling_probability, segment.expected_batch_size
             near = math.isclose(plan.dataset_size * rate, size, rel_tol=1e-9) and rate > 0.0
-            if plan.sampling == CYCLIC:
+            if plan.sampling == rules.CYCLIC:
                 near = math.isclose(plan.dataset_size * rate, size * (plan.groups or 1), rel_tol=1e-9) and rate > 0.0
-            elif plan.sampling in OF_ONE_SIZE:
+            elif plan.sampling in rules.OF_ONE_SIZE:
                 near = near and rate == size / plan.dataset_size and size == round(size)
-            elif plan.sampling == ALLOCATION:
+            elif plan.sampling == rules.ALLOCATION:
                 near = (
                     near
                     and rate == 1.0 / nearest_slots(rate)
@@ -546,12 +534,8 @@ class Plan(PlanRequest):
         counts = [self.releases_after(int(step)) for step in at]
         if len(self.whole) <= MANY_KINDS:
             return at, epsilon_of_several(self, counts, _CURVE_RTOL)
-        stand_in = dominating({release for each in counts for release in each}, noise_levels=12, rate_levels=4)
-        few: list[Counter[Release]] = [Counter() for _ in counts]
-        for names, each in zip(few, counts, strict=True):
-            for release, number in each.items():
-                names[stand_in[release]] += number
-        curve = epsilon_of_several(self, few, _CURVE_RTOL)
+        known = stand_ins(functools.reduce(operator.or_, counts), 3 * MANY_KINDS)
+        curve = epsilon_of_several(self, [gathered(each, known) for each in counts], _CURVE_RTOL)
         upper = np.minimum(curve.upper, self.epsilon.upper)
         return at, Bounds(np.zeros(at.size), upper, upper, "bound", curve.status, curve.engine)
 
@@ -616,16 +600,16 @@ class Plan(PlanRequest):
         if self.repetitions is not None:
             raise InputError("repetitions are given, and the K runs of a tuning must all be the same; make a new plan")
         self._require(step, self.steps)
-        if self.sampling in (ALLOCATION, *WITH_NOISE) and not self.begins_pass(step):
+        if self.sampling in (rules.ALLOCATION, *rules.WITH_NOISE) and not self.begins_pass(step):
             _, first, last = self.pass_of(min(int(step), self.steps - 1))
-            what = "round" if self.sampling == ALLOCATION else "pass"
+            what = "round" if self.sampling == rules.ALLOCATION else "pass"
             raise InputError(
                 f"step = {step} is within the {what} of steps {first} to {last - 1}, which counts whole; recalibrate "
                 f"at step {first}, or at the end of a whole {what}"
             )
         spent, rest = rest_of_run(self, self.segments, int(step), steps, epochs, expected_batch_size)
         whole_run = blocks(merged([*spent, *rest]), self.sampling, self.dataset_size)
-        if self.sampling in (ALLOCATION, *WITH_NOISE) and not begins_pass(whole_run, int(step)):
+        if self.sampling in (rules.ALLOCATION, *rules.WITH_NOISE) and not begins_pass(whole_run, int(step)):
             raise InputError(
                 f"step = {step} would be within a round: the batch size is that of the steps before it, whose last "
                 "round was cut short; give another expected_batch_size"
@@ -661,37 +645,6 @@ class Plan(PlanRequest):
         if self.target_epsilon is None and self.filter is None:
             return True
         return 0 <= next_step <= self.steps - steps and ledger.leaves_room(self, next_step, partition, steps)
-
-
-def dominating(releases: Iterable[Release], noise_levels: int, rate_levels: int) -> dict[Release, Release]:
-    """Map each release to one of a few that reveal at least as much: less noise, a higher rate.
-
-    Releases that are close on a logarithmic scale get the least noise and the highest rate among them.  With a cap a
-    higher rate may leak less (the cap binds more often), so only releases of one rate are then grouped.
-    """
-    known = list(releases)
-    levels = [
-        _level([release.noise_multiplier for release in known], noise_levels),
-        _level([release.sampling_probability for release in known], rate_levels),
-    ]
-    groups: dict[Any, list[Release]] = {}
-    for release, noise_level, rate_level in zip(known, *levels, strict=True):
-        alike = release[2:] if release.sampling == TRUNCATED else rate_level
-        groups.setdefault((release.sampling, noise_level, alike), []).append(release)
-    found: dict[Release, Release] = {}
-    for group in groups.values():
-        noise = min(release.noise_multiplier for release in group)
-        rate = max(release.sampling_probability for release in group)
-        found |= dict.fromkeys(group, group[0]._replace(noise_multiplier=noise, sampling_probability=rate))
-    return found
-
-
-def _level(values: list[float], count: int) -> list[int]:
-    """Divide the range of the values into `count` equal levels of their logarithm; return the level of each value."""
-    logs = np.log(values)
-    # Widened by 1e-9, so that the largest value is inside the last level; at least 1e-12, in case all values are equal.
-    width = max(float(np.ptp(logs)), 1e-12) * (1.0 + 1e-9) / count
-    return np.floor((logs - logs.min()) / width).astype(int).tolist()
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -789,7 +742,7 @@ def _strategy_of_run(
                 "with correlated noise earlier steps would cost more afterwards: let it stay or rise"
             )
         require_kept("expected_batch_size", before[3:] == after[3:])
-    if groups is not None and blocks(segments, CYCLIC, dataset_size)[0].length != groups:
+    if groups is not None and blocks(segments, rules.CYCLIC, dataset_size)[0].length != groups:
         raise InputError("expected_batch_size must be sampling_probability * dataset_size / groups; use that")
     return known
 

@@ -6,28 +6,27 @@ batches, and rounds of random allocation.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from jaxacct.core.validation import COUNT, POSITIVE, InputError, check
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
-from jaxacct.training.step.step_mechanisms import (
-    ALLOCATION,
-    BY_PASS,
-    CYCLIC,
-    ORDER,
-    TRUNCATED,
-    Release,
-    release_of_pass,
-)
+from jaxacct.training.step import step_mechanisms as rules
+from jaxacct.training.step.step_mechanisms import Release, release_of_pass
 
 ROUNDING = 1e-12
 """Relative amount by which a quotient is lowered before it is rounded up; it exceeds the quotient's rounding error."""
+
+_TINY = 1e-150
+"""Stand-in for a rate of 0, so that rates can be compared by their ratio."""
 
 
 class Segment(NamedTuple):
@@ -141,13 +140,10 @@ def allocated(segments: Sequence[Segment], dataset_size: int) -> tuple[Segment, 
 def with_rates(
     segments: Sequence[Segment], sampling: str, groups: int | None, dataset_size: int
 ) -> tuple[Segment, ...]:
-    """Return the segments with the rates of their batch rule, in place of batch size / dataset_size.
-
-    The rate of cyclic Poisson sampling is the chance of a record whose group's turn it is.
-    """
-    if sampling == ALLOCATION:
+    """Return the segments with the rates of their batch rule, in place of batch size / dataset_size."""
+    if sampling == rules.ALLOCATION:
         return allocated(segments, dataset_size)
-    if sampling == CYCLIC:
+    if sampling == rules.CYCLIC:
         assert groups is not None
         rate = lambda size: min(groups * size / dataset_size, 1.0)  # _batches refuses more, but for rounding
         return tuple(s._replace(sampling_probability=rate(s.expected_batch_size)) for s in segments)
@@ -190,11 +186,11 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
         members = tuple(group)
         first = members[0]
         steps: int
-        if sampling == ALLOCATION:
+        if sampling == rules.ALLOCATION:
             steps = int(nearest_slots(first.sampling_probability))
-        elif sampling == CYCLIC:
+        elif sampling == rules.CYCLIC:
             steps = round(first.sampling_probability * dataset_size / first.expected_batch_size)
-        elif sampling == ORDER:
+        elif sampling == rules.ORDER:
             steps = members[-1].end - first.start
         else:
             steps = math.ceil(dataset_size / first.expected_batch_size)
@@ -223,14 +219,10 @@ def begins_pass(known: Sequence[Block], step: int) -> bool:
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
 ) -> Counter[Release]:
-    """Count the releases of steps `start` to `until - 1`.
-
-    A pass or a round is one release, with the least noise of those of its steps that are in this range.  The number of
-    passes is computed without a loop over them: there may be 2^53.
-    """
+    """Count the releases of steps `start` to `until - 1`; a pass counts once, with its least noise in this range."""
     counts: Counter[Release] = Counter()
-    if sampling not in BY_PASS:
-        cut = (cap, dataset_size) if sampling == TRUNCATED else ()
+    if sampling not in rules.BY_PASS:
+        cut = (cap, dataset_size) if sampling == rules.TRUNCATED else ()
         for segment in segments:
             steps = min(segment.end, until) - max(segment.start, start)
             if steps > 0:
@@ -256,3 +248,51 @@ def releases(
         for noise in least.values():
             counts[release_of_pass(sampling, noise, share)] += 1
     return counts
+
+
+def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
+    """Map releases to some `most` that cost more, or less, in all (ledger/README.md, "Many releases that differ")."""
+    noise, rate = (min, max) if dearer else (max, min)
+    found: dict[Release, Release] = {}
+    for near in _near(counts, most):
+        sigma = noise(release.noise_multiplier for release in near)
+        share = rate(release.sampling_probability for release in near)
+        found |= dict.fromkeys(near, near[0]._replace(noise_multiplier=sigma, sampling_probability=share))
+    return found
+
+
+def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) -> Counter[Release]:
+    """Count the releases that stand for others."""
+    found: Counter[Release] = Counter()
+    for release, number in counts.items():
+        found[known[release]] += number
+    return found
+
+
+def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
+    """Return similar releases in at most `most` groups of a kind; the group whose merging costs most is split first."""
+
+    def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
+        """Return (minus the cost of merging the members, first member, field that differs most, members)."""
+        noise = [release.noise_multiplier for release in members]
+        rates = [max(release.sampling_probability, _TINY) for release in members]
+        least, most, low, high = min(noise), max(noise), min(rates), max(rates)
+        gain = -sum(counts[release] for release in members) * ((high / least) ** 2 - (low / most) ** 2)
+        return gain, members[0], 1 if most / least >= high / low else 2, members
+
+    kinds: dict[Release, list[Release]] = {}
+    for release in counts:
+        share = 1.0 if release.sampling == rules.POISSON else release.sampling_probability
+        kinds.setdefault(release._replace(noise_multiplier=1.0, sampling_probability=share), []).append(release)
+    groups = [group(members) for members in kinds.values()]
+    heapq.heapify(groups)
+    while len(groups) < most and groups[0][0] < 0.0:
+        _, _, along, members = heapq.heappop(groups)
+        members = sorted(members, key=operator.itemgetter(along))
+        values = [max(float(release[along]), _TINY) for release in members]
+        ratios = [math.log(y / x) for x, y in pairwise(values)]
+        middle = sum(ratios) / 2.0
+        cut = 1 + next(i for i, passed in enumerate(accumulate(ratios)) if passed >= middle)
+        for half in (members[:cut], members[cut:]):
+            heapq.heappush(groups, group(half))
+    return [members for _, _, _, members in groups]

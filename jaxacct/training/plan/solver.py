@@ -51,24 +51,8 @@ from jaxacct.training.plan.segments import (
     steps_of,
     with_rates,
 )
-from jaxacct.training.step.step_mechanisms import (
-    ALLOCATION,
-    BY_PASS,
-    CYCLIC,
-    FIXED,
-    INSTEAD,
-    OF_ONE_SIZE,
-    ORDER,
-    POISSON,
-    SAMPLING,
-    TRUNCATED,
-    UNSAMPLED,
-    WITH_NOISE,
-    Release,
-    composed,
-    prefixes,
-    single,
-)
+from jaxacct.training.step import step_mechanisms as rules
+from jaxacct.training.step.step_mechanisms import Release, composed, prefixes, single
 
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations that fixed batches refuse: a record added or removed moves another record to another batch."""
@@ -123,7 +107,7 @@ class PlanRequest:
 
 
 DEFAULTS: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRequest)) | {
-    "sampling": POISSON,
+    "sampling": rules.POISSON,
     "data_dependent": False,
     "candidates": "iid",
     "unit": "record",
@@ -134,15 +118,15 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRequ
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a plan, with all numbers as Python numbers; refuse settings that no plan can have."""
     found = dict(settings)
-    if SAME[FIXED] == found["sampling"]:  # plans and ledgers hold "fixed_batches" for "shuffled"
-        found["sampling"] = FIXED
-    choice("sampling", found["sampling"], SAMPLING)
+    if SAME[rules.FIXED] == found["sampling"]:  # plans and ledgers hold "fixed_batches" for "shuffled"
+        found["sampling"] = rules.FIXED
+    choice("sampling", found["sampling"], rules.SAMPLING)
     if found["relation"] is None:
-        found["relation"] = usual_relation(FIXED if found["sampling"] == ORDER else found["sampling"])
+        found["relation"] = usual_relation(rules.FIXED if found["sampling"] == rules.ORDER else found["sampling"])
     choice("relation", found["relation"], RELATIONS)
     choice("candidates", found["candidates"], ("iid", "adaptive"))
     choice("unit", found["unit"], ("record", "user"))
-    for name, way in (("slots", ALLOCATION), ("cap", TRUNCATED), ("groups", CYCLIC)):
+    for name, way in (("slots", rules.ALLOCATION), ("cap", rules.TRUNCATED), ("groups", rules.CYCLIC)):
         if found[name] is not None and found["sampling"] != way:
             raise InputError(f"{name} = {found[name]!r:.40} needs sampling = {way!r}, found {found['sampling']!r}")
     if told := why_not(found["sampling"], found["relation"]):
@@ -151,11 +135,11 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         if found[name] is not None:
             number = check_one(name, found[name], rule, "a plan is for one run")
             found[name] = int(number) if rule is SIZE else number
-    if found["sampling"] in WITH_NOISE:
+    if found["sampling"] in rules.WITH_NOISE:
         found |= _correlated(found)
     elif found["noise"] is not None:
         raise InputError(
-            f"noise = {found['noise']!r:.60} needs sampling = {' or '.join(map(repr, WITH_NOISE))}, found "
+            f"noise = {found['noise']!r:.60} needs sampling = {' or '.join(map(repr, rules.WITH_NOISE))}, found "
             f"{found['sampling']!r}, by which the steps of a record are not known to be apart"
         )
     if found["repetitions"] is not None and law_shape(found["repetitions"]):
@@ -164,7 +148,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"data_dependent = {found['data_dependent']!r:.40} must be True or False")
     if found["data_dependent"] and found["repetitions"] is not None:
         raise InputError("data_dependent = True with repetitions: the K runs of a tuning must all be the same; drop it")
-    if found["data_dependent"] and found["sampling"] in (ALLOCATION, TRUNCATED, *WITH_NOISE):
+    if found["data_dependent"] and found["sampling"] in (rules.ALLOCATION, rules.TRUNCATED, *rules.WITH_NOISE):
         raise InputError(
             f"data_dependent = True is not supported with sampling = {found['sampling']!r}, whose steps no finite "
             "Renyi divergence is known for; fix the steps and their noise in advance"
@@ -174,25 +158,22 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def why_not(sampling: str, relation: str) -> str:
     """Return why no plan with a batch rule has a relation; "" if there may be one."""
-    if sampling in (POISSON, CYCLIC) and relation == "replace_one":
+    if sampling in (rules.POISSON, rules.CYCLIC) and relation == "replace_one":
         return (
             f"relation = 'replace_one' is not a relation of plans with sampling = {sampling!r}; give noise_multiplier, "
             "and ask ja.epsilon(plan.mechanism, delta, relation='replace_one'), which is larger"
         )
-    if sampling in UNSAMPLED and relation in DISPLACING:
+    if sampling in rules.UNSAMPLED and relation in DISPLACING:
         return (
             f"relation = {relation!r} does not hold with sampling = {sampling!r}, where one record more moves another "
-            f"to another batch; account for {INSTEAD[sampling]}"
+            f"to another batch; account for {rules.INSTEAD[sampling]}"
         )
     return ""
 
 
 def unit_of_noise(strategy: Strategy, sampling: str, batches: int) -> float:
-    """Return the sensitivity, in clip norms and rounded up, that a plan's noise multiplier is relative to.
-
-    It is the largest norm of a column of the strategy's matrix, or with a fixed order that of the steps of a record.
-    """
-    apart = MinSeparation(batches) if sampling == ORDER else SingleParticipation()
+    """Return the sensitivity, in clip norms and rounded up, that a plan's noise multiplier is relative to."""
+    apart = MinSeparation(batches) if sampling == rules.ORDER else SingleParticipation()
     return float(strategy.sensitivity(apart).upper)
 
 
@@ -205,7 +186,7 @@ def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
             "the size of the noise"
         )
     groups = found["groups"]
-    if groups is None and found["sampling"] == CYCLIC:
+    if groups is None and found["sampling"] == rules.CYCLIC:
         groups = getattr(strategy, "bands", None)
         if groups is None:
             raise InputError(
@@ -249,7 +230,7 @@ class Solution(NamedTuple):
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
     """Return epsilon at the target delta of one run, or of each run of a batch, by exact composition."""
     rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # well below what the search calls close
-    if terms.sampling == ALLOCATION:
+    if terms.sampling == rules.ALLOCATION:
         rtol = max(rtol, 1e-4)  # a round's two pairs of distributions leave 4e-4, on fine lattices too
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
 
@@ -262,7 +243,7 @@ def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int
     """
     places: dict[frozenset[Release], list[int]] = {}
     for place, each in enumerate(counts):
-        kinds = frozenset(each) if terms.sampling in BY_PASS else frozenset()
+        kinds = frozenset(each) if terms.sampling in rules.BY_PASS else frozenset()
         places.setdefault(kinds, []).append(place)
     parts = [
         account.epsilon(prefixes([counts[i] for i in group]), terms.target_delta, relation=terms.relation, rtol=rtol)
@@ -324,16 +305,17 @@ def solve(request: PlanRequest) -> Solution:
 def noise_for(
     terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float | None = None
 ) -> float:
-    """Return the smallest factor on the noise of `rest` with which `spent`, followed by `rest`, meets the target.
-
-    start : where the search starts; by default the noise of a Gaussian mechanism that resembles the run.
-    """
+    """Return the smallest factor on the noise of `rest` with which `spent`, followed by `rest`, meets the target."""
     target = _target(terms)
     upper = lambda scales: _upper_epsilon(terms, _together(terms, spent, rest, scales))
     if start is None:
         steps = math.fsum(s.steps for s in rest)
-        rate = 1.0 if terms.sampling in UNSAMPLED else math.fsum(s.steps * s.sampling_probability for s in rest) / steps
-        if terms.sampling in (*UNSAMPLED, CYCLIC):
+        rate = (
+            1.0
+            if terms.sampling in rules.UNSAMPLED
+            else math.fsum(s.steps * s.sampling_probability for s in rest) / steps
+        )
+        if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):
             steps = sum(releases(rest, rest[-1].end, terms.sampling, terms.dataset_size).values())
         mu = float(gaussian_mu(np.array([target]), np.array([terms.target_delta]))[0])
         start = float(np.log1p(mu**2 / (rate**2 * steps)) ** -0.5)
@@ -366,7 +348,7 @@ def noise_in_filter(
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
     """Return a batch of mechanisms, one for each scale: `spent`, then `rest` with its noise multiplied by the scale."""
     n = terms.dataset_size
-    if terms.sampling in (*UNSAMPLED, CYCLIC):  # a pass may begin in one segment and end in another
+    if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):  # a pass may begin in one segment and end in another
         whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
         return prefixes([releases(segments, segments[-1].end, terms.sampling, n) for segments in whole])
     parts = []
@@ -383,7 +365,7 @@ def _solved(request: PlanRequest) -> Solution:
     # `ja.calibrate_noise_multiplier` serves Poisson sampling at one rate and one noise multiplier only; the noise of
     # all other runs is searched along the segments.
     scheduled = request.noise_schedule is not None or request.batch_schedule is not None
-    plain = request.sampling == POISSON and not scheduled and not request.data_dependent
+    plain = request.sampling == rules.POISSON and not scheduled and not request.data_dependent
     opened = _left_open(request, plain)
     n = float(request.dataset_size)
     given = request.noise_schedule
@@ -392,7 +374,7 @@ def _solved(request: PlanRequest) -> Solution:
         return _with_rate(request, n)
     batches = _batches(request, n)
     if opened == "steps":
-        if request.sampling == TRUNCATED:
+        if request.sampling == rules.TRUNCATED:
             # the number of steps is not known yet: a million is more than most runs have
             request = replace(request, cap=_cap_of(request, batches[0].value / n, 10**6))
         steps = _most_steps(request, batches[0].value / n, n)
@@ -402,10 +384,10 @@ def _solved(request: PlanRequest) -> Solution:
         assert request.epochs is not None
         steps = steps_of(batches, request.epochs * n)
     segments = with_rates(joined(noise, batches, steps, int(n)), request.sampling, request.groups, int(n))
-    if request.sampling not in (ALLOCATION, *OF_ONE_SIZE) and request.sampling_probability is not None:
+    if request.sampling not in (rules.ALLOCATION, *rules.OF_ONE_SIZE) and request.sampling_probability is not None:
         rate = request.sampling_probability  # the given rate: from the batch size it would be rounded
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
-    if request.sampling == TRUNCATED:
+    if request.sampling == rules.TRUNCATED:
         request = replace(request, cap=_cap_of(request, max(s.sampling_probability for s in segments), steps))
     scale, epsilon = request.noise_multiplier, None
     if scale is None and plain:
@@ -468,16 +450,18 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
                 f"{name} = {size:g} must be <= {n / request.groups:g}, the records of one of groups = "
                 f"{request.groups}; use smaller batches, or fewer groups and bands"
             )
-        if request.sampling in OF_ONE_SIZE and size != round(size):
+        if request.sampling in rules.OF_ONE_SIZE and size != round(size):
             near = round(size)
             # sampling_probability * dataset_size may miss the whole number by rounding, by less than 1e-9
             if request.sampling_probability is None or abs(size - near) > 1e-9 * near:
                 raise InputError(
                     f"{name} = {size!r} must be a whole number with sampling = {request.sampling!r}; use {max(near, 1)}"
                 )
-    if request.sampling == ALLOCATION:
+    if request.sampling == rules.ALLOCATION:
         return [Piece(until, n / slots_for(n, size)) for until, size in found]
-    return [Piece(until, float(round(size))) for until, size in found] if request.sampling in OF_ONE_SIZE else found
+    return (
+        [Piece(until, float(round(size))) for until, size in found] if request.sampling in rules.OF_ONE_SIZE else found
+    )
 
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
@@ -511,14 +495,14 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
 def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     """Return the largest number of steps that meets the target."""
     target = _target(request)
-    if request.sampling == ORDER:
+    if request.sampling == rules.ORDER:
         raise InputError(
             "steps is missing; with sampling = 'fixed_order' the noise is relative to them: give steps or epochs"
         )
     # random allocation takes whole rounds: a part of a round costs as much as the whole
-    length = slots_for(n, rate * n) if request.sampling == ALLOCATION else request.groups or 1
-    if request.sampling in (ALLOCATION, CYCLIC):
-        rate = 1.0 / length if request.sampling == ALLOCATION else min(rate * length, 1.0)
+    length = slots_for(n, rate * n) if request.sampling == rules.ALLOCATION else request.groups or 1
+    if request.sampling in (rules.ALLOCATION, rules.CYCLIC):
+        rate = 1.0 / length if request.sampling == rules.ALLOCATION else min(rate * length, 1.0)
     upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
     # where a search starts, here at 1000 steps, changes only the time that it takes
     found = _searched(upper, target, np.ceil(1000.0 / length), (1.0, float(MAX_STEPS)), falls=False, whole=True)
@@ -532,7 +516,7 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
 def _with_rate(request: PlanRequest, n: float) -> Solution:
     """Return the solution with the largest sampling probability that meets the target."""
     target = _target(request)
-    if request.sampling in WITH_NOISE:
+    if request.sampling in rules.WITH_NOISE:
         raise InputError(
             f"batch_size is missing; with sampling = {request.sampling!r} give it, and leave another setting open"
         )
@@ -543,10 +527,10 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
         return np.maximum(np.ceil(request.epochs / rate * (1.0 - ROUNDING)), 1.0)
 
     upper = lambda rate: _upper_without_schedule(request, rate, steps(rate), n)
-    if request.sampling == ALLOCATION:
+    if request.sampling == rules.ALLOCATION:
         of_slots = lambda slots: upper(1.0 / slots)
         rate = 1.0 / _searched(of_slots, target, 100.0, (1.0, 1e9), falls=True, whole=True)
-    elif request.sampling in OF_ONE_SIZE:
+    elif request.sampling in rules.OF_ONE_SIZE:
         first = np.floor(0.01 * n + 1.0)
         rate = _searched(lambda size: upper(size / n), target, first, (1.0, n), falls=False, whole=True) / n
     else:
@@ -558,11 +542,11 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
         spent = float(upper(np.array([rate]))[0])
         if spent < target * (1.0 - _tolerance(target)):
             _warn_not_reached(target, "sampling_probability", rate, spent)
-    size = float(round(rate * n)) if request.sampling in OF_ONE_SIZE else rate * n
+    size = float(round(rate * n)) if request.sampling in rules.OF_ONE_SIZE else rate * n
     assert request.noise_multiplier is not None  # since the rate is what is left open
     sigma, count = request.noise_multiplier, int(steps(np.array(rate)))
     segments = with_rates((Segment(0, count, sigma, rate, size),), request.sampling, None, int(n))
-    cap = _cap_of(request, rate, count) if request.sampling == TRUNCATED else None
+    cap = _cap_of(request, rate, count) if request.sampling == rules.TRUNCATED else None
     return Solution(segments, sigma, cap=cap)
 
 
@@ -570,16 +554,16 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
     """Return upper bounds of epsilon for a batch of runs without a schedule."""
     sampling = request.sampling
     sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
-    if sampling == TRUNCATED:
+    if sampling == rules.TRUNCATED:
         rates, counts = np.broadcast_arrays(rate, steps)
         cap = np.array([_cap_of(request, float(q), int(t)) for q, t in zip(rates, counts, strict=True)])
-        return _upper_epsilon(request, repeat(single(TRUNCATED, sigma, rates, cap, int(n)), steps))
+        return _upper_epsilon(request, repeat(single(rules.TRUNCATED, sigma, rates, cap, int(n)), steps))
     share, count = rate, steps
-    if sampling == FIXED:  # one release is a pass
+    if sampling == rules.FIXED:  # one release is a pass
         share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
-    elif sampling == ALLOCATION:  # one release is a round
+    elif sampling == rules.ALLOCATION:  # one release is a round
         count = np.ceil(steps / nearest_slots(rate))
-    elif sampling == CYCLIC:  # one release is a pass through the groups
+    elif sampling == rules.CYCLIC:  # one release is a pass through the groups
         count = np.ceil(steps / request.groups)
     return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
 
@@ -652,10 +636,10 @@ def rest_of_run(
     batches = [Piece(until, s.expected_batch_size) for until, s in left]
     if expected_batch_size is not None:
         size = float(check("expected_batch_size", expected_batch_size, POSITIVE))
-        if size > n or (sampling in OF_ONE_SIZE and size != int(size)):
-            what = "a whole number " if sampling in OF_ONE_SIZE else ""
+        if size > n or (sampling in rules.OF_ONE_SIZE and size != int(size)):
+            what = "a whole number " if sampling in rules.OF_ONE_SIZE else ""
             raise InputError(f"expected_batch_size = {size!r} must be {what}<= dataset_size = {n}; use another size")
-        batches = [Piece(None, n / slots_for(n, size) if sampling == ALLOCATION else size)]
+        batches = [Piece(None, n / slots_for(n, size) if sampling == rules.ALLOCATION else size)]
     # the last pieces hold to the end of the new run
     noise, batches = ([*some[:-1], Piece(None, some[-1].value)] for some in (noise, batches))
     if epochs is not None:
@@ -667,7 +651,9 @@ def rest_of_run(
     if count < 1:
         raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
     rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
-    if sampling == CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size:  # the rate, not rounded
+    if (
+        sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
+    ):  # the rate, not rounded
         rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
     return spent, rest
 

@@ -98,10 +98,7 @@ class Store:
             self._manager.wait_until_finished()
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint with arrays as in ``like``.
-
-        If the checkpoint does not name its arrays, `digest_of` of the loaded arrays must equal its `Lineage.seal`.
-        """
+        """Return a checkpoint with arrays as in ``like``."""
         if not (self._path / str(number) / "run").exists():
             raise InputError(
                 f"checkpoint {number} does not say what was spent: an earlier version wrote it; finish its run with "

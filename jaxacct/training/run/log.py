@@ -111,10 +111,7 @@ class RunLog:
             self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
-        """Log the numbers of a step that was handed to the device.
-
-        stretches : the stretches of all steps so far; they are read only if the run has no ledger.
-        """
+        """Log the numbers of a step that was handed to the device."""
         if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
             return
         self._looks.append(_Look(step, observed, self._epsilon.point(step, stretches)))

@@ -319,10 +319,7 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
 
 
 def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
-    """Return the step before which a run without a ledger must stop.
-
-    Raises InputError if earlier plans have another relation, unit or filter, or do not let the run go on with this one.
-    """
+    """Return the step before which a run without a ledger must stop."""
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)
     one_filter(plan, before)

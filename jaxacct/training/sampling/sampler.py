@@ -75,10 +75,6 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
     -------
     Selection : the count is binomial(dataset_size, q), with no upper limit below dataset_size.  Indices ascend.
 
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad number.
-
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
     an example.
 
@@ -106,10 +102,6 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
     Returns
     -------
     Selection : of cap places.  It does not hold the number of records before the cut, which must never be released.
-
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad number.
 
     The records are put in a random order that does not depend on the draw, and the first of those drawn are kept.  So
     given their number every subset is equally likely, exactly.  A step with this batch is accounted for as
@@ -183,10 +175,6 @@ def cyclic_poisson(
     -------
     Selection : indices ascend.
 
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad number.
-
     A run is accounted for as MatrixMechanism(strategy, s, CyclicPoisson(number, q)), under adding or removing a record.
 
     References
@@ -230,10 +218,6 @@ def without_replacement(key: jax.Array, dataset_size: int, batch_size: ArrayLike
     Returns
     -------
     Selection : of batch_size examples, or of all if there are fewer.
-
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad dataset_size.
 
     A step with this batch is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size /
     dataset_size).

@@ -44,10 +44,6 @@ class PrivateLoss:
     noise : standard deviation of the noise on the sum of losses, as a multiple of the bound, > 0.  By default it is a
         tenth of the expected batch size: the mean loss then has a standard deviation of a tenth of the bound.
 
-    Raises
-    ------
-    InputError : a number outside its range; in `gradient_noise`, noise that leaves no room for the gradients.
-
     References
     ----------
     Andrew et al. 2021, who release a count beside the gradients in the same way.
@@ -106,11 +102,13 @@ def gradient_noise(
             f"expected_batch_size = {expected_batch_size:.6g} must be <= {_MOST_MEMBERS} with a PrivateLoss; "
             "use smaller batches, or leave the loss out"
         )
-    if private_loss is None:
-        return noise_multiplier if adaptive is None else adaptive.gradient_noise(noise_multiplier, expected_batch_size)
-    deviations = {"noise of PrivateLoss": private_loss.deviation(expected_batch_size)}
+    deviations = {}
+    if private_loss is not None:
+        deviations["noise of PrivateLoss"] = private_loss.deviation(expected_batch_size)
     if adaptive is not None:
         deviations["count_noise of AdaptiveClip"] = adaptive.count_deviation(expected_batch_size)
+    if not deviations:
+        return noise_multiplier
     share = math.fsum((noise_multiplier / (2.0 * each)) ** 2 for each in deviations.values())
     if not share < 1.0:
         told = " and ".join(f"{name} = {each:.6g}" for name, each in deviations.items())
@@ -139,10 +137,6 @@ class AdaptiveClip:
     learning_rate : > 0.
     count_noise : standard deviation, in examples; by default a tenth of the expected batch size [Andrew et al.].
 
-    Raises
-    ------
-    InputError : a number outside its range; in `gradient_noise`, a count_noise that leaves no room for the gradients.
-
     References
     ----------
     Andrew et al. 2021, "Differentially private learning with adaptive clipping".
@@ -169,18 +163,8 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the noise multiplier of the gradients, rounded up, with which gradients and count cost as planned.
-
-        Raises InputError if no noise multiplier does.
-        """
-        deviation = self.count_deviation(expected_batch_size)
-        share = (noise_multiplier / (2.0 * deviation)) ** 2
-        if share >= 1.0:
-            raise InputError(
-                f"count_noise = {deviation:.6g} must be > {noise_multiplier / 2.0:.6g}, half the noise multiplier; "
-                "use more noise on the count, or larger batches"
-            )
-        return noise_multiplier / math.sqrt(1.0 - share) * _ROUND_UP
+        """Return the noise multiplier of the gradients, rounded up, with which gradients and count cost as planned."""
+        return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
         """Draw the noise on twice the count, from the key of a step."""

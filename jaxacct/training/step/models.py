@@ -174,10 +174,6 @@ def lora(
     -------
     LoRA : for ``trainer.init``; its ``merge()`` gives parameters without adapters.
 
-    Raises
-    ------
-    InputError : no array chosen, an array of fewer than two axes, a bad rank or alpha.
-
     An array of more than two axes is cut into leading and trailing axes of nearly equal total size.  A projection
     (features, heads, width) is cut after the first axis; a projection (heads, width, features) before the last axis.
 

@@ -203,10 +203,6 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     -------
     optax.GradientTransformation
 
-    Raises
-    ------
-    InputError : a key of fewer bits, or a bad number.
-
     The privacy cost of one call depends on how the caller draws the batch.  With Poisson sampling it is that of
     PoissonSampled(Gaussian(noise_multiplier), q).
 

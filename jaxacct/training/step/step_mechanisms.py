@@ -84,10 +84,7 @@ class Turn(NamedTuple):
     noise_multiplier: float
 
     def follows(self, last: Turn | None) -> bool:
-        """Return whether the noise of earlier steps in this one costs nothing more than the passes do.
-
-        All these steps led to `last`, the step before, in the same groups, at no more noise.  Otherwise `alone` counts.
-        """
+        """Return whether `last` is the step before, in the same groups, at no more noise."""
         before = (self.step - 1, self.groups)
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
