@@ -12,6 +12,7 @@ import pickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import refusal
 from training_runs import KEY, linear, sgd, shared
@@ -20,7 +21,7 @@ import jaxacct as ja
 from jaxacct import strategies
 from jaxacct.cli import files
 from jaxacct.report import subjects
-from jaxacct.training import AdaptiveClip, Ledger, Plan, PrivateLoss, Source, Trainer, fresh_key
+from jaxacct.training import AdaptiveClip, Ledger, Plan, PrivateLoss, Source, Trainer, fresh_key, lora
 from jaxacct.training.ledger.contents import Spent, ahead
 from jaxacct.training.ledger.format import Step
 from jaxacct.training.run.state import Stretch, released
@@ -202,6 +203,37 @@ def test_one_independent_noise_in_two_steps_is_found_out(monkeypatch):
 
     monkeypatch.setattr(Program, "advance", again)
     assert not is_white(noise_of(BANDED), BANDED.noise, 0.5)
+
+
+@pytest.mark.parametrize("kind", ["x64", "bfloat16", "lora"])
+def test_noise_of_other_models_is_that_of_the_matrix(kind):
+    """Parameters of two dtypes in micro-batches of 3 of 8 records, and adapters: C W is independent noise in each part.
+
+    Under x64 the sums of losses beside the gradients keep the dtype with which the loop over micro-batches begins.
+    """
+    with jax.enable_x64(kind == "x64"):
+        if kind == "lora":
+            first, loss = (
+                lora({"kernel": jnp.ones((60, 70))}, rank=40),
+                lambda params, x: 0.0 * jnp.sum(params["kernel"]),
+            )
+        else:
+            first = {"a": jnp.zeros(WIDTH, jnp.float32), "b": jnp.zeros(WIDTH, "float64" if kind == "x64" else kind)}
+            loss = lambda params, x: sum(jnp.sum(p).astype(jnp.float32) for p in params.values()) * jnp.sum(x)
+        trainer = Trainer(loss, optax.sgd(BANDED.expected_batch_size), BANDED, 1.0, micro_batch=3)
+        seen = []
+        note = lambda state: seen.append([np.ravel(np.asarray(p, np.float64)) for p in jax.tree.leaves(trained(state))])
+        trained = lambda state: state.params.adapters if kind == "lora" else state.params
+        state = trainer.init(first, KEY)
+        note(state)
+        done = trainer.fit(state, np.zeros((8, 2), np.float32), callbacks=[note], progress=False)
+    assert done.stopped == "finished"
+    for part in zip(*seen, strict=True):
+        noise = -np.diff(np.array(part), axis=0)
+        found = matrix(BANDED.noise)
+        rows = found @ noise / (0.5 * np.linalg.norm(found, axis=0).max())
+        limit = 8 * np.sqrt(2 / noise.shape[1]) + (0.1 if kind == "bfloat16" else 0.0)  # its sums are rounded
+        assert np.abs(rows @ rows.T / noise.shape[1] - np.eye(len(rows))).max() < limit
 
 
 def batches(plan, data, **more):

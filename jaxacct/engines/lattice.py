@@ -278,7 +278,7 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
 
 
 def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> int:
-    """Return the length of the next lattice, or 0 to stop.
+    """Return the length of the lattice to compute next; 0 if no further lattice is needed.
 
     tried : the lengths so far, each with the relative width of the bracket.
     first : for two pairs, index in PAIR_LENGTHS of the first length.

@@ -45,7 +45,7 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon of the slopes e^epsilon, if no epsilon is found at which delta is near the mass at infinity."""
+"""Slopes are e^epsilon up to the epsilon at which delta is near the mass at infinity; if none is, up to this one."""
 TRADEOFF_ROUNDS = 4
 """Number of times that cells with a high upper bound are split.
 

@@ -211,7 +211,7 @@ class Strategy(ABC):
 
     @property
     def entry_error(self) -> float:
-        """Bound of the error of each entry of C, where entries are computed from the fields and not given by them."""
+        """Bound of the rounding error of each entry of C; 0 if the fields hold the entries."""
         return 0.0
 
     @abstractmethod

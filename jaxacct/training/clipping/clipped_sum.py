@@ -194,7 +194,8 @@ def _clipped_sum(
     for site, each, place in zip(sites, rows, numbers, strict=True):
         own = jax.lax.dynamic_slice_in_dim(of_parts, place, site.groups, allow_negative_indices=False)
         totals[site.leaf] = site.total(each, keep, own, dtype)
-    sums = [jnp.sum(_kept(keep, a.astype(beside(a.dtype))), axis=0) for a in aux]
+    kinds = [beside(a.dtype) for a in aux]
+    sums = [jnp.sum(_kept(keep, a.astype(d)), axis=0, dtype=d) for a, d in zip(aux, kinds, strict=True)]
     done = Clipped(jax.tree_util.tree_unflatten(structure, totals), clipped, not_finite)
     return done, jax.tree_util.tree_unflatten(aux_form, sums)
 
