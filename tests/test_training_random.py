@@ -157,7 +157,7 @@ ODD_SIZES = [(1,), (), (31,), (0,), (32,), (33,), (7, 9), (1,), (257, 3), (64,)]
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Several pieces, of which the last is not full, where one would do."""
-    monkeypatch.setattr(noise, "_PIECE", 5)
+    monkeypatch.setattr(noise, "_PIECE_ON_CPU", 5)
 
 
 @pytest.fixture

@@ -40,9 +40,10 @@ The values are part of the keys: a saved run depends on them.  5 and 6 are those
 """
 UNIT = 32
 """Number of draws of one unit: three blocks of 16 words make 16 pairs of draws."""
-_PIECE = 16_368
-"""Largest number of units drawn at a time: some 12 MB of scratch memory.  On a CPU, fewer or more take longer.  The
-number is no power of two, since the rows of a piece could then compete for the same lines of the cache.
+_PIECE, _PIECE_ON_CPU = 16_368, 1_056
+"""Largest number of units drawn at a time: some 12 MB of scratch memory.  On a CPU a piece stays in one core's cache;
+larger ones are spread over threads, which takes twice the CPU time.  No power of two: the rows of a piece could then
+compete for the same lines of the cache.
 """
 
 
@@ -92,7 +93,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
     total = int(begins[-1])
     if total >= 2**31:  # units are counted in int32
         raise InputError(f"{sum(sizes)} entries must be < 2**36 in one call; add noise to parts, each with its own key")
-    pieces = max(1, -(-total // _PIECE))
+    pieces = max(1, -(-total // (_PIECE_ON_CPU if jax.default_backend() == "cpu" else _PIECE)))
     each = -(-total // pieces)
 
     counters = lambda number: _counters(number * each, each, begins, [*shapes, leaves])
