@@ -120,6 +120,17 @@ def dp_sgd_table() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
+def still_steps(monkeypatch):
+    """Steps that move nothing, compiled in no time, for tests of what is counted whatever the steps put out."""
+    import training_runs
+
+    from jaxacct.training.sharding import placement
+
+    monkeypatch.setattr(training_runs, "_FIRST", {})
+    monkeypatch.setattr(placement, "private_step", lambda rule: training_runs.still)
+
+
+@pytest.fixture
 def path(tmp_path):
     """Where a ledger goes."""
     return tmp_path / "run.jsonl"

@@ -7,6 +7,7 @@ them belongs here.
 """
 
 import ast
+import functools
 import io
 import pathlib
 import re
@@ -51,6 +52,7 @@ def prose(path):
     return strings + blocks
 
 
+@functools.cache
 def headings(page):
     """Titles of a page as they are, without marks of code."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)

@@ -23,6 +23,7 @@ def test_a_plain_query_imports_no_scipy_and_compiles_nothing(tmp_path):
     assert not (tmp_path / "programs").exists()
 
 
+@pytest.mark.slow  # `test_program_cache.py` has it for a small program
 def test_kept_programs_answer_as_they_did_when_compiled(tmp_path):
     code = f"from jaxacct import cli; cli.main({[*QUERY.split(), '--backend', 'xla']!r})"
     environment = {**os.environ, "JAXACCT_CACHE_DIR": str(tmp_path)}

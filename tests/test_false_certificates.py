@@ -93,7 +93,7 @@ def test_no_steps_are_found_where_one_is_too_many():
     assert not found.ok and np.isnan(found.value)
 
 
-@pytest.mark.parametrize("steps, per_step", [(1e14, 1.4e-3), (2.0**53, 1.4e-3)])
+@pytest.mark.parametrize("steps, per_step", [pytest.param(1e14, 1.4e-3, marks=pytest.mark.slow), (2.0**53, 1.4e-3)])
 def test_very_many_steps(steps, per_step):
     """The truth is about n KL; they were 4.7e-10 and 4.2e-8."""
     found = ja.epsilon(ja.dp_sgd(2.0, 0.1, steps), DELTA)

@@ -347,7 +347,9 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
     assert killed_and_resumed(tmp_path, FORMULA.replace("num = 60", "num = 5"), 4, kills=1, seed=1) == 1
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_terminated_it_says_how_to_go_on(tmp_path, number, status):
     (tmp_path / "grid.toml").write_text(FORMULA.replace("num = 60", "num = 5"))
     process, written = start(tmp_path, "result.csv", "--block", "4"), tmp_path / "result.csv.journal"

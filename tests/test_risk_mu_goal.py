@@ -89,6 +89,11 @@ def asked():
     return run, place, place * np.linspace(0.0, 1.05, 9)[:, None]
 
 
+@pytest.fixture(scope="module")
+def mu():
+    return ja.profile(asked()[0]).gdp_mu()
+
+
 @pytest.mark.parametrize("relation", ("add_or_remove_one", "remove_one", "add_one"))
 def test_ends_far_from_the_contour_hold(relation):
     run, place, epsilon = asked()
@@ -133,12 +138,11 @@ def test_what_the_kernel_gets_wrong_shows_nothing(monkeypatch, wrong):
 
 
 @pytest.mark.parametrize("place", (np.nan, np.inf, 0.0, -1.0, 1e-300, 1e300))
-def test_a_place_that_is_none_shows_nothing_false(place):
+def test_a_place_that_is_none_shows_nothing_false(place, mu):
     run = asked()[0]
     shown = risks.shown_on_one_contour(
         run, "add_or_remove_one", np.full(3, 1e-10), Place(np.full(3, place), np.ones(3)), 1e-4
     )
-    mu = ja.profile(run).gdp_mu()
     assert np.all(shown.lower <= mu.upper) and np.all((shown.upper >= mu.lower) | ~shown.narrow)
 
 

@@ -118,8 +118,15 @@ def test_a_plan_gives_the_same_epsilon(sampling):
     assert float(Plan(target_delta=DELTA, **run).epsilon.upper) == pytest.approx(float(asked.upper), rel=1e-4)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "random_allocation", "with_replacement", "cyclic_poisson", "shuffled"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("poisson", "random_allocation")),
+        *("with_replacement", "cyclic_poisson", "shuffled"),
+    ],
+)
 def test_calibrated_noise_meets_the_target_in_the_run(sampling):
+    """The other rules are in `test_batch_rules_asked.py`."""
     run, relation = RUNS[sampling], usual_relation(sampling)
     found = ja.calibrate_noise_multiplier(2.0, DELTA, **run, sampling=sampling)
     assert found.relation == relation

@@ -80,6 +80,7 @@ class Stacked(nn.Module):
         return table.attend(h).astype(jnp.float32)
 
 
+@pytest.mark.slow  # each part is in `test_training_clipping.py` and `test_training_ghost_routes.py`
 def test_a_module_with_all_of_it():
     model, tokens = Stacked(), jnp.asarray(np.random.default_rng(0).integers(0, 30, (3, 6)))
     params = model.init(jax.random.key(0), tokens[0])

@@ -28,6 +28,7 @@ def small(noise=3.0, steps=4, rate=0.5, clip=1.0, **more):
     return trainer, jnp.linspace(0.0, 1.0, 20).reshape(10, 2)
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_epsilon_is_that_of_the_ledger(tmp_path):
     trainer, data = small()
     state = trainer.fit(trainer.init(jnp.zeros(2)), data, ledger=tmp_path / "run", progress=False, by="ada")
@@ -37,6 +38,7 @@ def test_epsilon_is_that_of_the_ledger(tmp_path):
     assert KEY.hex() not in (tmp_path / "run").read_text()
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
     real, seen = Ledger.record_many, []
 
@@ -53,6 +55,7 @@ def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
     assert sum(Ledger.read(tmp_path / "run").releases().values()) == 2
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
     """A callback trains on the same open ledger, by another batch rule: as its own, the outer steps cost much more."""
     outer = plan_of(10, 0.2, steps=5, sampling="fixed_batches", relation="zero_out")
@@ -74,6 +77,7 @@ def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
     trainers[0].fit(state, data, ledger=path, progress=False)  # its mark is of its own run
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_runs_in_threads_on_one_open_ledger_each_have_their_own_entries(path, monkeypatch):
     """Both want to note their first step at once; if they may, each waits until the other is about to write."""
     together, at_once = threading.Barrier(2), threading.Barrier(2)
@@ -160,6 +164,7 @@ def test_arrays_that_a_loss_closes_over_are_part_of_the_program(size):
         assert program(1.0, place) == program(1.0, place) != program(2.0, place)
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_the_budget_stops_the_run(tmp_path):
     """A ledger that holds something else already: fewer steps, and the whole within the target."""
     plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=8)
@@ -177,6 +182,7 @@ def test_the_budget_stops_the_run(tmp_path):
     assert (tmp_path / "run").read_bytes() == before
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_a_recalibrated_plan_goes_on_in_the_same_ledger(tmp_path):
     plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=8)
     make = lambda plan: shared(squares, sgd(0.1), plan)
@@ -191,6 +197,7 @@ def test_a_recalibrated_plan_goes_on_in_the_same_ledger(tmp_path):
     assert 2.0 - 1e-4 <= float(ended.epsilon.upper) <= 2.0
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_callbacks_see_every_step_and_can_stop():
     trainer, data = small(steps=6)
     seen = []
@@ -206,6 +213,7 @@ def test_callbacks_see_every_step_and_can_stop():
     assert rest.step == 6 and float(rest.epsilon.upper) == pytest.approx(gaussian_epsilon(math.sqrt(6) / 3), rel=1e-6)
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_a_stop_by_outputs_costs_what_the_ledger_holds_and_the_rest_of_the_plan(tmp_path):
     """A replay that is in the ledger counts beside the whole plan; in callbacks epsilon is what is spent."""
     trainer, data = small(steps=6)
@@ -222,6 +230,7 @@ def test_a_stop_by_outputs_costs_what_the_ledger_holds_and_the_rest_of_the_plan(
     assert (ended.stopped, float(ended.epsilon.upper)) == ("finished", epsilon(6 + 1 + 2))  # 2 and 3 with other data
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_a_stop_by_outputs_in_fixed_batches_costs_every_pass(tmp_path):
     trainer, data = small(steps=6, q=0.5, sampling="fixed_batches")
     stop = [lambda s: s.step == 3]
@@ -229,6 +238,7 @@ def test_a_stop_by_outputs_in_fixed_batches_costs_every_pass(tmp_path):
     assert float(state.epsilon.upper) == pytest.approx(gaussian_epsilon(math.sqrt(3) / 3.0), rel=1e-6)
 
 
+@pytest.mark.usefixtures("still_steps")
 def test_other_data_in_the_middle_of_a_pass_are_another_pass(tmp_path):
     """Their batches were cut anew: a record may be in a batch of both, so that the step costs a Gaussian more."""
     plan = Plan(
