@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusal
+from training_runs import sharing_programs
 
 import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
-from jaxacct.tuning import tuning_run
 
 SIZE = 40
 DATA = np.ones((SIZE, 2), np.float32)
@@ -45,18 +45,9 @@ def in_rounds(plan=PLAN, space=SPACE, update=lambda winners: SPACE, **more):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once():
-    """The tests share the programs of one plan, which take seconds to compile."""
-    made, original = {}, tuning_run.side_by_side
-
-    def side_by_side(loss_fn, make_optimizer, plan, **shared):
-        key = plan.noise_multiplier, plan.steps
-        if key not in made:
-            made[key] = original(loss_fn, make_optimizer, plan, **shared)
-        return made[key]
-
-    tuning_run.side_by_side = side_by_side
-    yield
-    tuning_run.side_by_side = original
+    """The tests train alike, and share the programs."""
+    with sharing_programs():
+        yield
 
 
 @pytest.fixture

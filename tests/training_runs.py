@@ -64,12 +64,16 @@ def shared(loss, optimizer, plan, clip_norm=1.0, **more):
 
 @contextlib.contextmanager
 def sharing_programs():
-    """Tunings with the same loss, optimizer, noise, steps and settings share their programs, which take seconds."""
+    """Tunings with the same loss, optimizer, steps and settings share their programs, which take seconds to compile.
+
+    The noise is that of the first one: for tests of anything but the noise, which `test_tuning_side_by_side.py` has.
+    """
     made, real = {}, tuning_run.side_by_side
 
     def side_by_side(loss_fn, make_optimizer, plan, **settings):
-        words = tuple(cell.cell_contents for cell in make_optimizer.__closure__)
-        key = loss_fn, words, plan.noise_multiplier, plan.steps, repr(sorted(settings.items()))
+        words = tuple(cell.cell_contents for cell in make_optimizer.__closure__ or ())
+        kind = plan.sampling, plan.sampling_probability, plan.dataset_size, plan.steps
+        key = loss_fn, words, kind, repr(sorted(settings.items()))
         if key not in made:
             made[key] = real(loss_fn, make_optimizer, plan, **settings)
         return made[key]
