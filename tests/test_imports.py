@@ -33,8 +33,8 @@ ARROWS: dict[str, set[str]] = {
     "plots": {"accounting", "mechanisms", "representations", "sweeps"},
     "verification": {"mechanisms", "strategies"},
     "interop": {"accounting", "mechanisms", "representations", "selection", "strategies"},
-    "training": {"accounting", "calibration", "interop", "mechanisms", "plots", "representations", "samplers"}
-    | {"selection", "strategies"},
+    "training": {"accounting", "calibration", "engines", "interop", "mechanisms", "plots", "representations"}
+    | {"samplers", "selection", "strategies"},
     "tuning": {"accounting", "calibration", "mechanisms", "plots", "samplers", "selection", "training"},
     "audit": {"accounting", "engines", "mechanisms", "plots", "representations", "selection", "training"},
     "report": {"accounting", "interop", "mechanisms", "representations", "selection", "sweeps", "training"},

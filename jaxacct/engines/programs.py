@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import jaxlib
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import jaxacct
 from jaxacct.core import progress
@@ -296,6 +297,36 @@ def prepare(
     if folder is not None:
         with saving.running():
             if _keep(folder, label, device, compiled, leaves):
+                saving.add()
+    return compiled
+
+
+STEP_SECONDS = 1.0
+"""Seconds of compiling from which the program of a training step is kept."""
+
+
+def kept_step(lowered: jax.stages.Lowered, label: str, trial: Callable[[jax.stages.Compiled], Any]) -> Any:
+    """Return the compiled form of a lowered training step: the one kept under a label, or a new one, which is kept.
+
+    label : a digest of all that the program depends on.  trial : runs a program once; one that does not run, once
+    loaded, is not kept.  JAX's own cache takes the place of this one where a user has set it.
+    """
+    folder = _folder(create=True) if jax.config.values["jax_compilation_cache_dir"] is None else None
+    path = None if folder is None else path_of(folder, f"step {label}", devices.local()[0])
+    open_ = functools.partial(deserialize_and_load, in_tree=lowered.in_tree, out_tree=lowered.out_tree)
+    payload = None if path is None else read(path)
+    if payload is not None:
+        with contextlib.suppress(Exception), loading.running():  # as in `load`
+            found = open_(payload)
+            loading.add()
+            return found
+    begin = time.monotonic()
+    compiled = lowered.compile()
+    if path is not None and time.monotonic() - begin >= STEP_SECONDS:
+        with contextlib.suppress(Exception), saving.running():  # some programs and versions cannot be serialised
+            payload = serialize(compiled)[0]
+            jax.block_until_ready(trial(open_(payload)))
+            if write(path, payload):
                 saving.add()
     return compiled
 

@@ -21,11 +21,12 @@ import numpy as np
 
 from jaxacct.core.progress import say
 from jaxacct.core.validation import InputError
+from jaxacct.engines import programs
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint
 from jaxacct.training.sampling.sampler import grouped, host_of_users
-from jaxacct.training.sharding.placement import Placement
+from jaxacct.training.sharding.placement import Placement, copied
 from jaxacct.training.source import Source
 from jaxacct.training.step import key_derivation, noise
 from jaxacct.training.step.key_derivation import Lineage, StepKey
@@ -98,8 +99,15 @@ class Program:
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
-        """Compile the program, before steps `step` to `until - 1` are run."""
-        self._compiled = self._traced.lower().compile()
+        """Compile the program, or load it, before steps `step` to `until - 1` are run."""
+        lowered = self._traced.lower()
+        if not key_derivation.program_repeats(self._traced):
+            self._compiled = lowered.compile()
+            return
+        zero = np.zeros(8, np.uint32)
+        small = self._where.small((zero, zero, self._numbers(step, zero)))
+        trial = lambda compiled: compiled(copied(self.carried), *small[:2], self._whole, small[2], self.frozen)
+        self._compiled = programs.kept_step(lowered, self._digest.hex(), trial)
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
         """Return the step after a lineage, ready to be noted and run; steps must be asked for in their order."""

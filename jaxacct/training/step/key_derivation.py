@@ -204,6 +204,18 @@ def form_of(structure: Any) -> bytes:
 
 def digest_program(traced: Any) -> bytes:
     """Return the SHA-256 digest of a traced function and of the machine; equal digests mean equal output bits."""
+    constants, primitives = _contents(traced)
+    own = b"" if repeats(primitives) else secrets.token_bytes(16)
+    return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
+
+
+def program_repeats(traced: Any) -> bool:
+    """Return whether the digest of a traced function is the same in another process on this machine."""
+    return repeats(_contents(traced)[1])
+
+
+def _contents(traced: Any) -> tuple[list[Any], set[str]]:
+    """Return the constants of a traced function, and the names of its operations."""
     constants: list[Any] = []
     primitives: set[str] = set()
 
@@ -217,8 +229,7 @@ def digest_program(traced: Any) -> bytes:
                 collect(inner)
 
     collect(traced.jaxpr)
-    own = b"" if repeats(primitives) else secrets.token_bytes(16)
-    return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
+    return constants, primitives
 
 
 def _words(secret: bytes) -> np.ndarray:
