@@ -19,7 +19,7 @@ import time
 
 import jax
 import numpy as np
-from operations import count, seconds_each
+from kernel_operations import count, seconds_each
 from versus_dp_accounting import DELTA, typical
 
 import jaxacct as ja

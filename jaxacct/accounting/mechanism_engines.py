@@ -44,6 +44,9 @@ from jaxacct.mechanisms.shuffled_batches import ShuffledBatches, attacks_on
 if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Known, Row
 
+MEMORY_ALONE = 2**27
+"""Limit on the lattice's memory for the upper end of a pair alone: 2^18 nodes."""
+
 
 class Attacked(MechanismEngine):
     """The answer of the other engines, with the lower end raised by the best known attack on the mechanism."""
@@ -585,7 +588,9 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     if not certified:
         return -np.inf, upper, word
     if np.reshape(found.status, -1)[0] == "width":  # a lattice for one pair alone suits that pair better
-        alone = by_parts(question._replace(mechanism=_Above(question.mechanism)))
+        # a longer lattice takes seconds, and moves the upper end by less than the bracket's width
+        effort = question.effort._replace(memory_bytes=min(question.effort.memory_bytes, MEMORY_ALONE))
+        alone = by_parts(question._replace(mechanism=_Above(question.mechanism), effort=effort))
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
     return lower, upper, word
 

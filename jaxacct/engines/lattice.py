@@ -37,10 +37,16 @@ NARROW = 2e-4
 """A row is given up if the longest lattice would leave its bracket relatively wider than both this and `enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
+STALLED = 0.5
+"""A width that is more than this share of the one before does not come from the lattice's spacing: none longer is made."""
+UNSURE = 0.1
+"""Above this width the prediction that it falls as length^-2 is tried on a lattice of QUICK nodes first."""
 NEARLY_AS_NARROW = 1.5
 """Delta is read off a composition for another eps while its bracket is at most so many times as wide as at that eps."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If the solution is far from a plan's eps, it gets a new plan."""
+FAR_OFF = 1e3
+"""A bracket whose middle is so many times the plan's eps is no estimate of eps."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
 """Numbers of float64 arrays of the lattice's length that are alive at once (measured): in any case, and for each law.
 """
@@ -149,7 +155,8 @@ def epsilon(
     log_delta, share = float(np.log(delta_lower)), share_of(case.rtol)
     plan = plan_for(case.above, None, log_delta, share)
     pieces = case.pieces(plan.cut)
-    if unresolved(case.above, plan, fitting(pieces)[-1]):
+    least = LOST_MASS * sum(law.count for law in pieces.above)  # either bound of delta is off by this much at least
+    if delta_upper <= least or unresolved(case.above, plan, fitting(pieces)[-1]):
         return NOTHING if case.two() else _answer(low, high, case.rtol)
     tried: list[tuple[int, float]] = []
     first = _first(plan, case.above) if case.two() else 0
@@ -168,7 +175,8 @@ def epsilon(
             # The middle of the bracket serves as an estimate of epsilon: for two pairs always, for a single pair
             # unless the bracket is wide.
             known = case.two() or high - low < SAYS_NOTHING * high
-            if near or not known or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
+            lost = middle > FAR_OFF * max(plan.centre, ceiling)
+            if near or not known or lost or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
             plan = plan_for(case.above, middle, log_delta, share)
         if high == 0.0:
@@ -298,12 +306,16 @@ def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> 
         return 0
     if not width < SAYS_NOTHING:  # useless: try one longer lattice, and then stop
         return longer[0] if length == first_length else 0
+    if len(tried) > 1 and not width <= STALLED * tried[-2][1]:
+        return 0
     end = lambda n: width * (length / n) ** 2
     quick = [n for n in longer if n <= QUICK]
     if quick and (2.0 * end(quick[-1]) <= rtol or end(quick[-1]) <= enough):
         return next((n for n in quick if 2.0 * end(n) <= rtol), quick[-1])
     if width <= enough:
         return 0
+    if quick and width > UNSURE:
+        return quick[-1]
     if end(longer[-1]) > max(NARROW, enough):
         return quick[-1] if quick else 0
     return next((n for n in longer if n > QUICK and 2.0 * end(n) <= enough), longer[-1])
@@ -651,6 +663,8 @@ def crossing(side: Side, target: float, guess: float, tolerance: float) -> tuple
             low = at
         else:
             high = at
+        if value <= 0.0 and low == 0.0 and evaluate(side, tolerance)[0] <= target:
+            return 0.0, tolerance  # the lower bound of delta says nothing here
         if high - low <= 2.0 * tolerance:
             break
         newton = at + np.log(value / target) / -slope if value > 0 and slope < 0 else np.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Any
@@ -203,8 +204,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             raise InputError(
                 "neighboring_relation must be `REPLACE_ONE` or `REPLACE_SPECIAL` for RandomizedResponseDpEvent"
             )
-        for direction in directions(step, self._relation):
-            components(repeat(step, count), self._relation, direction)
+        _expand(step, count, self._relation)
 
     def _asked(self) -> Mechanism:
         """Return the composed mechanism; unwrap a single part: some engines refuse even a composition of one."""
@@ -222,6 +222,13 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             if name == "DiscreteGaussianDpEvent" and self._relation == "replace_one" and each.dimension != 1:
                 vector = "ZCDpEvent(2 * sensitivity**2 / sigma**2)"
                 refuse(each, "", f"dimension must be 1 under REPLACE_ONE; use {vector} for vectors")
+
+
+@functools.lru_cache(maxsize=64)
+def _expand(step: Mechanism, count: int, relation: str) -> None:
+    """Expand a repeated step in every direction; it raises where that fails. dp_accounting asks thrice for each event."""
+    for direction in directions(step, relation):
+        components(repeat(step, count), relation, direction)
 
 
 def _answers_at_random(step: Mechanism) -> bool:
