@@ -158,7 +158,7 @@ def points(name: str, count: int) -> list[Point]:
 def ask(name: str, count: int, table: Path) -> None:
     """Ask a question at all its points that the table lacks, and write each answer to the table."""
     warnings.simplefilter("ignore")
-    limit, question = questions()[name]
+    _, question = questions()[name]
     known = {tuple(map(float, row[1:5])) for row in rows_of(table) if row[0] == name}
 
     def stop(*_: object) -> None:

@@ -472,3 +472,16 @@ def test_a_trade_off_function_of_nearly_an_atom_is_narrow():
     found = ja.profile(ja.dp_sgd(0.1, 0.01, 100)).tradeoff(0.1)
     assert found.upper - found.lower < 1e-6 and found.ok
     assert abs(found.estimate - (0.9 - (1 - 0.99**100))) < 1e-4  # its hits are told but for Phi(-5)
+
+
+@pytest.mark.parametrize(
+    ("run", "delta", "longest"),
+    [((12.3, 0.01, 1000), 1e-288, 0), ((0.1, 1e-9, 1e9), 0.01, 2**18), ((10.0, 1e-9, 1e6), 1e-20, 2**18)],
+)
+def test_lattices_that_cannot_help_are_not_made(run, delta, longest, monkeypatch):
+    """Below delta = 1e-290 a step, where the width stalls, and where the first width predicts nothing."""
+    lengths = [0]
+    make = lattice.sides_of
+    monkeypatch.setattr(lattice, "sides_of", lambda *given: (lengths.append(given[2]), make(*given))[1])
+    found = ja.epsilon(ja.dp_sgd(*run), delta, engine="auto" if longest else "lattice")
+    assert max(lengths) == longest and found.status == "width" and 0.0 < found.lower < found.upper < np.inf

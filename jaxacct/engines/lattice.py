@@ -38,7 +38,7 @@ NARROW = 2e-4
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
-"""A width that is more than this share of the one before does not come from the lattice's spacing: none longer is made."""
+"""A width above this share of the one before is not due to the lattice's spacing, and none longer is made."""
 UNSURE = 0.1
 """Above this width the prediction that it falls as length^-2 is tried on a lattice of QUICK nodes first."""
 NEARLY_AS_NARROW = 1.5

@@ -226,7 +226,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 @functools.lru_cache(maxsize=64)
 def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Expand a repeated step in every direction; it raises where that fails. dp_accounting asks thrice for each event."""
+    """Expand a repeated step in every direction, which may raise. dp_accounting asks three times for each event."""
     for direction in directions(step, relation):
         components(repeat(step, count), relation, direction)
 
