@@ -26,7 +26,7 @@ FORMS = {
     "risk": lambda: ja.calibrate_noise_multiplier(None, None, 1.0, 1, target_advantage=0.38),
     "plan": lambda: PLAN,
     "trainer": lambda: Trainer(lambda w, x: jnp.sum((w - x) ** 2), optax.sgd(0.1), PLAN, clip_norm=1.0),
-    "matched": lambda: tuning.MatchedPlan(8.0, 1e-5, 1000, selection.PointMass(2), sampling_probability=1.0, steps=1),
+    "matched": lambda: tuning.MatchedPlan(8.0, 1e-5, 1000, selection.PointMass(1), sampling_probability=1.0, steps=1),
     "advice": lambda: tuning.advise(
         4.0, 1e-5, 1000, 1.0, steps=1, noise_multiplier=2.0, shares=[1.0], families=["poisson"]
     ),
