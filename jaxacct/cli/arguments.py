@@ -146,9 +146,7 @@ _ACCURACY = (
     _option("relation", RELATIONS, "R"),
     _option("engine", "auto (default), contour or lattice", "E", default="auto"),
     _option("rtol", "wanted relative width (default 1e-4)", default="1e-4"),
-    _option(
-        "backend", "auto (default), numpy (compiles nothing) or xla (for very many configurations)", "B", default="auto"
-    ),
+    _option("backend", "auto (default), numpy (compiles nothing) or xla (for very many rows)", "B", default="auto"),
 )
 _WITHOUT_ENGINE = (_ACCURACY[0], *_ACCURACY[2:])
 _VERIFY = _switch(
@@ -185,11 +183,7 @@ COMMANDS = {
             *_numbers(QUESTION["advise"]),
             *_numbers({"dataset_size": "number of records", "batch_size": "expected number of records of a step"}),
             *_numbers({"epochs": "passes over the data", "steps": "instead of --epochs"}),
-            _option(
-                "bands",
-                "numbers of bands to compare (default: 2 4 8 16 32 as far as they fit, and a pass of up to 64)",
-                nargs="+",
-            ),
+            _option("bands", "numbers of bands (default: 2 4 8 16 32 that fit, and a pass of up to 64)", nargs="+"),
             _ACCURACY[0],
             _option("out", "also write the table, .csv, or a picture, .png, .svg or .pdf (needs matplotlib)", "FILE"),
         ),
@@ -242,21 +236,12 @@ COMMANDS = {
             _switch("dry_run", "show the plan and an estimate of the time, from a sample, and solve nothing else"),
             _switch("resume", "go on from the journal of an interrupted run, where there is one, in its blocks"),
             _switch("overwrite", "discard such a journal, and replace a RESULT that is there already"),
-            _switch(
-                "distributed",
-                "one of several processes under jax.distributed: solve a slice each, the first one merges",
-            ),
+            _switch("distributed", "one of several processes under jax.distributed, each of which solves a slice"),
             _option("shard", "solve slice I of N into RESULT.I-of-N.part, for jaxacct merge", "I/N"),
             _option("block", "rows solved between two writes (default: by the size of the grid, 512 to 4096)", "ROWS"),
-            _option(
-                "coordinator", "with --distributed: address of process 0 (default: as the cluster says)", "HOST:PORT"
-            ),
-            _option(
-                "process_id", "with --distributed: number of this process, from 0 (default: as the cluster says)", "I"
-            ),
-            _option(
-                "process_count", "with --distributed: how many processes there are (default: as the cluster says)", "N"
-            ),
+            _option("coordinator", "with --distributed: address of process 0 (default: the cluster's)", "HOST:PORT"),
+            _option("process_id", "with --distributed: number of this process, from 0 (default: the cluster's)", "I"),
+            _option("process_count", "with --distributed: number of processes (default: the cluster's)", "N"),
             _switch("progress", "also in a pipe", default=None),
             ("--no-progress", {"dest": "progress", "action": "store_false", "help": "show no progress"}),
             *_ACCURACY,
@@ -359,11 +344,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def number(name: str, text: str) -> float | int | list[float | int]:
-    """Parse a number, or a list of numbers from text with commas; whole numbers stay exact.
-
-    >>> number("steps", "100"), number("noise_multiplier", "0.8,1.0")
-    (100, [0.8, 1.0])
-    """
+    """Parse a number, or a list of numbers from text with commas; whole numbers stay exact."""
     words = [word.strip() for word in text.split(",")]
     values: list[float | int] = []
     for index, word in enumerate(words):

@@ -222,11 +222,7 @@ def _block(lines: list[tuple[str, str]]) -> str:
 
 
 def row_numbers(text: str | None) -> list[int] | None:
-    """Parse the numbers of rows, from 0; None stays None.
-
-    >>> row_numbers("0,2,4"), row_numbers(None)
-    ([0, 2, 4], None)
-    """
+    """Parse the numbers of rows, from 0; None stays None."""
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):

@@ -240,11 +240,7 @@ def _status(rows: list[dict[str, Any]]) -> int:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Return the verdict on one row as a line of text.
-
-    >>> verdict({"verification": "verified", "verification_digits": 9, "verification_seconds": 1.23})
-    'verified to 9 digits (ball arithmetic, 1.2 s)'
-    """
+    """Return the verdict on one row as a line of text."""
     if row["verification"] == "verified":
         return f"verified to {row['verification_digits']} digits (ball arithmetic, {row['verification_seconds']:.1f} s)"
     return f"{row['verification']}: {row['verification_words']}"

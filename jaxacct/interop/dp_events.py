@@ -85,11 +85,9 @@ def _response(event: Any, path: str) -> Mechanism | None:
 
 
 def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
-    noise = number(event, "noise_parameter", path)
+    noise = finite(event, "noise_parameter", path)
     if noise == 0:
         return None
-    if not 0 < noise < math.inf:
-        refuse(event, path, f"noise_parameter = {noise!r:.30} must be >= 0 and finite; use the inverse of the scale")
     scale = rounded(1 / Fraction(noise), 0.0) if noise > 1 / LARGEST_SCALE else LARGEST_SCALE
     moved: Any = number(event, "sensitivity", path)  # `DiscreteLaplace` refuses a non-integer
     return checked(event, path, lambda: DiscreteLaplace(scale, moved))
@@ -101,9 +99,7 @@ def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
     if dimension is not None and (type(dimension) is not int or dimension < 1):
         refuse(event, path, f"dimension = {dimension!r:.30} must be a whole number or None; use that of the vector")
     if dimension != 1:
-        for name, value in (("sigma", sigma), ("sensitivity", moved)):
-            if not 0 <= value < math.inf:
-                refuse(event, path, f"{name} = {value!r:.30} must be >= 0 and finite; use that of the noise")
+        sigma, moved = (finite(event, name, path) for name in ("sigma", "sensitivity"))
         if moved == 0 or sigma == 0:
             return PureDP(0.0) if moved == 0 else None
         rho = Fraction(moved) ** 2 / (2 * Fraction(sigma) ** 2)
@@ -130,10 +126,7 @@ def _guarantee(event: Any, path: str) -> Mechanism | None:
 
 
 def _zcdp(event: Any, path: str) -> Mechanism | None:
-    rho, xi = (number(event, name, path) for name in ("rho", "xi"))
-    for name, value in (("rho", rho), ("xi", xi)):
-        if not 0 <= value < math.inf:
-            refuse(event, path, f"{name} = {value!r:.30} must be >= 0 and finite; use the numbers of the guarantee")
+    rho, xi = (finite(event, name, path) for name in ("rho", "xi"))
     return checked(event, path, lambda: ZCDP(float(rho), float(xi)) if rho > 0 else PureDP(float(xi)))
 
 
@@ -392,6 +385,14 @@ def number(event: Any, name: str, path: str) -> int | float:
     return _plain(event, name, getattr(event, name), path)
 
 
+def finite(event: Any, name: str, path: str) -> int | float:
+    """Return a field that is a finite number from 0."""
+    value = number(event, name, path)
+    if not 0 <= value < math.inf:
+        refuse(event, path, f"{name} = {value!r:.30} must be >= 0 and finite; use that of the noise")
+    return value
+
+
 def numbers(event: Any, name: str, path: str) -> list[float]:
     """Return a field that is a list of numbers."""
     values = getattr(event, name)
@@ -411,11 +412,7 @@ def whole(event: Any, name: str, path: str, least: int, most: int = LARGEST_WHOL
 
 
 def rounded(exact: Fraction, towards: float) -> float:
-    """Return the float64 nearest to the exact value on the side of `towards`.
-
-    >>> rounded(Fraction(1, 10), 0.0) <= Fraction(1, 10) <= rounded(Fraction(1, 10), 1.0)
-    True
-    """
+    """Return the float64 nearest to the exact value on the side of `towards`."""
     value = float(exact)
     beyond = Fraction(value) > exact if towards < exact else Fraction(value) < exact
     return math.nextafter(value, towards) if beyond else value

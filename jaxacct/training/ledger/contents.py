@@ -148,10 +148,7 @@ class Spent:
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more step in a partition.
-
-        A record of the step's batch is in all entries of this step, and in no other step of the partition.
-        """
+        """Count one more step in a partition: a record of its batch is in all its entries, and in no other step."""
         before = partition.releases()
         mine = partition.steps.setdefault(entry.step, [])
         mine.append(entry.noise_multiplier)
@@ -297,10 +294,7 @@ class Contents:
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
 
     def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Return epsilon of the entries alone, for a run that continues whatever its outputs show.
-
-        It is no claim if the run may have ended because of its outputs.
-        """
+        """Return epsilon of the entries alone; no claim if the run may have ended because of its outputs."""
         return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
 
     def counting(self, run: str, whole: bool = False) -> Spent:

@@ -648,13 +648,7 @@ class Plan(PlanRequest):
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return a plan as an object that JSON can hold; `Plan.from_document` turns it back into an equal plan.
-
-    >>> from jaxacct.training import Plan
-    >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
-    >>> plan_document(plan)["segments"]
-    [[4, 5.0, 1.0, 50.0]]
-    """
+    """Return a plan as an object that JSON can hold; `Plan.from_document` turns it back into an equal plan."""
     law = None
     if plan.repetitions is not None:
         law = json.loads(to_json(selection.select(PureDP(0.0), plan.repetitions)))["mechanism"]["law"]

@@ -120,11 +120,7 @@ def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_s
 
 
 def slots_for(dataset_size: float, batch_size: float) -> int:
-    """Return the smallest number of slots of a round with batches of at most batch_size: dataset_size/slots.
-
-    >>> slots_for(60_000, 512), slots_for(100, 100 / 49)
-    (118, 49)
-    """
+    """Return the smallest number of slots of a round with batches of at most batch_size: dataset_size/slots."""
     return max(math.ceil(dataset_size / batch_size * (1.0 - ROUNDING)), 1)
 
 

@@ -44,11 +44,7 @@ class Selection(NamedTuple):
 
 
 def threshold(sampling_probability: float) -> np.ndarray:
-    """Return the integer floor(q 2^64) that 64 random bits are compared with, as three words: certain, high, low.
-
-    >>> threshold(0.5)
-    array([         0, 2147483648,          0], dtype=uint32)
-    """
+    """Return the integer floor(q 2^64) that 64 random bits are compared with, as three words: certain, high, low."""
     q = check("sampling_probability", sampling_probability, PROBABILITY)
     if np.ndim(q):
         raise InputError(f"sampling_probability has shape {np.shape(q)}, must be a number; one step has one rate")
@@ -94,9 +90,7 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
-    dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : a number, or its ``threshold`` if it is traced.
+    key, dataset_size, sampling_probability : as for `poisson`.
     cap : int, static: the number of places of the selection.
 
     Returns
@@ -164,10 +158,8 @@ def cyclic_poisson(
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits; it determines the batch, given the groups.
+    key, dataset_size, sampling_probability : as for `poisson`.
     group_key : one JAX key of at least 256 bits for all steps of a run, and for no other run.
-    dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : a number, or its ``threshold`` if it is traced.
     number : the number of groups; may be traced.  Each record is in one of them, independently and uniformly.
     position : the number of the group, from 0: that of step i is i modulo ``number``; may be traced.
 
@@ -211,8 +203,7 @@ def without_replacement(key: jax.Array, dataset_size: int, batch_size: ArrayLike
 
     Parameters
     ----------
-    key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
-    dataset_size : int from 1 to 2**31 - 1, static.
+    key, dataset_size : as for `poisson`.
     batch_size : an integer; may be traced.
 
     Returns

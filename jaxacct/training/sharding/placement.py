@@ -321,10 +321,7 @@ def _spread(leaf: Any) -> bool:
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """Divide the rows among the devices, in order; fill up the last rows with zeros.
-
-    From an array on the host, a process reads only the rows of its own devices.
-    """
+    """Divide the rows among the devices, in order, with zeros after the last; a process reads only its own rows."""
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, over_examples(mesh))
 

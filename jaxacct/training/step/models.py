@@ -352,10 +352,7 @@ class Untrained:
 
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """Return a model's trained part, with None for all other leaves; and the rest, or None if all is trained.
-
-    trainable is as for `Trainer`.  In a `LoRA` it selects parameters of the base that are trained besides the adapters.
-    """
+    """Return a model's trained part, with None for other leaves, and the rest or None; `trainable` as for `Trainer`."""
     tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = arrays_of(tree)

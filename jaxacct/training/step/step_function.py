@@ -105,10 +105,7 @@ def numbers(
     groups: int | None = None,
     taps: Taps | None = None,
 ) -> Numbers:
-    """Return the numbers of a step in a plan's `Segment`, with the noise that the host draws from the step's key.
-
-    Raises InputError if the further releases leave no room for the gradients.
-    """
+    """Return the numbers of a step in a plan's `Segment`, with the noise that the host draws from the step's key."""
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     size: Any
     if sampling == ORDER and taps is None:
@@ -202,10 +199,7 @@ class StepRule:
         return jax.tree.map(lambda p: jnp.zeros((self.buffers, *jnp.shape(p)), dtype), params)
 
     def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
-        """Return (trained parameters, member) -> (loss, Seen).
-
-        A member is (example,), (example, key) or a user's data.
-        """
+        """Return (trained parameters, member) -> (loss, Seen), for an (example,), (example, key) or a user's data."""
         single = lambda model, *member: split_loss(
             jax.tree.map(jnp.asarray, self.loss_fn(model, *member)), self.has_aux
         )
@@ -477,10 +471,7 @@ def require_optimizer(optimizer: Any) -> None:
 
 
 def updated(optimizer: Any, mean: Any, opt_state: Any, params: Any, value: Any = None) -> tuple[Any, Any]:
-    """Return the optimizer's updates and new state, from a noisy mean of gradients and the private loss if any.
-
-    Raises InputError if the optimizer asks for other values.
-    """
+    """Return the optimizer's updates and new state, from a noisy mean of gradients and the private loss if any."""
     optax = optional_package("optax", "training")
     more = {} if value is None else {"value": value}
     try:
