@@ -46,10 +46,10 @@ def test_a_mesh_of_one_device_trains():
     ("more", "text"),
     [
         ({"mesh": 4}, "mesh = 4 must be a jax.sharding.Mesh; use jax.make_mesh"),
-        ({"shard": "fsdp"}, "shard = 'fsdp' goes with a mesh; give one"),
+        ({"shard": "fsdp"}, "shard = 'fsdp' needs a mesh; give one"),
         ({"mesh": one_device, "shard": "rows"}, "must be 'data', 'fsdp' or a pytree of PartitionSpecs"),
         ({"mesh": one_device, "shard": {"w": 3}}, "must be 'data', 'fsdp' or a pytree of PartitionSpecs"),
-        ({"mesh": one_device, "shard": {"w": P("y")}}, "shard names the axis 'y', must be among ('x',)"),
+        ({"mesh": one_device, "shard": {"w": P("y")}}, "shard names the axis 'y', must be one of the mesh's: ('x',)"),
         ({"mesh": one_device, "shard": {"w": P(("x", "x"))}}, "P(('x', 'x'),), must name an axis once at most"),
         ({"mesh": one_device, "shard": {"w": P(P.UNCONSTRAINED)}}, "P(UNCONSTRAINED,), must name an axis once"),
         ({"mesh": one_device, "shard": {"w": P(unreduced={"x"})}}, "unreduced={'x'}), must name an axis once"),

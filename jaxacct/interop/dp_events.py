@@ -469,9 +469,7 @@ def _event(mechanism: Mechanism) -> dp_event.DpEvent:
     if isinstance(mechanism, MatrixMechanism):
         one = mechanism.equivalent()
         if isinstance(one, SharedBins):
-            raise InputError(
-                "MatrixMechanism with BallsInBins and two bands has no DpEvent; account for it with jaxacct.epsilon"
-            )
+            raise InputError("BallsInBins with two bands has no DpEvent; account for it with jaxacct.epsilon")
         return _event(one)
     name, given = _named(mechanism)
     kind = getattr(dp_event, name, None)
@@ -513,9 +511,7 @@ def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
             law = mechanism.law
             mean, shape = float(law.mean), float(law.eta) if isinstance(law, TruncatedNegativeBinomial) else math.inf
             if mean < 1.0 or shape < 0.0:
-                raise InputError(
-                    f"a law of K with mean {mean!r} and eta {shape!r} has no DpEvent; it needs mean >= 1, eta >= 0"
-                )
+                raise InputError(f"mean = {mean!r} and eta = {shape!r} have no DpEvent; use mean >= 1 and eta >= 0")
             return "RepeatAndSelectDpEvent", {"event": inside(), "mean": mean, "shape": shape}
         case Gaussian():
             return "GaussianDpEvent", {"noise_multiplier": mechanism.noise_multiplier}

@@ -16,13 +16,7 @@ from jaxacct.mechanisms.base import Combinator, Mechanism, register, weakest
 from jaxacct.mechanisms.combinators import compose, repeat
 from jaxacct.mechanisms.parts import Part
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
-from jaxacct.strategies.strategy import (
-    BallsInBins,
-    CyclicPoisson,
-    FixedEpochs,
-    Participation,
-    Strategy,
-)
+from jaxacct.strategies.strategy import BallsInBins, CyclicPoisson, FixedEpochs, Participation, Strategy, require_groups
 
 SAME = 1e-12
 """Relative difference up to which the norms of two columns count as equal."""
@@ -142,12 +136,7 @@ class MatrixMechanism(Combinator):
 
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
     """Return bounds (lower, upper) of ||C e_i|| for the blocks of a record; all lower ones belong to one group."""
-    if strategy.overlap > groups:
-        raise InputError(
-            f"groups = {groups} must be >= {strategy.overlap}, the number of bands of the strategy: blocks of one "
-            "record would overlap, and no bound is known for them; claim nothing, or train with more groups or fewer "
-            "bands"
-        )
+    require_groups(strategy, groups)
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)
     by_group = lambda norms: np.pad(norms, (0, blocks * groups - norms.size)).reshape(blocks, groups).T

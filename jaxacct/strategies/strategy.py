@@ -36,8 +36,19 @@ class SingleParticipation:
     """
 
 
+class _Counted:
+    """A way of taking part whose numbers are whole, but for a sampling probability."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name == "sampling_probability":
+                object.__setattr__(self, name, float(check_one(name, value, PROBABILITY, "a strategy is for one run")))
+            elif value is not None:
+                store_whole(self, name)
+
+
 @dataclass(frozen=True)
-class FixedEpochs:
+class FixedEpochs(_Counted):
     """A record takes part in steps j, j + n/epochs, j + 2 n/epochs, ... of n steps, for one j < n/epochs.
 
     Parameters
@@ -56,12 +67,9 @@ class FixedEpochs:
 
     epochs: int
 
-    def __post_init__(self) -> None:
-        store_whole(self, "epochs")
-
 
 @dataclass(frozen=True)
-class MinSeparation:
+class MinSeparation(_Counted):
     """A record takes part in any steps of which two lie at least ``separation`` apart, at most ``most`` of them.
 
     Parameters
@@ -83,14 +91,9 @@ class MinSeparation:
     separation: int
     most: int | None = None
 
-    def __post_init__(self) -> None:
-        store_whole(self, "separation")
-        if self.most is not None:
-            store_whole(self, "most")
-
 
 @dataclass(frozen=True)
-class CyclicPoisson:
+class CyclicPoisson(_Counted):
     """Records are split into groups once; step i draws each record of group i mod ``groups`` independently.
 
     The group of a record must not depend on the content of other records: draw it from a hash of the record's own
@@ -115,14 +118,9 @@ class CyclicPoisson:
     groups: int
     sampling_probability: float
 
-    def __post_init__(self) -> None:
-        store_whole(self, "groups")
-        rate = check_one("sampling_probability", self.sampling_probability, PROBABILITY, "a strategy is for one run")
-        object.__setattr__(self, "sampling_probability", float(rate))
-
 
 @dataclass(frozen=True)
-class BallsInBins:
+class BallsInBins(_Counted):
     """Each record is put into one of ``bins`` bins once, uniformly; step i uses bin i mod ``bins``, in every epoch.
 
     The bin of a record must not depend on other records. A shuffled list that is cut into equal bins moves other
@@ -143,9 +141,6 @@ class BallsInBins:
 
     bins: int
 
-    def __post_init__(self) -> None:
-        store_whole(self, "bins")
-
 
 Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisson | BallsInBins
 
@@ -163,6 +158,15 @@ def require_divisor(epochs: int, steps: int) -> int:
             "MinSeparation(separation=...), which covers a partial epoch"
         )
     return steps // epochs
+
+
+def require_groups(strategy: Strategy, groups: int) -> None:
+    """Refuse fewer groups than bands, for which no bound is known."""
+    if strategy.overlap > groups:
+        raise InputError(
+            f"groups = {groups} must be >= {strategy.overlap}, the number of bands of the strategy: blocks of one "
+            "record would overlap, and no bound is known for them; use more groups, or fewer bands"
+        )
 
 
 class Strategy(ABC):

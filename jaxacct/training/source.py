@@ -114,9 +114,7 @@ class Layout:
             raise InputError(f"dataset has parts of {sizes} examples, must have one number; use parts of one length")
         self.size = sizes[0]
         if not 1 <= self.size < 2**31:
-            raise InputError(
-                f"dataset has {self.size} examples, must have 1 to 2**31 - 1; give the examples to train on"
-            )
+            raise InputError(f"dataset has {self.size} examples, must have 1 to 2**31 - 1; give those to train on")
         self.example = jax.tree_util.tree_unflatten(structure, [column.example() for column in self._columns])
 
     def buffers(self, shape: tuple[int, ...]) -> list[np.ndarray]:

@@ -279,9 +279,7 @@ class Trainer:
         if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 - the type of the settings lacks this attribute
             raise InputError("jax_disable_jit is set, and keys depend on the compiled program; leave it unset in fit")
         if not isinstance(state, State):
-            raise InputError(
-                f"state is a {type(state).__name__}, must be what init or fit returned; use trainer.init(params)"
-            )
+            raise InputError(f"state is a {type(state).__name__}, must be a State; use trainer.init(params)")
         if state.step:
             self.plan.require_noise_of(state.plan)
         elif state.past is not None:

@@ -304,9 +304,7 @@ def _batch_size(batch: Any) -> int:
     """Return the number of examples; raise InputError if the arrays of a batch have different numbers."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) != 1 or () in sizes:
-        raise InputError(
-            f"batch has first axes {sorted(sizes)}, must all be one; put the examples along the first axis"
-        )
+        raise InputError(f"batch has first axes {sorted(sizes)}, must all be one; put the examples along the first")
     return int(sizes.pop()[0])
 
 

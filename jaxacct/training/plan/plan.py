@@ -26,7 +26,7 @@ from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
 from jaxacct.selection.law_of_k import Law
-from jaxacct.strategies.strategy import SingleParticipation, Strategy, Taps
+from jaxacct.strategies.strategy import SingleParticipation, Strategy, Taps, require_groups
 from jaxacct.training.plan.segments import (
     Block,
     Schedule,
@@ -492,17 +492,11 @@ class Plan(PlanRequest):
         plan = cls.of(_segments(rows), **settings)
         for place, segment in enumerate(plan.segments):
             rate, size = segment.sampling_probability, segment.expected_batch_size
-            near = math.isclose(plan.dataset_size * rate, size, rel_tol=1e-9) and rate > 0.0
-            if plan.sampling == rules.CYCLIC:
-                near = math.isclose(plan.dataset_size * rate, size * (plan.groups or 1), rel_tol=1e-9) and rate > 0.0
-            elif plan.sampling in rules.OF_ONE_SIZE:
+            near = math.isclose(plan.dataset_size * rate, size * (plan.groups or 1), rel_tol=1e-9) and rate > 0.0
+            if plan.sampling in rules.OF_ONE_SIZE:
                 near = near and rate == size / plan.dataset_size and size == round(size)
             elif plan.sampling == rules.ALLOCATION:
-                near = (
-                    near
-                    and rate == 1.0 / nearest_slots(rate)
-                    and nearest_slots(rate) == slots_for(plan.dataset_size, size)
-                )
+                near = near and rate == 1.0 / slots_for(plan.dataset_size, size)
             if not near:
                 raise InputError(
                     f"plan: segments[{place}]: expected_batch_size must be sampling_probability * dataset_size"
@@ -716,11 +710,8 @@ def _strategy_of_run(
 ) -> Strategy:
     """Return the strategy for the steps of a run; refuse a run that its accounting does not cover."""
     known = strategy.for_steps(segments[-1].end)
-    if groups is not None and known.overlap > groups:
-        raise InputError(
-            f"groups = {groups} must be >= {known.overlap}, the number of bands of the noise: the steps of one record "
-            "would share noise, and no bound is known for that; use more groups, or fewer bands"
-        )
+    if groups is not None:
+        require_groups(known, groups)
     with np.errstate(over="ignore", invalid="ignore"):
         grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
     if not grown <= GROWTH * known.steps:

@@ -189,9 +189,7 @@ def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
     if groups is None and found["sampling"] == rules.CYCLIC:
         groups = getattr(strategy, "bands", None)
         if groups is None:
-            raise InputError(
-                f"groups is missing, and all columns of {type(strategy).__name__} overlap; use strategies.Banded"
-            )
+            raise InputError(f"groups is missing, and all columns of {type(strategy).__name__} overlap; use Banded")
     if found["batch_schedule"] is not None:
         raise InputError("batch_schedule moves records between steps that share noise; give batch_size instead")
     return {"noise": strategy, "groups": groups}
@@ -335,9 +333,7 @@ def noise_in_filter(
     if spent:
         before = composed(releases(spent, step, terms.sampling, terms.dataset_size, cap=terms.cap or 0))
         if not spent_renyi(before, chosen, terms.relation) < chosen.budget * (1.0 - 1e-9):
-            raise InputError(
-                f"step = {step}: nothing is left of the Renyi filter, which holds what the plan uses; stop"
-            )
+            raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds the plan's use; stop")
     used = lambda scales: spent_renyi(_together(terms, spent, rest, scales), chosen, terms.relation)
     found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)  # `budget` stands for epsilon's target
     if math.isnan(found):
@@ -496,9 +492,7 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     """Return the largest number of steps that meets the target."""
     target = _target(request)
     if request.sampling == rules.ORDER:
-        raise InputError(
-            "steps is missing; with sampling = 'fixed_order' the noise is relative to them: give steps or epochs"
-        )
+        raise InputError("steps is missing; give it or epochs, to which the noise of 'fixed_order' is relative")
     # random allocation takes whole rounds: a part of a round costs as much as the whole
     length = slots_for(n, rate * n) if request.sampling == rules.ALLOCATION else request.groups or 1
     if request.sampling in (rules.ALLOCATION, rules.CYCLIC):
@@ -517,9 +511,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
     """Return the solution with the largest sampling probability that meets the target."""
     target = _target(request)
     if request.sampling in rules.WITH_NOISE:
-        raise InputError(
-            f"batch_size is missing; with sampling = {request.sampling!r} give it, and leave another setting open"
-        )
+        raise InputError(f"batch_size is missing; give it with {request.sampling!r}, and leave another setting open")
 
     def steps(rate: np.ndarray) -> np.ndarray:
         if request.steps is not None:

@@ -175,9 +175,7 @@ def _make_private(folder: Path) -> None:
     inside = [path for path in folder.iterdir() if not path.is_symlink()]
     others = [path.name for path in inside if not _OWN.match(path.name)]
     if status.st_mode & 0o077 and others:
-        raise InputError(
-            f"{folder}: is open to other users and holds {others[0]!r:.60}, which is no checkpoint; use another folder"
-        )
+        raise InputError(f"{folder}: is open to others and holds {others[0]!r:.60}, no checkpoint; use another folder")
     folder.chmod(0o700)
     for path in (each for top in inside if _OWN.match(top.name) for each in (top, *top.rglob("*"))):
         if not path.is_symlink():

@@ -173,9 +173,7 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
     if not state.lineage.root.known:  # a pickled state has no key: the rest of the lineage identifies the run
         same = state.lineage[1:] == found.lineage[1:]
     if not same:
-        raise InputError(
-            f"state of step {state.step} and the checkpoints are of two runs; use another folder for this one"
-        )
+        raise InputError(f"state of step {state.step} and the checkpoints are of two runs; use another folder")
     if (state.step, state.lineage.chain) != (found.step, found.lineage.chain):
         if state.step > found.step:
             words = f"state.step = {state.step} is past the last checkpoint, {found.step}; use another folder"
@@ -203,9 +201,7 @@ def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | N
     if ledger is None:
         raise InputError(f"ledger is missing: what was spent is noted in {mark.path}; give it as ledger")
     if not isinstance(ledger, Ledger) and not Path(ledger).exists():
-        raise InputError(
-            f"{ledger}: is not there, but {mark.lines} lines of what was spent were noted in {mark.path}; restore it"
-        )
+        raise InputError(f"{ledger}: is not there, but {mark.lines} lines were noted in {mark.path}; restore it")
     return b""
 
 
@@ -214,9 +210,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
     one_unit(plan, others)
     found = sorted({other.relation for other in others} - {plan.relation})
     if found:
-        raise InputError(
-            f"relation = {plan.relation!r}, but what was spent before is under {found[0]!r}; use one relation for both"
-        )
+        raise InputError(f"relation = {plan.relation!r}, but earlier spending is under {found[0]!r}; use one relation")
 
 
 def open_ledger(
@@ -249,9 +243,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     mark, stretches = state.history.ledger, state.history.stretches
     if mark is not None:
         if mark.run != name:
-            raise InputError(
-                f"state has another key than run {mark.run} in {mark.path}; give the state as `fit` left it"
-            )
+            raise InputError(f"state has another key than run {mark.run} in {mark.path}; give it as `fit` left it")
         ledger.require(mark)
     before = [line.plan for line in ledger.headers.get(name, [])] + [one.plan for one in stretches]
     ledger.run = name if name in ledger.runs else ledger.run

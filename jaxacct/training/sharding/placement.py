@@ -130,9 +130,7 @@ class Placement:
 
     def __init__(self, rule: StepRule, size: int, mesh: Any, shard: Any) -> None:
         if mesh is None and shard is not None:
-            raise InputError(
-                f"shard = {shard!r:.40} goes with a mesh; give one, such as jax.make_mesh((n,), ('devices',))"
-            )
+            raise InputError(f"shard = {shard!r:.40} needs a mesh; give one, such as jax.make_mesh((n,), ('devices',))")
         self._rule, self._size, self._shard = rule, size, "data" if shard is None else shard
         self.mesh: Mesh | None = None if mesh is None else check_layout(mesh, self._shard)
         self.processes = ALONE if self.mesh is None else Processes.of(self.mesh)

@@ -421,9 +421,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
             spread = lambda mark, part: [bool(mark)] * len(jax.tree_util.tree_leaves(part))
             marks = jax.tree_util.tree_leaves(jax.tree.map(spread, trainable, tree))
         except ValueError:
-            raise InputError(
-                "trainable is no prefix of the parameters, must be one; give bools in the parameters' structure"
-            ) from None
+            raise InputError("trainable is no prefix of the parameters; give bools in their structure") from None
     return [mark and fits for mark, fits in zip(marks, wanted, strict=True)]
 
 

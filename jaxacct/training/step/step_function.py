@@ -156,20 +156,8 @@ def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss
 
 @dataclass(frozen=True)
 class StepRule:
-    """Settings that all steps of a program share.
+    """Settings that all steps of a program share, as `Trainer` describes them.
 
-    loss_fn : (params, example) -> scalar loss of one example; params are all parameters, trained and frozen.
-    optimizer : an Optax transformation.
-    sampling : one of `step_mechanisms.SAMPLING`.
-    micro_batch : number of examples (or users) computed at a time.
-    method : as for `clipped_sum`.
-    adaptive : the rule by which the clip norm moves, or None.
-    cap : the largest batch of truncated Poisson sampling, or None.
-    examples_per_user : the largest number of a user's examples that a step uses; the data are then `UserData`.  None if
-        every record counts for itself.
-    rngs : whether the loss also gets a random key for the example: (params, example, key).
-    has_aux : whether the loss returns (loss, aux).
-    private_loss : the rule by which the loss is released, or None.
     buffers : number of buffers of the correlated noise; 0 where the noise is independent.
     """
 
