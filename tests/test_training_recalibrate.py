@@ -191,7 +191,7 @@ def test_a_change_that_looks_at_the_data_must_be_declared_before_the_first_step(
 def test_what_cannot_be_recalibrated_is_refused_in_one_line():
     plan = Plan(target_epsilon=2.0, **FULL, steps=30)
     dear = Plan.of([plan.segments[0]._replace(noise_multiplier=1.0)], plan)
-    assert "what is spent by then already exceeds target_epsilon = 2.0" in refusal(dear.recalibrate, 20)
+    assert "what is spent already exceeds target_epsilon = 2.0" in refusal(dear.recalibrate, 20)
     filtered = Plan(target_epsilon=2.0, **FULL, steps=30, data_dependent=True)
     assert "nothing is left of the Renyi filter" in refusal(filtered.recalibrate, 30, steps=31)
     assert "leaves no steps" in refusal(plan.recalibrate, 30)

@@ -133,7 +133,7 @@ def test_a_ledger_counts_rounds_by_their_slots(tmp_path):
         note(ledger, 5, noise=2.0, rate=0.25)  # nothing is known of its slots: everybody may be in it
         note(ledger, 6, noise=2.0, rate=0.5, partition="b")  # no round has two numbers of slots
         assert ledger.releases() == {release: 1} | rounds(2.0, 1) | rounds(2.0, 2, slots=1)
-        assert "must be 1 over a whole number" in refusal(note, ledger, 7, noise=2.0, rate=0.3, partition="c")
+        assert "must be 1/slots" in refusal(note, ledger, 7, noise=2.0, rate=0.3, partition="c")
         expected = ledger.releases()
         for step in (10, 11, 12, 13, 14):  # the fifth step of a round of four
             note(ledger, step, noise=2.0, rate=0.25, partition="d")

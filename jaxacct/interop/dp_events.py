@@ -474,10 +474,7 @@ def _event(mechanism: Mechanism) -> dp_event.DpEvent:
     name, given = _named(mechanism)
     kind = getattr(dp_event, name, None)
     if kind is None:
-        raise InputError(
-            f"{type(mechanism).__name__} has no DpEvent: the installed dp_accounting lacks {name}; account for it with "
-            "jaxacct.epsilon"
-        )
+        raise InputError(f"the installed dp_accounting lacks {name}; account for it with jaxacct.epsilon")
     return kind(**given)
 
 

@@ -55,10 +55,7 @@ class OpacusAccountant(IAccountant):
         poisson : False is refused.
         """
         if not poisson:
-            raise InputError(
-                "poisson = False is not supported, since the history is of Poisson samples; account for shuffled "
-                "batches with ja.ShuffledBatches"
-            )
+            raise InputError("poisson = False is not supported; account for shuffled batches with ja.ShuffledBatches")
         target = float(check("delta", delta, DELTA))
         if any(sigma == 0 and rate > 0 for sigma, rate, _ in self._entries()):
             return math.inf

@@ -91,11 +91,6 @@ class Trainer:
         (the default); "fsdp", a part on each, gathered for the length of a step; or a PartitionSpec for each, or for
         groups of them, as a prefix of the parameters.
 
-    Raises
-    ------
-    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip or PrivateLoss that leaves no
-        room for the gradients, examples_per_user that the plan's unit does not go with, a bad mesh or shard.
-
     The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic;
     jaxacct/training/step/README.md bounds the effect of floating point.
 
@@ -185,11 +180,6 @@ class Trainer:
             the trainer was given a module.
         key : 32 secret bytes for all randomness of the run, by default from the operating system; never for two runs.
         example : for a linen module without params: an input, from whose shape the parameters are drawn.
-
-        Raises
-        ------
-        InputError : neither params nor an example, a key of another length, a model with state that mixes examples, an
-            optimizer that asks for values that are not private.
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")
@@ -456,10 +446,7 @@ class Trainer:
         """Raise InputError unless the data are as many as the plan's, and users are given if they are its unit."""
         if (self.plan.unit == "user") != (users is not None):
             told = "missing" if users is None else "given"
-            raise InputError(
-                f"users is {told}, and the plan's unit is {self.plan.unit!r}; give whose each example is where it "
-                "is 'user', and only there"
-            )
+            raise InputError(f"users is {told}, and the plan's unit is {self.plan.unit!r}; give users if it is 'user'")
         if users is not None:
             return  # `user_data` checks the numbers of users and examples
         leaves = jax.tree_util.tree_leaves(data)

@@ -200,10 +200,7 @@ def checked(line: Step) -> Step:
     if (line.sampling == TRUNCATED) != (min(sizes) > 0) or (line.sampling != TRUNCATED and max(sizes) > 0):
         raise InputError(f"cap and dataset_size must be positive with sampling = {TRUNCATED!r}, and only there")
     if line.sampling == ALLOCATION and not (rate > 0.0 and float(rate) == 1.0 / float(nearest_slots(rate))):
-        raise InputError(
-            f"sampling_probability = {float(rate)!r} must be 1 over a whole number with sampling = {ALLOCATION!r}; use "
-            "1/slots"
-        )
+        raise InputError(f"sampling_probability = {float(rate)!r} must be 1/slots with sampling = {ALLOCATION!r}")
     return line._replace(
         step=int(step),
         noise_multiplier=float(noise),

@@ -615,10 +615,7 @@ class Plan(PlanRequest):
                 "Plan(..., data_dependent=True), whose claim holds whether anything is changed or not"
             )
         if chosen is None and spent and self.epsilon_after(step).upper >= target:
-            raise InputError(
-                f"step = {step}: what is spent by then already exceeds target_epsilon = {target!r}; raise it, or stop "
-                "there"
-            )
+            raise InputError(f"step = {step}: what is spent already exceeds target_epsilon = {target!r}; raise it")
         start = rest[0].noise_multiplier
         given = self, spent, scaled(rest, 1.0 / start), start
         scale = noise_for(*given) if chosen is None else noise_in_filter(chosen, *given)

@@ -124,21 +124,14 @@ def slots_for(dataset_size: float, batch_size: float) -> int:
     return max(math.ceil(dataset_size / batch_size * (1.0 - ROUNDING)), 1)
 
 
-def allocated(segments: Sequence[Segment], dataset_size: int) -> tuple[Segment, ...]:
-    """Return the segments with the rates of random allocation, exactly 1/slots, and the batch sizes that follow."""
-    found = []
-    for segment in segments:
-        slots = slots_for(dataset_size, segment.expected_batch_size)
-        found.append(segment._replace(sampling_probability=1.0 / slots, expected_batch_size=dataset_size / slots))
-    return merged(found)
-
-
 def with_rates(
     segments: Sequence[Segment], sampling: str, groups: int | None, dataset_size: int
 ) -> tuple[Segment, ...]:
     """Return the segments with the rates of their batch rule, in place of batch size / dataset_size."""
     if sampling == rules.ALLOCATION:
-        return allocated(segments, dataset_size)
+        slots = [slots_for(dataset_size, s.expected_batch_size) for s in segments]
+        numbers = [{"sampling_probability": 1.0 / k, "expected_batch_size": dataset_size / k} for k in slots]
+        return merged([s._replace(**own) for s, own in zip(segments, numbers, strict=True)])
     if sampling == rules.CYCLIC:
         assert groups is not None
         rate = lambda size: min(groups * size / dataset_size, 1.0)  # _batches refuses more, but for rounding

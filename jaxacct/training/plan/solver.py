@@ -106,12 +106,8 @@ class PlanRequest:
     groups: int | None
 
 
-DEFAULTS: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRequest)) | {
-    "sampling": rules.POISSON,
-    "data_dependent": False,
-    "candidates": "iid",
-    "unit": "record",
-}
+_OWN = {"sampling": rules.POISSON, "data_dependent": False, "candidates": "iid", "unit": "record"}
+DEFAULTS: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRequest)) | _OWN
 """Default of each setting, as in the signature of `Plan`."""
 
 

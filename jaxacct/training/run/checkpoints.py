@@ -65,10 +65,7 @@ class Store:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(self._path)
         except OSError as error:
-            raise InputError(
-                f"{self._path}: cannot be used for checkpoints, which its owner alone may read: "
-                f"{error.strerror or error}"
-            ) from None
+            raise InputError(f"{self._path}: cannot hold private checkpoints: {error.strerror or error}") from None
         return b""
 
     def latest(self) -> int | None:

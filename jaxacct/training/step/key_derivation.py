@@ -71,10 +71,7 @@ class Root(Secret):
     def key(self) -> bytes:
         """The 32 bytes; InputError if they were left out."""
         if self._key is None:
-            raise InputError(
-                "state has no secret key, which pickling leaves out; give checkpoints=, the folder that has it, or the "
-                "state that fit returned"
-            )
+            raise InputError("state has no secret key, which pickling leaves out; give checkpoints=")
         return self._key
 
     @property

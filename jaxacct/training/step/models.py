@@ -77,10 +77,7 @@ def model_as_pytree(model: Any) -> tuple[Any, Outer | None]:
         return jax.tree_util.tree_unflatten(form, [leaves[place] for place in order]), outer
     stateful = lambda node: is_equinox(node, "StateIndex") or is_equinox(node, "State")
     if any(stateful(node) for node in jax.tree_util.tree_leaves(model, is_leaf=stateful)):
-        raise InputError(
-            "the model has an equinox.nn.State, which mixes examples (batch normalisation), must have none; "
-            "use GroupNorm or LayerNorm"
-        )
+        raise InputError("the model has an equinox.nn.State, which mixes examples; use GroupNorm or LayerNorm")
     return model, None
 
 
@@ -498,10 +495,7 @@ def refuse_state(module: Any, trained: Any) -> None:
     named = [*paths(trained.base), *trained.adapters] if isinstance(trained, LoRA) else paths(trained)
     tops = {path.partition("/")[0] for path in named}
     if linen and tops and "params" not in tops:
-        raise InputError(
-            f"params has no 'params' but {', '.join(sorted(tops))[:40]!r}, must be the variables of module.init; "
-            "give {'params': ...}"
-        )
+        raise InputError(f"params has no 'params' but {', '.join(sorted(tops))[:40]!r}; give {{'params': ...}}")
     others = sorted(tops - {"params"} if linen else tops & {"batch_stats"})
     if others:
         raise InputError(
