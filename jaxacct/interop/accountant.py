@@ -164,10 +164,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return max(float(np.max(reached - free + 64.0 * ROUNDOFF * (1.0 + np.abs(free)))), 0.0)
 
     def compose(self, event: dp_event.DpEvent, count: int = 1) -> CertifiedAccountant:
-        """Add `count` runs of the event.
-
-        A refused event raises UnsupportedEventError, which here is a ValueError too.
-        """
+        """Add `count` runs of the event."""
         if isinstance(event, dp_event.DpEvent) and isinstance(count, int):
             details = self._maybe_compose(event, count, False)
             if details is not None:
@@ -236,12 +233,7 @@ def _answers_at_random(step: Mechanism) -> bool:
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """Return the mechanism with its randomized responses replaced where the relation changes their neighbours.
-
-    Under zero_out the special record's answer is uniform.  The pair has the outputs "the true answer" and "another
-    answer".  The true answer is likelier with the record than with the special record.  So moving its two
-    probabilities apart by four rounding units gives a pair that dominates the exact one.
-    """
+    """Return the mechanism with the randomized responses that the relation defines (README.md)."""
     if relation != "zero_out" or not _answers_at_random(mechanism):
         return mechanism
 

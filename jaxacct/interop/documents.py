@@ -38,8 +38,6 @@ FORMAT = "jaxacct.mechanism"
 """The name of the format, in every document."""
 VERSION = 1
 """The version of the format that is written, and the only version that is read."""
-HOMES = ("jaxacct.mechanisms", "jaxacct.selection")
-"""Modules whose public mechanisms and laws of K a document may name."""
 MAX_CHARACTERS = 2**23
 """Largest number of characters of a document; this and the next limits protect memory and stack from hostile text."""
 MAX_DEPTH = 64
@@ -196,7 +194,7 @@ def strategies() -> dict[str, type[Any]]:
 
 def _public(base: type[Any]) -> dict[str, type[Any]]:
     found = {}
-    for home in HOMES:
+    for home in ("jaxacct.mechanisms", "jaxacct.selection"):
         module = importlib.import_module(home)
         for value in (getattr(module, name) for name in module.__all__):
             if isinstance(value, type) and issubclass(value, base) and not inspect.isabstract(value):
@@ -384,14 +382,7 @@ def _refuse(path: str, rule: str, value: Any) -> NoReturn:
 
 
 def mechanism_of(text: str) -> Mechanism:
-    """Read the mechanism of an expression such as `Laplace(10.0)`, or of a JSON document of `to_json`.
-
-    An expression may use the names of `jaxacct.mechanisms` and `jaxacct.selection`, with or without `ja.` before them,
-    numbers, lists and arithmetic.  Nothing else of Python is run.  Raises InputError for anything else.
-
-    >>> mechanism_of("compose(Gaussian(2.0), repeat(ja.Laplace(scale=1/0.1), 3))").expression()
-    'ja.compose(ja.Gaussian(noise_multiplier=2.0), ja.repeat(ja.Laplace(scale=10.0), steps=3))'
-    """
+    """Read the mechanism of an expression such as `Laplace(10.0)`, or of a JSON document of `to_json`."""
     if text.lstrip().startswith("{"):
         try:
             found = from_json(text)

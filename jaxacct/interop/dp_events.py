@@ -42,8 +42,6 @@ from jaxacct.mechanisms.banded_bins import SharedBins
 from jaxacct.mechanisms.combinators import Composed, Repeated
 from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial, select
 
-SIMPLEST = 10**6
-"""Largest data-set size in the first attempt to write a sampling ratio, exact to the last bit, as a fraction."""
 MAX_SENSITIVITIES = 1000
 """Largest number of elements of a field that is a list."""
 LARGEST_WHOLE = 2**53
@@ -544,7 +542,7 @@ def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
 
 def _sizes(ratio: float) -> tuple[int, int]:
     """Return the sizes of a sample and a data set whose ratio, rounded up, is `ratio`."""
-    for exact in (Fraction(ratio).limit_denominator(SIMPLEST), Fraction(ratio)):
+    for exact in (Fraction(ratio).limit_denominator(10**6), Fraction(ratio)):
         if exact.denominator <= LARGEST_WHOLE and rounded(exact, 1.0) == ratio:
             return exact.numerator, exact.denominator
     raise InputError(f"sampling_ratio = {ratio!r} is no ratio of whole numbers up to 2**53; use a larger one")

@@ -62,6 +62,9 @@ class Trainer:
     deviation ``noise_multiplier * C`` to each entry of the sum, divides by the *expected* batch size, and hands the
     result to the optimizer.  (If examples are replaced the sum moves by 2 C; the plan's accounting covers this.)
 
+    The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic;
+    jaxacct/training/step/README.md bounds the effect of floating point.
+
     Parameters
     ----------
     loss_fn : (params, example) -> scalar loss of one example; or a linen, nnx or Equinox module together with ``loss``.
@@ -90,9 +93,6 @@ class Trainer:
     shard : with a mesh, the layout of the parameters and the optimizer's state: "data", all of them on every device
         (the default); "fsdp", a part on each, gathered for the length of a step; or a PartitionSpec for each, or for
         groups of them, as a prefix of the parameters.
-
-    The step is compiled once, whatever batches are drawn.  The guarantee is that of the plan for exact arithmetic;
-    jaxacct/training/step/README.md bounds the effect of floating point.
 
     References
     ----------

@@ -46,10 +46,7 @@ class _Partition:
     dearest: list[float] = field(default_factory=list)
 
     def has_room_for(self, entry: Step) -> bool:
-        """Return whether a step can join.  A round takes only steps of its own share, and as many as it has slots.
-
-        A run in a fixed order takes each of its steps once.
-        """
+        """Return whether a step belongs to this partition, and there is room for it."""
         if self.sampling != entry.sampling or self.sampling == rules.FIXED:
             return self.sampling == entry.sampling
         if self.sampling == rules.ORDER:

@@ -230,11 +230,7 @@ def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
 
 
 def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
-    """Return epsilon at the target delta of several collections of releases.
-
-    All collections share one call of the accountant.  Where a collection lacks a release of another one, it gets that
-    release at rate 0.  Passes and rounds have no rate 0, so only collections of the same releases then share a call.
-    """
+    """Return epsilon at the target delta of several collections of releases, in few calls of the accountant."""
     places: dict[frozenset[Release], list[int]] = {}
     for place, each in enumerate(counts):
         kinds = frozenset(each) if terms.sampling in rules.BY_PASS else frozenset()
@@ -264,10 +260,7 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 
 
 def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
-    """Return a plan's filter: the order with the smallest epsilon, and as budget the run's divergence at that order.
-
-    A smaller budget would stop even a run in which nothing is changed.
-    """
+    """Return a plan's filter: the order of least epsilon, and the run's divergence at that order as its budget."""
     used, promised = _filters(mechanism, terms)
     best = int(np.argmin(promised))
     if not np.isfinite(used[best]):

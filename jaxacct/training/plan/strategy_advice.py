@@ -24,8 +24,6 @@ from jaxacct.strategies import BLT, Banded, Identity, Strategy, optimise
 from jaxacct.training.plan.solver import unit_of_noise, why_not
 from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, ORDER, POISSON, WITH_NOISE
 
-BANDS = (2, 4, 8, 16, 32)
-"""Numbers of bands that are compared where the caller names none, as far as they fit."""
 BUFFERS = 4
 """Number of buffers of the buffered noise."""
 _ONE = "advice is for one run"
@@ -209,7 +207,7 @@ def advise_strategy(
 def _bands(bands: int | Sequence[int] | None, most: int) -> list[int]:
     """Return the numbers of bands above 1 to compare; refuse those that exceed the steps of a pass or of the run."""
     if bands is None:
-        return sorted({b for b in (*BANDS, most) if 1 < b <= min(most, 64)})
+        return sorted({b for b in (2, 4, 8, 16, 32, most) if 1 < b <= min(most, 64)})
     found = [
         check_int(f"bands[{place}]", b, 1, "use a whole number of bands")
         for place, b in enumerate(np.atleast_1d(bands).tolist())

@@ -17,8 +17,6 @@ from jaxacct.training.step import noise
 
 __all__ = ["AdaptiveClip", "PrivateLoss"]
 
-_ROUND_UP = 1.0 + 2e-15
-"""Factor by which the noise multiplier of the gradients is raised, to cover the rounding of its formula."""
 _UNITS = 2**10
 """Number of units that make up the bound of a loss; losses are rounded to units, so that their sum is exact."""
 _MOST_MEMBERS = 2**20
@@ -91,11 +89,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the noise multiplier of the gradients with which all releases of a step cost as much as planned.
-
-    Gaussians of noise multipliers z_g, 2 count_noise and 2 noise are together one Gaussian of multiplier z with
-    z^-2 = z_g^-2 + (2 count_noise)^-2 + (2 noise)^-2.  Raises InputError if no z_g solves this.
-    """
+    """Return the noise multiplier of the gradients with which all releases of a step cost as much as planned."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(
@@ -116,7 +110,7 @@ def gradient_noise(
             f"{told} must be > {math.sqrt(len(deviations)) * noise_multiplier / 2.0:.6g}, which leaves room for the "
             "gradients; use more noise on them, or larger batches"
         )
-    return noise_multiplier / math.sqrt(1.0 - share) * _ROUND_UP
+    return noise_multiplier / math.sqrt(1.0 - share) * (1.0 + 2e-15)  # the rounding of the formula
 
 
 @dataclass(frozen=True)

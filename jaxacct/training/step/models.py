@@ -435,14 +435,7 @@ def loss_of(
     rngs: bool | Sequence[str],
     apply_kwargs: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """Return (model, example) or (model, example, key) -> loss, from such a function, or from a module and a loss.
-
-    The loss of an example (input, target) is ``loss(output, target)``, where the output is
-
-    * of linen ``module.apply(params, input, rngs={"dropout": key}, **apply_kwargs)``, rngs only if there is a key;
-    * of nnx ``module(input, **apply_kwargs)``, its streams of random numbers begun with the key;
-    * of Equinox ``module(input, key=key, **apply_kwargs)``, the key only if there is one.
-    """
+    """Return (model, example) or (model, example, key) -> loss, from such a function, or from a module and a loss."""
     named = dict(apply_kwargs or {})
     if isinstance(loss_fn, type):
         raise InputError(

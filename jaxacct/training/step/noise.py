@@ -138,13 +138,7 @@ def _counters(first: Any, count: int, begins: np.ndarray, places: list[int]) -> 
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return two normal draws: of radius sqrt(-2 log u), u = (high, low) in 64 bits, at an angle from ``turn``.
-
-    The relative accuracy is a few units in the last place everywhere.  For u above 1/2, v = 1 - u is used instead:
-    `log(1 - v) = -2 artanh(v/(2 - v))`.  Sine and cosine are sines of angles below a right angle, with signs from two
-    further bits.
-    Power series take the place of log1p and sin, which would take most of the time of a step's noise.
-    """
+    """Return two normal draws, from 64 bits (high, low) and an angle, accurate to a few units (README.md, "Noise")."""
     dtype = jnp.dtype(dtype)
     near_zero = high < np.uint32(2**31)
     v = _unit(jnp.where(near_zero, high, ~high), 32, dtype) + (
