@@ -99,7 +99,7 @@ def test_checkpoints_are_their_owners_alone_whatever_was_there(tmp_path):
         assert modes(folder) <= {0o700, 0o600}
         folder.chmod(0o755)
         (folder / "notes.txt").write_text("mine")
-        assert "holds 'notes.txt', which is no checkpoint" in refusal(
+        assert "holds 'notes.txt', no checkpoint" in refusal(
             trainer.fit, state, data, checkpoints=folder, progress=False
         )
         assert (folder / "notes.txt").stat().st_mode & 0o777 == 0o666
