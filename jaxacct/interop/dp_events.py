@@ -387,7 +387,7 @@ def finite(event: Any, name: str, path: str) -> int | float:
     """Return a field that is a finite number from 0."""
     value = number(event, name, path)
     if not 0 <= value < math.inf:
-        refuse(event, path, f"{name} = {value!r:.30} must be >= 0 and finite; use that of the noise")
+        refuse(event, path, f"{name} = {value!r:.30} must be >= 0 and finite; give the mechanism its number")
     return value
 
 
@@ -467,7 +467,7 @@ def _event(mechanism: Mechanism) -> dp_event.DpEvent:
     if isinstance(mechanism, MatrixMechanism):
         one = mechanism.equivalent()
         if isinstance(one, SharedBins):
-            raise InputError("BallsInBins with two bands has no DpEvent; account for it with jaxacct.epsilon")
+            raise InputError("MatrixMechanism with BallsInBins and two bands has no DpEvent; ask jaxacct.epsilon")
         return _event(one)
     name, given = _named(mechanism)
     kind = getattr(dp_event, name, None)

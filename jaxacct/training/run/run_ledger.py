@@ -210,7 +210,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
     one_unit(plan, others)
     found = sorted({other.relation for other in others} - {plan.relation})
     if found:
-        raise InputError(f"relation = {plan.relation!r}, but earlier spending is under {found[0]!r}; use one relation")
+        raise InputError(f"relation = {plan.relation!r}, but spending is under {found[0]!r}; use one relation for both")
 
 
 def open_ledger(

@@ -275,7 +275,7 @@ def check_layout(mesh: Any, shard: Any) -> Mesh:
     if not (isinstance(shard, str) and shard in MODES):
         specs = jax.tree_util.tree_leaves(shard, is_leaf=is_spec)
         if not specs or not all(is_spec(spec) for spec in specs):
-            raise InputError(f"shard = {shard!r:.40} must be 'data', 'fsdp' or PartitionSpecs; use one of them")
+            raise InputError(f"shard = {shard!r:.40} must be 'data', 'fsdp' or a pytree of PartitionSpecs")
         unknown = sorted({name for spec in specs for name in _axes_in(spec)} - set(mesh.axis_names))
         if unknown:
             raise InputError(f"shard names the axis {unknown[0]!r:.40}, must be one of the mesh's: {mesh.axis_names}")
