@@ -111,7 +111,7 @@ def lengths_in_float64(route, p, batch):
     """Norms of the per-example gradients, all operations in float64."""
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: jnp.asarray(np.asarray(a), jnp.float64), (p, batch))
-        grads = jax.vmap(jax.grad(loss_of(route, jnp.float64)), (None, 0))(*wide)
+        grads = jax.jit(jax.vmap(jax.grad(loss_of(route, jnp.float64)), (None, 0)))(*wide)
         return np.sqrt(sum(np.square(np.asarray(g)).reshape(len(g), -1).sum(1) for g in jax.tree.leaves(grads)))
 
 
@@ -146,7 +146,7 @@ def test_sums_and_norms_against_float64(route):
     p = only(route, p)
     expected = lengths_in_float64(route, p, batch)
     run = program(route, "float32")
-    plain = jax.grad(lambda p: jnp.sum(jax.vmap(loss_of(route, jnp.float32), (None, 0))(p, batch)))(p)
+    plain = jax.jit(jax.grad(lambda p: jnp.sum(jax.vmap(loss_of(route, jnp.float32), (None, 0))(p, batch))))(p)
     whole = run(p, batch, np.ones(BATCH, bool), 1e6)
     for got, want in zip(jax.tree.leaves(whole.total), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
