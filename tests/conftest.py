@@ -10,7 +10,7 @@ import tempfile
 import hypothesis
 import numpy as np
 import pytest
-from thinned import THINNED
+from thinned import DOCTESTS, THINNED
 
 hypothesis.settings.register_profile(
     "jaxacct",
@@ -61,7 +61,10 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """All but a third of the cases of what `thinned.py` lists are slow, and so are most examples of properties."""
+    """All but a third of the cases of what `thinned.py` lists are slow, and so are most examples of properties.
+
+    Its list of docstrings is slow, too.
+    """
     cases: dict[tuple[str, str], list[pytest.Item]] = {}
     properties = {}
     for item in items:
@@ -69,6 +72,8 @@ def pytest_collection_modifyitems(config, items):
             if config.option.markexpr == "slow":
                 item.add_marker("slow")
             properties[test] = None
+        if item.name in DOCTESTS:
+            item.add_marker("slow")
         name = getattr(item, "originalname", None)
         if name in THINNED.get(item.path.stem, ()):
             cases.setdefault((item.path.stem, name), []).append(item)

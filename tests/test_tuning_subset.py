@@ -202,6 +202,21 @@ def quiet(plans):
     return made
 
 
+def by_hand(*_, **__):
+    """Runs that move each parameter vector by its rate along the records that are there; nothing is compiled."""
+
+    def train(params, configs, keys, held):
+        rows, there = held
+        return params + np.asarray(configs["learning_rate"])[:, None] * (np.asarray(there) @ np.asarray(rows))
+
+    return train
+
+
+def test_the_sample_is_tuned_on_and_the_rest_is_trained_on(monkeypatch):
+    monkeypatch.setattr(subset_tuning, "side_by_side", by_hand)
+    test_who_sees_the_sample("rest", {"rest": plan_of(20)}, monkeypatch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["rest", "all"])
 def test_who_sees_the_sample(variant, quiet, monkeypatch):

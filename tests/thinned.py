@@ -143,3 +143,13 @@ THINNED = {
         "test_two_steps_against_plain_quadrature",
     ),
 }
+
+DOCTESTS = {
+    "jaxacct.audit.canary_game.gradient_canaries",
+    "jaxacct.audit.canary_game.input_canary",
+    "jaxacct.tuning.candidates.side_by_side",
+    "jaxacct.tuning.plans.SubsetPlan",
+    "jaxacct.tuning.subset_tuning.tune_on_subset",
+    "jaxacct.tuning.tuning_run.tune_in_rounds",
+}
+"""Examples of docstrings that take seconds, of what the tests of the quick run show too: they run with `-m slow`."""
