@@ -229,7 +229,7 @@ def test_a_target_that_was_passed_before_is_refused(tmp_path):
     spent, wanted = trained(full(target=8.0)), trained(full(target=1.0))
     more = {"checkpoints": tmp_path / "run", "progress": False}
     spent.fit(spent.init(jnp.zeros(2)), DATA, **more)
-    words = "under another plan, exceeds the plan's target_epsilon = 1.0"
+    words = "under another plan exceeds the plan's target_epsilon = 1.0"
     assert words in refusal(wanted.fit, wanted.init(jnp.zeros(2)), DATA, **more)
     assert words in refusal(wanted.fit, wanted.init(jnp.zeros(2)), DATA, ledger=tmp_path / "ledger", **more)
     assert not (tmp_path / "ledger").exists()
