@@ -1,6 +1,6 @@
 """A private step of a transformer of 12 million parameters beside one that is not, and beside jax_privacy's.
 
-    PYTHONPATH=. python benchmarks/training_transformer.py [--rounds 5] [--only float32] [--optimizer adam] [--layers 8]
+    PYTHONPATH=. python benchmarks/training_transformer.py [--rounds 5] [--only float32] [--optimizer adam] [--small]
 
 Two models: "float32", layer by layer; and "bfloat16", its layers in a loop (`nn.scan`) and one table for the words that
 are read and told.  Of each step: CPU seconds to trace and to compile, scratch memory, for one more example as well, and
@@ -156,14 +156,17 @@ def measure(title, rounds, optimizer):
 
 
 def main():
-    global LAYERS
+    global WORDS, WIDTH, LAYERS, HEADS
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=list(MODELS))
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--layers", type=int, default=LAYERS, help="8 make 101 leaves in float32")
+    parser.add_argument("--small", action="store_true", help="a width of 128: .9 million parameters with 4 layers")
     args = parser.parse_args()
     LAYERS = args.layers
+    if args.small:
+        WORDS, WIDTH, HEADS = 512, 128, 4
     for title in MODELS:
         if args.only in (None, title):
             measure(title, args.rounds, getattr(optax, args.optimizer)(1e-4))

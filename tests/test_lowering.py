@@ -175,6 +175,18 @@ def test_a_private_step_lowers(platform, monkeypatch):
     check_step(platform, monkeypatch, **POISSON)
 
 
+def test_how_often_the_host_waits_in_a_private_step(monkeypatch):
+    """On a GPU it waits for what decides a branch, or whether a loop goes on, unless the length of the loop is known.
+
+    For each micro-batch that is the loop over micro-batches, and two branches: gradients, and their weights.
+    """
+    monkeypatch.setattr(jax, "default_backend", "gpu".__str__)
+    text = step_for("cuda", **POISSON)
+    ends = re.findall(r"stablehlo.while.*?stablehlo.compare +LT, %iterArg\w*, %(\w+),", text, re.DOTALL)
+    assert len(ends) == text.count("stablehlo.while") and sum(end.startswith("iterArg") for end in ends) == 1
+    assert len(re.findall(r"stablehlo\.(?:case|if)", text)) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS)
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])

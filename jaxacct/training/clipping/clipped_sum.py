@@ -17,7 +17,7 @@ from jaxacct.training.clipping import ghost_norms as ghost
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 from jaxacct.training.clipping.ghost_norms import allowance
 from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses_of, zero_taps
-from jaxacct.training.clipping.traces import as_data, computed_once, trace, unfolded_true
+from jaxacct.training.clipping.traces import computed_once, trace, unfolded_true
 
 __all__ = ["Clipped", "clipped_sum", "norm_methods", "sensitivity", "ways"]
 
@@ -177,13 +177,15 @@ def _clipped_sum(
             jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
         )
 
-    # The weights are used often below, and outside of a branch the compiler would compute them again for each use.
-    weights, of_parts, keep, (clipped, not_finite) = computed_once(true, weights_of)
-
     # `starts` is where each member begins in the total of its bundle; `places` adds where each site begins in `parts`
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
-    numbers = iter(as_data(true, places))
+
+    # The weights are used often below, and outside of a branch the compiler would compute them again for each use.  The
+    # places are data, as by `as_data`.  On a GPU the host waits for each branch, so both are of one.
+    both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
+    (weights, of_parts, keep, (clipped, not_finite)), data = both
+    numbers = iter(data)
     totals = [jnp.zeros(leaf.shape, dtype) for leaf in leaves]
     for bundle, g in zip(bundles, joined, strict=True):
         total = jnp.tensordot(weights[groups[bundle[0]]], _kept(keep, g), 1, precision=ghost.HIGHEST)
