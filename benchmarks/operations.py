@@ -1,12 +1,13 @@
 """CPU seconds of every public question over the whole grid: median and worst of each cell, as a table and a picture.
 
-    python benchmarks/operations.py [--only WORD ...] [--points 3] [--again] [--folder benchmarks/operations]
+    python benchmarks/operations.py [--only WORD ...] [--points 3] [--seconds 12] [--again]
 
 A cell is a question, a noise multiplier and a sampling rate. It pools a few numbers of steps and deltas, drawn from the
 grid with a fixed seed. Calibrations take the noise as their target epsilon. Every answered point is written to
-points.csv at once, so that a run that was stopped goes on where it ended; `--again` asks the questions of `--only`
-anew. Then cells.csv and operations.png are made of all points, and the cells above their limit are printed. A question
-starts in a fresh process after one warm-up, so that imports do not count. All questions take some 10 CPU minutes.
+points.csv at once, so that a run that was stopped goes on where it ended. After `--seconds` of CPU a question is left,
+and goes on in the next run; `--again` asks the questions of `--only` anew. Then cells.csv and operations.png are made
+of all points, and the cells above their limit are printed. A question starts in a fresh process after a warm-up, so
+that imports do not count. One run takes some 12 CPU minutes.
 """
 
 from __future__ import annotations
@@ -152,11 +153,12 @@ def points(name: str, count: int) -> list[Point]:
             rng = np.random.default_rng([i, j, *name.encode()])
             drawn = rng.permutation(len(STEPS) * len(deltas))[:count].tolist()
             found += [Point(noise, rate, STEPS[one % len(STEPS)], deltas[one // len(STEPS)]) for one in drawn]
-    return found
+    order = np.random.default_rng(len(found)).permutation(len(found))
+    return [found[place] for place in order]
 
 
-def ask(name: str, count: int, table: Path) -> None:
-    """Ask a question at all its points that the table lacks, and write each answer to the table."""
+def ask(name: str, count: int, budget: float, table: Path) -> None:
+    """Ask a question at points that the table lacks, for `budget` CPU seconds, and write each answer to the table."""
     warnings.simplefilter("ignore")
     _, question = questions()[name]
     known = {tuple(map(float, row[1:5])) for row in rows_of(table) if row[0] == name}
@@ -173,6 +175,9 @@ def ask(name: str, count: int, table: Path) -> None:
             warm = True
             for _ in range(2):
                 once(question, Point(1.0, 0.1, 10.0, 1e-6))
+            end = time.process_time() + budget
+        if time.process_time() > end:
+            break
         seconds, width, status = once(question, point)
         with table.open("a", newline="") as file:
             csv.writer(file).writerow([name, *point, f"{seconds:.4f}", f"{width:.2g}", status])
@@ -262,13 +267,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", default=[""], help="questions that begin so")
     parser.add_argument("--points", type=int, default=3, help="points of a cell")
+    parser.add_argument("--seconds", type=float, default=12.0, help="CPU seconds of a question in this run")
     parser.add_argument("--again", action="store_true", help="forget the points of these questions first")
     parser.add_argument("--folder", type=Path, default=Path(__file__).with_suffix(""))
     parser.add_argument("--ask", help=argparse.SUPPRESS)
     given = parser.parse_args()
     table = given.folder / "points.csv"
     if given.ask:
-        ask(given.ask, given.points, table)
+        ask(given.ask, given.points, given.seconds, table)
         return
     limits = {name: limit for name, (limit, _) in questions().items()}
     chosen = [name for name in limits if name.startswith(tuple(given.only))]
@@ -278,7 +284,7 @@ def main() -> None:
         csv.writer(file).writerows([COLUMNS, *(row for row in kept if row[0] in limits)])
     for name in chosen:
         command = [sys.executable, str(Path(__file__).resolve()), "--ask", name]
-        more = ["--points", str(given.points), "--folder", str(given.folder)]
+        more = ["--points", str(given.points), "--seconds", str(given.seconds), "--folder", str(given.folder)]
         begin = os.times()
         subprocess.run([*command, *more], check=False)
         done = os.times()

@@ -35,7 +35,7 @@ from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 
 COSTLY = 0.05
 """Seconds of CPU for one configuration. An engine that costs more is asked only after all theorems."""
-WIDE = {"epsilon": 0.01, "delta": 0.5}
+WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried for brackets that are relatively wider than this. It does not improve narrower ones."""
 NARROWEST, REFINED_SHARE = 1e-6, 0.01
 """Outside of searches the contour engine refines to half of max(NARROWEST, REFINED_SHARE rtol) in relative width, or to

@@ -175,9 +175,12 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
         ends = float(np.fmax(found[0], best[0])), min(found[2], best[2])
         if not ends[0] <= ends[1]:
             return UNKNOWN
+        stalled = attempt and not ends[1] - ends[0] < 0.5 * (best[2] - best[0])
         best = ends[0], float(np.clip(found[1], *ends)), ends[1]
         if ends[1] - ends[0] <= NARROW * abs(ends[1]) or ends[1] <= 0.0:
             return best
+        if stalled:
+            break
     try:  # delta may be near or above delta(0)
         if not best[2] <= 0.0 and delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low:
             return 0.0, 0.0, 0.0
