@@ -372,7 +372,7 @@ def test_nothing_is_made_before_something_is_compiled(tmp_path):
 
 
 def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, capsys):
-    monkeypatch.setattr(warm, "questions", lambda: [lambda: ja.epsilon(ja.dp_sgd(1.0, 0.3, 1000), 1e-5)])
+    monkeypatch.setattr(warm, "questions", lambda: [lambda: ja.epsilon(ja.dp_sgd(1.0, 0.01, 10_000), 1e-5)])
     monkeypatch.setattr(programs, "note_warm", lambda: None)
     monkeypatch.setattr(programs, "_once", threading.Lock())
     backend.program.cache_clear()
@@ -381,7 +381,7 @@ def test_warm_compiles_what_the_same_question_then_loads(folder, monkeypatch, ca
     assert told["folder"] == str(folder) and told["programs"] == len(kept(folder)) >= 1
     compiled = ja.cache_info().compiled
     backend.program.cache_clear()
-    ja.epsilon(ja.dp_sgd(1.1, 0.3, 1000), 1e-5, backend="xla")
+    ja.epsilon(ja.dp_sgd(1.1, 0.01, 10_000), 1e-5, backend="xla")
     assert ja.cache_info().compiled == compiled
 
 
