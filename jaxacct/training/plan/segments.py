@@ -129,9 +129,8 @@ def with_rates(
 ) -> tuple[Segment, ...]:
     """Return the segments with the rates of their batch rule, in place of batch size / dataset_size."""
     if sampling == rules.ALLOCATION:
-        slots = [slots_for(dataset_size, s.expected_batch_size) for s in segments]
-        numbers = [{"sampling_probability": 1.0 / k, "expected_batch_size": dataset_size / k} for k in slots]
-        return merged([s._replace(**own) for s, own in zip(segments, numbers, strict=True)])
+        each = [(s, slots_for(dataset_size, s.expected_batch_size)) for s in segments]
+        return merged([s._replace(sampling_probability=1.0 / k, expected_batch_size=dataset_size / k) for s, k in each])
     if sampling == rules.CYCLIC:
         assert groups is not None
         rate = lambda size: min(groups * size / dataset_size, 1.0)  # _batches refuses more, but for rounding
