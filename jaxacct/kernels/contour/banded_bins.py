@@ -462,7 +462,7 @@ def _work(bins: Bins, lattice: Lattice) -> float:
 
 
 def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bound delta without a contour (README.md, "Theorems"): low and high, each (K,)."""
+    """Bound delta without a contour (README.md, "Bins that share noise"): low and high, each (K,)."""
     excess = lambda x: 0.5 * x * x * np.exp(np.minimum(x, 500.0))  # at least e^x - 1 - x below 500
     shared = bins.first * np.roll(bins.second, 1)
     rest = np.sqrt(np.sum(excess(bins.sizes**2) + 2.0 * excess(shared))) / bins.count

@@ -239,7 +239,10 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map releases to some `most` that cost more, or less, in all (ledger/README.md, "Many releases that differ")."""
+    """Map releases to some `most` that cost more, or less, in all.
+
+    jaxacct/training/ledger/README.md, "Many releases that differ", has the proof.
+    """
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):
