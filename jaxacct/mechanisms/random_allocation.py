@@ -25,7 +25,7 @@ import numpy as np
 from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import COUNT, InputError, refuse_where
-from jaxacct.kernels.contour.allocation import LARGEST_LOSS, RoundProfile, round_profiles
+from jaxacct.kernels.contour.allocation import LARGEST_LOSS, round_profiles
 from jaxacct.mechanisms.additive_noise import Gaussian, profile_of_gaussian
 from jaxacct.mechanisms.base import (
     DIRECTIONS,
@@ -385,7 +385,7 @@ def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[
             found = []
             for profile, mu in zip(round_profiles(1.0 / sigma, slots, sign, losses == "dense"), mus, strict=True):
                 high = np.minimum(profile.upper, profile_of_gaussian(mu, profile.epsilon))
-                found.append(_without_lone(RoundProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
+                found.append(_without_lone(BracketedProfile(profile.epsilon, np.minimum(profile.lower, high), high)))
             both.append(found)
         made = [_with_one_start(*pair) for pair in zip(*both, strict=True)]
     with _LOCK:
@@ -396,15 +396,15 @@ def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[
     return made
 
 
-def _with_one_start(*pair: RoundProfile) -> Profiles:
+def _with_one_start(*pair: BracketedProfile) -> Profiles:
     """Narrow both profiles by each other: at eps = 0 both are TV(P, Q), and delta(eps) >= 1 - (1 - TV) e^eps."""
     least, most = max(one.lower[0] for one in pair), min(one.upper[0] for one in pair)
     if not least <= most:
         return pair[0], pair[1]
 
-    def narrowed(one: RoundProfile) -> RoundProfile:
+    def narrowed(one: BracketedProfile) -> BracketedProfile:
         floor = 1.0 - (1.0 - least) * np.exp(one.epsilon) * (1.0 + 8.0 * ROUNDOFF * (1.0 + one.epsilon))
-        return RoundProfile(one.epsilon, np.maximum(one.lower, floor), np.minimum(one.upper, most))
+        return BracketedProfile(one.epsilon, np.maximum(one.lower, floor), np.minimum(one.upper, most))
 
     return narrowed(pair[0]), narrowed(pair[1])
 
@@ -500,7 +500,7 @@ def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
     )
 
 
-def _without_lone(profile: RoundProfile) -> BracketedProfile:
+def _without_lone(profile: BracketedProfile) -> BracketedProfile:
     # a point with a wide bracket is left out if the points on both sides have narrow ones
     wide = ~(profile.upper - profile.lower <= 1e-6 * profile.upper)
     beside = np.concatenate([[True], wide[:-1]]) | np.concatenate([wide[1:], [True]])

@@ -155,7 +155,8 @@ def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partit
         if count == 1 or not plan.allows(ledger, step, partition):
             return 0
         count = 1
-    ledger.record_many(*zip(*entries[:count], strict=True), partitions=[partition] * count)
+    numbers, names, batches, noise, rates = zip(*entries[:count], strict=True)
+    ledger.record_many(numbers, names, batches, noise, rates, [partition] * count)
     if until is not None:
         ledger.promise(step + 1, until)
     return count
