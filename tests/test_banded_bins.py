@@ -158,18 +158,32 @@ def test_contributions_that_are_not_parallel_or_adapt_cost_less():
         assert seen.mean() + 4.0 * seen.std() / draws**0.5 < ja.delta(run, eps, relation=relation).lower
 
 
-@pytest.mark.parametrize("strategy, bins, noise", [(HALF, 50, 1.0), (Toeplitz((1.0, 0.8), 5), 3, 4.0)])
+@pytest.mark.parametrize(
+    "strategy, bins, noise",
+    [(HALF, 50, 1.0), (Toeplitz((1.0, 0.8), 5), 3, 4.0), (Banded(2, 6), 6, 0.6), (Banded(2, 200), 200, 1.0)],
+)
 def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
+    """Along a line with every path, also where it turns too little or too much."""
     law = normals_of(strategy, bins, noise, False)
     decay = kernel.decay_of(law, np.geomspace(0.1, 500.0, 40) / law.deviation)
-    z = np.array([2.0, 3.0 + 4.0j, 10.0 + 30.0j, 15.0j - 1.0])
-    fine = kernel.lattice_for(law, 60.0)
-    for nats in (14.0, 20.0):
+    z = np.array([2.0, 3.0 + 4.0j, 10.0 + 30.0j, 1.0 + 15.0j, 15.0j - 1.0, 40.0j - 9.0]) * min(
+        1.0, 0.25 / law.deviation
+    )
+    fine = kernel.Errors(law, kernel.lattice_for(law, 130.0))
+    exact, log_error = kernel.best_paths(fine, decay, z)
+    exact = kernel.transform(law, fine.lattice, z, exact)
+    wedge, tight = kernel.Wedge.around(z, np.arange(z.size)), []
+    for nats in (12.0, 20.0, 34.0):
         errors = kernel.Errors(law, kernel.lattice_for(law, nats))
-        shift, log_error = kernel.shifts(errors, decay, z)
-        off = np.abs(kernel.transform(law, errors.lattice, z, shift) - kernel.transform(law, fine, z, shift))
-        assert np.all(off <= np.exp(log_error))
-    real = kernel.transform(law, fine, decay.x[1::4] + 0j, np.zeros(10)).real
+        for path in kernel.paths(errors, wedge):
+            log = errors.log_error(decay, wedge, path)
+            seen = log < 2.0
+            found = kernel.transform(law, errors.lattice, z[seen], kernel.Path(*(each[seen] for each in path)))
+            off, log, rest = np.abs(found - exact[seen]), log[seen], np.exp(log_error[seen])
+            assert np.all(off <= np.exp(log) + rest)
+            tight += (log - np.log(off + 1e-300))[off > 10.0 * rest].tolist()
+    assert min(tight) < 18.0  # the bounds are not vacuous
+    real = kernel.transform(law, fine.lattice, decay.x[1::4] + 0j, kernel.straight(10, fine)).real
     assert np.all(np.log(real) <= decay.log[1::4] + 1e-12)
 
 

@@ -442,7 +442,7 @@ class NeighbouringBins(MechanismEngine):
             for sigma in np.unique(noise):
                 at, which = np.flatnonzero(noise == sigma), (run.strategy, run.bins, float(sigma))
                 if question.quantity == "delta":
-                    width = 0.01 * question.effort.rtol
+                    width = 3e-3 * question.effort.rtol
                     found[:, at] = np.max([delta_of_bins(*which, sign, given[at], width) for sign in signs], axis=0)
                     work.done += at.size
                     continue

@@ -11,6 +11,7 @@ functions of one y, and E(k - S)_+ = (1/2 pi i) int e^{zk} Psi(z) z^-2 dz.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -26,26 +27,37 @@ from jaxacct.kernels.arrays import Array, log_ndtr
 RIGHT = 0.5 * np.pi
 """A right angle."""
 TURNS = np.linspace(0.0, 1.0, 13)
-"""Angles by which the paths in y turn zX, relative to the angle of z."""
+"""Angles by which shifts turn zX, relative to the angle of z."""
 STRIPS = np.array([0.25, 0.4, 0.55, 0.7, 0.8, 0.88, 0.94, 0.98])
 """Widths of strips in y that are tried, as shares of the widest one."""
-TAKEN = np.array([0.01, 0.03, 0.1, 0.3, 0.6])
-"""Shares t that are tried in -x Psi'(x) <= Psi(x (1 - t))/t."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values u that are tried in E e^{-xX} >= Phi(u) e^{-x X(u)}."""
 SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0))
 """Bend and scale, relative to the abscissa, of the lines that are tried."""
-NATS = (28.0, 38.0, 52.0, 75.0, 110.0, 170.0)
-"""Accuracies of the lattices that are tried."""
-TRIED = 4
-"""Number of lines with which lattices are tried, those of fewest nodes."""
-COARSE, FINE, SAMPLE = 60, 300, 14
-"""Cells on a line while it is compared with others and when it is used; points at which lattices are compared."""
+COARSE, FINE = 60, 300
+"""Cells on a line while it is compared with others, and when it is used."""
 FAR = 1e3
 """A line is followed to this multiple of the largest x of `Decay`."""
-REACH = 10.0
+BOX, MOST_BOXES = 0.6, 50
+"""Growth of log X over a box of nodes; largest number of boxes of a normal."""
+WINDOWS = (
+    (0.0, 1.0),
+    (0.8, 1.0),
+    (0.8, 8.0),
+    (0.8, 60.0),
+    (1.0, 1.0),
+    (1.0, 8.0),
+    (1.0, 60.0),
+    (0.3, 0.0),
+    (0.5, 0.0),
+    (0.75, 0.0),
+)
+"""Paths that are tried: share of the largest shift, and |z| X/b where its window begins, or 0 without a window."""
+GROUPS = 20
+"""Number of wedges for the nodes of a line."""
+REACH = 9.0
 """End of the lattices."""
-BLOCKS = ((15, 130.0), (9, 380.0))
+BLOCKS = ((9, 130.0), (7, 250.0))
 """Size of a block, up to a number of nodes: so small that the linear algebra library starts no threads."""
 LEAST = -200.0
 """Exponents with smaller real parts are raised to it, so that no product is subnormal."""
@@ -53,8 +65,8 @@ MOST_WORK = 3e9
 """Largest number of multiplications for one contour, and in a profile for each loss that is asked about (`SHARE`)."""
 SHARE = 0.02
 """Share of `MOST_WORK` for each loss of a profile."""
-MOST_NODES = 1500
-"""Largest number of nodes of a lattice."""
+MOST_HALF, MOST_NODES = 400, 1500
+"""Largest `half` of a lattice, and number of nodes of a line."""
 SIZES = 1e-6, 20.0
 """Sizes of bins for which contours are tried."""
 MOST_TURN = 3.0
@@ -104,6 +116,13 @@ class Bins:
         shared, risen = self.first * np.roll(self.second, 1), lambda x: np.expm1(np.minimum(x, 600.0))
         return float(np.sqrt(np.sum(risen(self.sizes**2) + 2.0 * risen(shared)))) / self.count
 
+    def kinds(self) -> list[tuple[tuple[float, ...], int]]:
+        """Return the coefficients of each kind of bin, and how many there are; bin 0 of a ring has a third one."""
+        first = np.append(self.own if self.first[0] == 0.0 else self.first[0], self.first[1:])
+        pairs = list(zip(first.tolist(), self.second.tolist(), strict=True))
+        third = [((*pairs.pop(0), self.own), 1)] if self.first[0] > 0.0 and self.own > 0.0 else []
+        return third + list(collections.Counter(pairs).items())
+
     def runs(self) -> Iterator[tuple[float, float, int]]:
         """Yield (first, second, count) of equal neighbours among the bins 1 to b - 2."""
         for pair, some in itertools.groupby(zip(self.first[1:-1].tolist(), self.second[1:-1].tolist(), strict=True)):
@@ -111,66 +130,87 @@ class Bins:
 
 
 class Lattice(NamedTuple):
-    """Nodes i step, |i| <= half, in each y; and those in bin 0's own normal."""
+    """Nodes i step, |i| <= half, of every normal."""
 
     step: float
     half: int
-    own_step: float
-    own_half: int
     block: int
     """Number of nodes over which a matrix product is summed at a time; it divides 2 half + 1."""
+
+    @property
+    def nodes(self) -> np.ndarray:
+        return self.step * np.arange(-self.half, self.half + 1)
+
+
+class Path(NamedTuple):
+    """Paths y(s) = s - i shift W(s), W(s) = 1/(1 + e^{-(s - start)/width}), and the width of their strips; each (N,).
+
+    Where `start` is -inf, W = 1.
+    """
+
+    shift: np.ndarray
+    start: np.ndarray
+    width: np.ndarray
+    strip: np.ndarray
+
+    def window(self, s: np.ndarray, up: Array = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return Re W, Im W and |W'| at s + i up, up >= 0, each of shape (N, s.size)."""
+        width, always = self.width[:, None], np.isinf(self.start)[:, None]
+        turn = np.broadcast_to(up, self.width.shape)[:, None] / width
+        x = np.clip((s - np.where(always, 0.0, self.start[:, None])) / width, -80.0, 80.0)
+        e, cosine = np.exp(-np.abs(x)), np.cos(turn)
+        below = 1.0 + 2.0 * e * cosine + e * e
+        real = np.where(x >= 0.0, 1.0 + e * cosine, e * e + e * cosine) / below
+        real = np.where(always, 1.0, np.where(s == -np.inf, 0.0, real))
+        return real, np.where(always, 0.0, e * np.sin(turn) / below), np.where(always, 0.0, e / below / width)
 
 
 def lattice_for(bins: Bins, nats: float) -> Lattice:
     """Choose a lattice whose error is about e^-nats; no bound depends on it."""
-
-    def step(largest: float) -> float:
-        width = min(0.85 * RIGHT / largest, (2.0 * nats) ** 0.5)
-        found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
-        unit = 2.0 ** (np.floor(np.log2(found)) - 7)
-        return float(unit * np.floor(found / unit))  # few binary digits, so that squares of nodes are exact
-
-    one, own = step(bins.largest), step(max(bins.own, 1e-3))
-    block = next((size for size, most in BLOCKS if 2.0 * REACH / one <= most), 5)
-    half = block * int(np.ceil(REACH / one / block - 0.5)) + block // 2  # an odd multiple of the block
-    return Lattice(one, half, own, int(np.ceil(REACH / own)), block)
+    width = min(0.85 * RIGHT / bins.largest, (2.0 * nats) ** 0.5)
+    found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
+    unit = 2.0 ** (np.floor(np.log2(found)) - 7)
+    step = float(unit * np.floor(found / unit))  # few binary digits, so that squares of nodes are exact
+    block = next((size for size, most in BLOCKS if 2.0 * REACH / step <= most), 5)
+    return Lattice(step, block * int(np.ceil(REACH / step / block - 0.5)) + block // 2, block)  # an odd multiple
 
 
-def transform(bins: Bins, lattice: Lattice, z: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Sum Psi over the lattice y - i shift; z and shift have shape (N,)."""
-    y, own = (step * np.arange(-half, half + 1) for step, half in (lattice[:2], lattice[2:4]))
-    real = not (np.any(z.imag) or np.any(shift))
-    grown = lambda coefficient, at: np.exp(coefficient * at - 0.5 * coefficient**2)
-    ring = bins.first[0] > 0.0
-    begin = np.outer(grown(bins.first[0], y if ring else np.zeros(1)), grown(bins.second[0], y))
-    end = grown(bins.first[-1], y)[:, None] * (grown(bins.second[-1], y) if ring else 1.0)
-    between = [(np.outer(grown(a, y), grown(b, y)), a + b, many) for a, b, many in bins.runs()]
-    alone = grown(bins.own, own) if bins.own > 0.0 else np.ones(1)
+def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.ndarray:
+    """Sum Psi over the lattice on the path of each z, (N,)."""
+    s, ring = lattice.nodes, bins.first[0] > 0.0
+    real = not (np.any(z.imag) or np.any(path.shift))
+    windows, _, slopes = path.window(s)
 
-    def at(one: complex, turn: float) -> complex:
-        def normal(nodes: np.ndarray, step: float) -> np.ndarray:
-            flat = step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * nodes * nodes)
-            return flat if real else flat * np.exp(1j * turn * nodes + 0.5 * turn * turn)
+    def at(one: complex, shift: float, window: np.ndarray, slope: np.ndarray) -> complex:
+        y = s if real else s - 1j * shift * window
+        grown = lambda coefficient: np.exp(coefficient * y - 0.5 * coefficient**2)
+        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * y * y)
+        weight = weight if real else weight * (1.0 - 1j * shift * slope)
+        scale = -(one.real if real else one) / bins.count
 
-        def kernel(size: np.ndarray, angle: float) -> np.ndarray:
-            if real:
-                return np.exp(np.maximum(-one.real / bins.count * size, LEAST))
-            exponent = (-one * np.exp(-1j * angle * turn) / bins.count) * size
-            exponent.real = np.maximum(exponent.real, LEAST)
-            return np.exp(exponent)
+        def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            exponent = np.multiply.outer(scale * a, b)
+            np.maximum(exponent.real, LEAST, out=exponent.real)
+            return np.exp(exponent, out=exponent)
 
-        weight, angle = normal(y, lattice.step), float(bins.first[0] + bins.second[0] + bins.own)
-        share = normal(own, lattice.own_step) if bins.own > 0.0 else np.ones(1)
-        if ring:
-            product = sum(w * kernel(size * begin, angle) for w, size in zip(share, alone, strict=True)) * weight
+        second = grown(bins.second[0])
+        if not ring:
+            product = np.sum(weight[:, None] * kernel(grown(bins.own), second), axis=0, keepdims=True) * weight
+        elif bins.own > 0.0:
+            line = s if real else s - 1j * shift
+            flat = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * line * line)
+            sizes = np.exp(bins.own * line - 0.5 * bins.own**2)[:, None] * grown(bins.first[0])
+            product = sum(w * kernel(size, second) for w, size in zip(flat, sizes, strict=True)) * weight
         else:
-            product = np.sum(share[:, None] * kernel(alone[:, None] * begin, angle), axis=0, keepdims=True) * weight
-        for size, angle, many in between:
-            product = _times_power(product, kernel(size, angle) * weight, many, lattice.block)
-        closed = product.T * kernel(end, float(bins.first[-1] + bins.second[-1]))
-        return np.sum(np.sum(closed * weight if ring else closed, axis=1))
+            product = kernel(grown(bins.first[0]), second) * weight
+        for a, b, many in bins.runs():
+            product = _times_power(product, kernel(grown(a), grown(b)) * weight, many, lattice.block)
+        if not ring:
+            return np.sum(product * kernel(grown(bins.first[-1]), np.ones(1))[:, 0])
+        closed = product.T * kernel(grown(bins.first[-1]), grown(bins.second[-1]))
+        return np.sum(np.sum(closed * weight, axis=1))
 
-    return np.array([at(one, turn) for one, turn in zip(z.tolist(), shift.tolist(), strict=True)])
+    return np.array([at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)])
 
 
 def _times_power(product: np.ndarray, kernel: np.ndarray, count: int, block: int) -> np.ndarray:
@@ -210,31 +250,51 @@ class Decay(NamedTuple):
         return np.interp(x, self.x, self.log)
 
 
+class Wedge(NamedTuple):
+    """Points z with least <= |z| <= size, low <= arg z <= high and Re z >= real; each (N,)."""
+
+    least: np.ndarray
+    size: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    real: np.ndarray
+
+    @classmethod
+    def around(cls, z: np.ndarray, groups: np.ndarray) -> Wedge:
+        """Return the wedges of runs of z; `groups` are their first indices."""
+        size, angle, slack = np.abs(z), np.angle(z), 1e-12
+        least, most = (
+            np.minimum.reduceat(size, groups) * (1.0 - slack),
+            np.maximum.reduceat(size, groups) * (1.0 + slack),
+        )
+        low, high = np.minimum.reduceat(angle, groups) - slack, np.maximum.reduceat(angle, groups) + slack
+        return cls(least, most, low, high, np.minimum.reduceat(z.real, groups))
+
+
 class Errors:
-    """Bounds of the error of `transform` on a lattice, relative to e^{normals shift^2/2} Psi(|z| cos)."""
+    """Bounds of the error of `transform` on a lattice."""
 
     def __init__(self, bins: Bins, lattice: Lattice) -> None:
         self.bins, self.lattice = bins, lattice
-        reach = min(lattice.step * lattice.half, lattice.own_step * lattice.own_half)
-        self.beyond = 1.03 * bins.normals * float(np.exp(log_ndtr(np.asarray(-reach))))
-        # a bin: complex sum over the nodes, weights, exponentials; bin 0 has a second sum
-        self.units = bins.count * (3.0 * lattice.block + 2.0 * lattice.half / lattice.block + 50.0) + 8.0 * (
-            lattice.half + lattice.own_half
-        )
-        most = (2.0 * bins.largest + bins.own) * (lattice.step * lattice.half + 1.0)
-        self.exponent_units = 48.0 * (most + float(bins.sizes.max()) ** 2) + 60.0
-        widest = 2.0 * np.pi / max(lattice.step, lattice.own_step)  # no wider strip says more
-        self.strips = STRIPS * min(1.0, widest * max(bins.largest, bins.own) / RIGHT)
-        self.straight = float(np.min([self._sites(0.0, angle, angle, 3) for angle in self.strips * RIGHT]))
+        nodes = 2 * lattice.half + 1
+        self.boxes = self._boxes(int(np.ceil(max(BOX / bins.angles[-1] / lattice.step, nodes / MOST_BOXES))))
+        widest = min(RIGHT / max(bins.largest, bins.own), 2.0 * np.pi / lattice.step)
+        self.straight = (bins.normals + 3.0) * 2.0 * float(np.min(_geometric(STRIPS * widest, lattice.step)))
+        self.units = bins.count * (3.0 * lattice.block + 2.0 * lattice.half / lattice.block + 50.0)
+        self.units += 16.0 * lattice.half
 
-    def _sites(self, shift: Array, up: Array, down: Array, more: int = 0) -> Array:
-        """Add up what one normal's sum is off by; `up` and `down` are the angles by which a strip turns zX."""
-
-        def one(size: float, step: float) -> Array:
-            return _geometric(up / size, -shift, step) + _geometric(down / size, shift, step)
-
-        total = (self.bins.normals + more) * one(self.bins.largest, self.lattice.step)
-        return total + (one(self.bins.own, self.lattice.own_step) if self.bins.own > 0.0 else 0.0)
+    def _boxes(self, many: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return edges of boxes of some nodes each, and the larger of their masses for sums and for integrals."""
+        step, half, begin = self.lattice.step, self.lattice.half, np.arange(0, 2 * self.lattice.half + 1, many)
+        edges = np.concatenate([(begin - half - 0.5) * step, [(half + 0.5) * step]])
+        sums = np.add.reduceat(step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * self.lattice.nodes**2), begin)
+        side = np.exp(log_ndtr(-np.abs(edges)))  # Phi below 0, and 1 - Phi above
+        integrals = np.where(edges[1:] <= 0.0, np.diff(side), -np.diff(side))
+        middle = (edges[1:] > 0.0) & (edges[:-1] < 0.0)
+        integrals = np.where(middle, 1.0 - side[1:] - side[:-1], integrals)
+        tail = [1.01 * float(np.exp(log_ndtr(np.asarray(-half * step))))]
+        mass = np.concatenate([tail, np.maximum(sums, integrals) * (1.0 + 1e-12), tail])
+        return np.concatenate([[-np.inf], edges, [np.inf]]), mass
 
     def freed(self, x: Array) -> Array:
         """Bound log E e^{-x rest} - log E e^{-xS} from above, where `rest` lacks the two bins of one normal."""
@@ -244,67 +304,203 @@ class Errors:
         each = x * np.exp(best * QUANTILES - 0.5 * best * best) - log_ndtr(QUANTILES)
         return 2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9
 
-    def quadrature(self, shift: Array, up: Array, down: Array, freed: Array) -> Array:
-        """Bound what the lattice sum is off by."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            grown = np.exp(np.minimum(freed, 600.0))
-            found = self._sites(shift, up, down) * grown
-            return np.where((found < 0.01) & (self.straight * grown < 0.01), 1.05 * found, np.inf)
-
-    def rest(self, decay: Decay, x: Array, cosine: Array, shift: Array) -> Array:
-        """Bound range and rounding at x = |z| cosine."""
+    def log_error(self, decay: Decay, z: Wedge, path: Path) -> np.ndarray:
+        """Bound the log of the error of the transform, (N,)."""
+        turned = np.maximum(z.high - path.shift * self.bins.angles[0], path.shift * self.bins.angles[-1] - z.low)
+        away = np.where(np.isinf(path.start), turned, z.high)
+        x = np.where(path.shift == 0.0, z.real, z.least * np.cos(np.minimum(away, RIGHT)))
+        x = np.maximum(x, 0.0) * (1.0 - 1e-9)
+        log_total, units, alone = np.zeros(x.size), np.zeros(x.size), np.zeros(x.size)
+        pair = np.zeros((2, 3, x.size))
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            grown = np.exp(np.minimum(self.freed(x), 600.0))
-            logs = decay(x[..., None] * (1.0 - TAKEN)) - decay(x)[..., None]
-            slope = np.min(np.exp(np.minimum(logs, 600.0)) / TAKEN, axis=-1)
-            turned = 4.0 * self.bins.normals * shift * (self.lattice.step * self.lattice.half + shift)
-            units = self.units + turned + self.exponent_units * slope / cosine
-            found = 1.05 * (self.beyond * (1.0 + grown) + ROUNDOFF * units)
-            return np.where((self.straight * grown < 0.01) & (cosine > 0.0), found, np.inf)
+            lost = _geometric(path.strip, self.lattice.step, False)
+            for coefficients, many in self.bins.kinds():
+                bound = self._bin if len(coefficients) == 2 else self._first_of_ring
+                total, rounded, missed = bound(coefficients, z, x, path)
+                log_total += 0.5 * many * np.log(total)
+                units += many * np.sqrt(rounded / total)
+                pair = np.maximum(pair, np.sqrt(missed[:2] / total))
+                if len(coefficients) == 3:
+                    alone = np.sum(np.sqrt(missed[2] / total) * [lost, lost, np.ones(x.size)], axis=0)
+            freed = np.exp(np.minimum(self.freed(x), 600.0))
+            log_total += np.where((path.shift > 0.0) & (self.bins.normals > self.bins.count), 0.5 * self.freed(x), 0.0)
+            both = np.sum(pair[0] * pair[1] * [lost, lost, np.ones(x.size)], axis=0)
+            reach = self.lattice.step * self.lattice.half + path.shift
+            units += self.units + 16.0 * self.bins.normals * path.shift * reach
+            error = 1.05 * (freed * (self.bins.normals * both + alone) + ROUNDOFF * units)
+            found = np.log(error) + log_total + decay(x)
+        return np.where((self.straight * freed < 0.01) & ~np.isnan(found), found, np.inf)
+
+    def _bin(
+        self, coefficients: tuple[float, ...], z: Wedge, x: np.ndarray, path: Path
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Bound squared norms of a bin's factor: by itself, times its rounding, and (place, kind of miss, N) of both.
+
+        The kinds are a normal shifted up, one shifted down, and one beyond the lattice.
+        """
+        edges, mass = self.boxes
+        count, most = x.size, z.size / self.bins.count
+        real, angles, density = _boxed(path, edges, 0)
+        plain = mass * np.maximum.accumulate(density, axis=1)
+        beyond = np.where(np.isinf(np.diff(edges)), plain, 0.0)
+        used = [place for place, coefficient in enumerate(coefficients) if coefficient > 0.0]
+        axis = {place: 1 + at for at, place in enumerate(used)}
+        along = lambda array, place: array.reshape(count, *(-1 if place == other else 1 for other in used))
+        each = lambda values: values.reshape(count, *(1 for _ in used))
+        variance = float(np.sum(np.square(coefficients)))
+
+        def rise(moved: int, ends: Array, turns: Array, x: Array) -> tuple[Array, Array]:
+            """Bound X and the log of its factor over e^{-x X/b} in each box; the latter and 0 by what ascends."""
+            log, low, high = each(np.full(count, -0.5 * variance)), each(z.low), each(z.high)
+            for place in used:
+                one, two = (ends, turns) if place == moved else (real, angles)
+                log = log + coefficients[place] * along(one[1], place)
+                low, high = (
+                    low + coefficients[place] * along(two[0], place),
+                    high + coefficients[place] * along(two[1], place),
+                )
+            cosine = np.minimum(np.cos(low), np.cos(high)) - 1e-15
+            cosine = np.where((low < -np.pi) | (high > np.pi), -1.0, cosine)
+            least = np.where(cosine < 0.0, each(most), each(z.least / self.bins.count)) * cosine
+            if moved < 0:  # on the real line the factor is e^{-Re z X/b}
+                least = np.where(each(path.shift) == 0.0, each(z.real / self.bins.count), least)
+            rate = each(x / self.bins.count) - least
+            size = np.exp(log) * (1.0 + 1e-12)
+            found = np.where(rate > 0.0, size * rate, 0.0)
+            for place in used:
+                found = found if place == moved else np.maximum.accumulate(found, axis=axis[place])
+            return size, found
+
+        def norm(values: Array, weights: dict[int, Array]) -> Array:
+            """Integrate over both places; one of coefficient 0 counts apart."""
+            for place in used:
+                values = values * along(weights[place], place)
+            apart = [weights[place].sum(1) for place in (0, 1) if place not in used]
+            return values.sum(axis=tuple(axis.values())) * np.prod([np.ones(count), *apart], axis=0)
+
+        weights = {0: plain, 1: plain}
+        size, log = rise(-1, real, angles, x)
+        square, spread = np.exp(2.0 * log), 24.0 * variance + 60.0
+        for place in used:
+            far = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1])) + path.shift[:, None]
+            spread = spread + 24.0 * coefficients[place] * along(far, place)
+        square_units = np.where(np.isinf(size * spread), 0.0, square * np.square(each(most) * size * spread))
+        total, rounded = norm(square, weights), norm(square_units, weights)
+        missed = np.zeros((2, 3, count))
+        for place in (0, 1):
+            missed[place, 2] = norm(square, {**weights, place: beyond})
+            for kind, side in enumerate((1, -1)):
+                ends, turns, moved = _boxed(path, edges, side)
+                shifted = rise(place, ends, turns, np.zeros(count))[1] if place in used else log
+                missed[place, kind] = norm(np.exp(2.0 * shifted), {**weights, place: moved})
+        return total, rounded, missed
+
+    def _first_of_ring(
+        self, coefficients: tuple[float, ...], z: Wedge, x: np.ndarray, path: Path
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Bound as `_bin` does. The third normal has W = 1; the factor is at most 1, or the bound infinite."""
+        edges, mass = self.boxes
+        paths = path, path, path._replace(start=np.full(x.size, -np.inf))
+        least = np.where(np.isinf(path.start), sum(coefficients), coefficients[2])
+        angles = z.low - sum(coefficients) * path.shift, z.high - least * path.shift
+        masses, missed = np.ones((3, x.size)), np.zeros((3, 3, x.size))
+        steep = np.ones(x.size)
+        for place, one in enumerate(paths):
+            density = np.maximum.accumulate(_boxed(one, edges, 0)[2], axis=1)
+            masses[place], missed[place, 2] = (mass * density).sum(1), (mass * density)[:, [0, -1]].sum(1)
+            steep = steep * density[:, -1]
+            for kind, side in enumerate((1, -1)):
+                turn = side * coefficients[place] * path.strip
+                fits = (angles[0] + min(side, 0) * np.abs(turn) > -RIGHT) & (angles[1] + max(side, 0) * turn < RIGHT)
+                missed[place, kind] = np.where(fits, _boxed(one, edges, side)[2].sum(1), np.inf)
+        total = masses[0] * masses[1] * masses[2] ** 2
+        missed = total * (missed / masses[:, None]) ** np.array([1.0, 1.0, 2.0])[:, None, None]
+        variance = float(np.sum(np.square(coefficients)))
+        most = 24.0 * (sum(coefficients) * (-edges[1] + path.shift) + variance) + 60.0
+        rounded = steep * masses[2] * np.square(z.size / self.bins.count * most) * np.exp(min(variance, 600.0))
+        return np.where((angles[0] > -RIGHT) & (angles[1] < RIGHT), total, np.inf), rounded, missed
 
 
-def _geometric(width: Array, shift: Array, step: float) -> Array:
-    """Return e^{width^2/2 + width shift}/(e^{2 pi width/step} - 1), or inf without a strip."""
+def _boxed(path: Path, edges: np.ndarray, side: int) -> tuple[tuple[Array, Array], tuple[Array, Array], Array]:
+    """Bound Re y, Im y and the measure |N(y)| |dy| on boxes of s + i side strip; where side = 0, over that of N(s)."""
+    turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
+    inside = (edges[:-1] < inside) & (inside < edges[1:])
+    windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)
+    ends = lambda values, top: (
+        (np.minimum(values[:, 1:], values[:, :-1]), np.maximum(values[:, 1:], values[:, :-1]))
+        if top is None
+        else (
+            np.minimum(values[:, 1:], values[:, :-1]),
+            np.where(inside, top[:, None], np.maximum(values[:, 1:], values[:, :-1])),
+        )
+    )
+    least, most = ends(imaginary, 0.5 * np.tan(0.5 * turn))
+    steep = 1.0 + shift * ends(slopes, 1.0 / (path.width * (2.0 + 2.0 * np.cos(turn))))[1]
+    least, most = (least, most) if side >= 0 else (-most, -least)
+    real = edges[:-1] + shift * least, edges[1:] + shift * most
+    strip = side * path.strip[:, None]
+    angles = strip - shift * windows[:, 1:], strip - shift * windows[:, :-1]
+    grown = np.exp(0.5 * np.square(np.maximum(np.abs(angles[0]), np.abs(angles[1])))) * steep
+    if side == 0:
+        return real, angles, grown
+    near = np.where(real[0] * real[1] > 0.0, np.minimum(np.abs(real[0]), np.abs(real[1])), 0.0)
+    flat = np.diff(edges) * np.exp(-0.5 * near * near) / np.sqrt(2.0 * np.pi)
+    return real, angles, np.where(np.isinf(flat), np.exp(log_ndtr(-near)), flat) * grown
+
+
+def _geometric(width: Array, step: float, whole: bool = True) -> Array:
+    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), or without the first factor; inf without a strip."""
     turns = 2.0 * np.pi * np.maximum(width, 1e-9) / step
-    log = 0.5 * width * width + width * shift - turns
+    log = (0.5 * width * width if whole else 0.0) - turns
     return np.where(width > 0.0, np.exp(np.minimum(log, 600.0)) / -np.expm1(-turns), np.inf)
+
+
+def paths(errors: Errors, z: Wedge) -> list[Path]:
+    """Propose paths for each wedge; no bound depends on them."""
+    bins, size = errors.bins, z.size / errors.bins.count
+    some = np.concatenate([bins.first, bins.second, [bins.own]])
+    small, large, both = some[some > 0.0].min(), some.max(), bins.angles[-1]
+    found = []
+    for share, more in WINDOWS:
+        shift = share * np.minimum(
+            (z.low if more == 0.0 else 2.0 * z.high) / (both if more == 0.0 else small + both), MOST_TURN
+        )
+        start = np.clip((np.log(max(more, 1e-9) / size) + 0.5 * float(bins.sizes.max()) ** 2) / both, -3.0, 6.0)
+        above = RIGHT - z.high + (bins.angles[0] if more == 0.0 else small) * shift
+        strip = np.clip(
+            0.97 * np.minimum(above, RIGHT + z.low - shift * both) / large, 1e-6, 2.0 * np.pi / errors.lattice.step
+        )
+        width = np.maximum(2.0 / np.pi * strip * (1.0 + 1e-9), 0.3)
+        found.append(Path(shift, np.where(more == 0.0, -np.inf, start), width, strip))
+    return found
+
+
+def straight(size: int, errors: Errors) -> Path:
+    """Return the real line for `size` points, with strips for real z."""
+    strip = 0.97 * min(RIGHT / max(errors.bins.largest, errors.bins.own), 2.0 * np.pi / errors.lattice.step)
+    return Path(np.zeros(size), np.full(size, -np.inf), np.full(size, strip), np.full(size, strip))
 
 
 def decay_of(bins: Bins, x: np.ndarray) -> Decay:
     """Bound Psi from above at ascending x > 0."""
-    lattice = lattice_for(bins, 40.0 + np.log(bins.count))
-    errors = Errors(bins, lattice)
-    angles = errors.strips * RIGHT
-    found = Decay(np.zeros(1), np.zeros(1))
-    for at, value in zip(x, transform(bins, lattice, x + 0j, np.zeros(x.size)).real, strict=True):
-        together = errors.quadrature(0.0, angles, angles, 0.0) * (np.exp(found(at * np.cos(angles))) + errors.straight)
-        alone = errors.quadrature(0.0, angles, angles, errors.freed(at)) * np.exp(found(at))
-        rest = float(errors.rest(found, np.asarray(at), np.ones(()), np.zeros(()))) * np.exp(found(at))
-        total = value + min(together.min(), alone.min()) + rest
+    errors = Errors(bins, lattice_for(bins, 45.0 + np.log(bins.count)))
+    found, path = Decay(np.zeros(1), np.zeros(1)), straight(1, errors)
+    for at, value in zip(x, transform(bins, errors.lattice, x + 0j, straight(x.size, errors)).real, strict=True):
+        wedge = Wedge.around(np.array([at + 0j]), np.zeros(1, int))
+        total = value + float(np.exp(errors.log_error(found, wedge, path)[0]))
         found = Decay(np.append(found.x, at), np.append(found.log, np.fmin(np.log(max(total, 1e-290)), found.log[-1])))
     return found
 
 
-def shifts(errors: Errors, decay: Decay, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the shift for each z; return it and the log of a bound of the error of the transform, (N,) each."""
-    angles, angle, size = errors.bins.angles, np.angle(z)[:, None], np.abs(z)[:, None]
-    shift = TURNS * np.minimum(angle / angles[-1], MOST_TURN)
-    high, low = angle - angles[0] * shift, angle - angles[-1] * shift  # the angles of z X on the turned paths
-    cosine = np.cos(np.minimum(np.maximum(high, -low), RIGHT))
-    up, down = errors.strips * (RIGHT - high)[..., None], errors.strips * (RIGHT + low)[..., None]
-    with np.errstate(all="ignore"):
-        x, moved = size * cosine, shift[..., None]
-        wide = np.cos(np.clip(np.maximum(high[..., None] + up, down - low[..., None]), 0.0, RIGHT))
-        together = np.log(errors.quadrature(moved, up, down, 0.0))
-        together = together + np.logaddexp(decay(size[..., None] * wide), np.log(errors.straight))
-        alone = np.log(errors.quadrature(moved, up, down, errors.freed(x)[..., None])) + decay(x)[..., None]
-        rest = np.log(errors.rest(decay, x, cosine, shift)) + decay(x)
-        total = 0.5 * errors.bins.normals * shift * shift + np.logaddexp(
-            np.min(np.fmin(together, alone), axis=-1), rest
-        )
-    total = np.where((high < RIGHT) & (low > -RIGHT) & ~np.isnan(total), total, np.inf)
-    rows, best = np.arange(z.size), np.argmin(total, axis=1)
-    return shift[rows, best], total[rows, best]
+def best_paths(errors: Errors, decay: Decay, z: np.ndarray) -> tuple[Path, np.ndarray]:
+    """Choose a path for each z; return also the log of a bound of the error."""
+    groups = np.arange(0, z.size, max(1, z.size // GROUPS))
+    wedge = Wedge.around(z, groups)
+    tried = paths(errors, wedge)
+    logs = np.array([errors.log_error(decay, wedge, path) for path in tried])
+    best, many = np.argmin(logs, axis=0), np.diff(np.append(groups, z.size))
+    chosen = Path(*(np.repeat(np.choose(best, each), many) for each in zip(*tried, strict=True)))
+    return chosen, np.repeat(np.min(logs, axis=0), many)
 
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
@@ -411,40 +607,37 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, most: float = M
     """
     x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
-    lattices = [(Errors(bins, lattice), _work(bins, lattice)) for lattice in (lattice_for(bins, nats) for nats in NATS)]
-    lattices = [one for one in lattices if 4.0 * one[1] < most and one[0].lattice.half < MOST_NODES]
-    lines = []
-    for share, (bend, scale) in itertools.product((0.6, 1.0), SHAPES):
+    best = (np.inf,)
+    for share, (bend, scale) in itertools.product((0.6, 1.0), SHAPES if bins.sizes.max() > 0.15 else SHAPES[:1]):
         line = Line(share * saddle, bend, scale * share * saddle)
         v = line.places(COARSE, FAR * decay.x[-1])
         enough = np.flatnonzero(log_beyond(bins, decay, line, 0.0, v) + k * line.at(v)[0].real < log_goal)
         if enough.size == 0:
             continue
-        end, steps = v[enough[0]], []
         for width in np.array([0.4, 0.7, 0.85]) * min(line.c, line.scale * np.arctan(bend) if bend else line.c):
             strips = [float(cells_on(bins, decay, line, side * width, v).log_sum(k)) for side in (1.0, -1.0)]
             if max(strips) < np.inf:
-                steps.append((2.0 * np.pi * width / max(np.logaddexp(strips[0], strips[1]) - log_goal, 1.0), width))
-        if not steps:
-            continue
-        lines.append((end / max(steps)[0], line, end, *max(steps)))
-    best, least, work = None, np.inf, 0.0
-    for nodes, line, end, step, width in sorted(lines, key=lambda one: one[0])[:TRIED]:
-        z, speed = line.at(np.linspace(0.0, end, SAMPLE))
-        log_factor = np.log(np.abs(speed) * end / SAMPLE / np.abs(z) ** 2) + k * z.real - log_goal
-        for errors, work in lattices:
-            lost = max(np.logaddexp.reduce(shifts(errors, decay, z)[1] + log_factor), 0.0)
-            total = (nodes + 3.0) * work
-            if total < most and np.log(total) + lost < least:
-                best, least, work = (errors, line, step, width, end), np.log(total) + lost, total
-    if best is None:
+                step = 2.0 * np.pi * width / max(np.logaddexp(*strips) - log_goal, 1.0)
+                best = min(best, (v[enough[0]] / step, line, v[enough[0]], step, width))
+    if best[0] > MOST_NODES:
         raise ArithmeticError("no contour is known for these bins")
-    errors, line, step, width, end = best
+    nodes, line, end, step, width = best
     count = int(np.ceil(end / step))
     z, speed = line.at(step * np.arange(count + 1))
-    shift, log_error = shifts(errors, decay, z)
     factor = step / np.pi * speed / (1j * z * z) * np.where(np.arange(count + 1) == 0, 0.5, 1.0)
-    value = factor * transform(bins, errors.lattice, z, shift)
+    nats = float(np.clip(2.4 * (k * line.c + decay(line.c) - np.log(line.c) - log_goal) + 6.0, 36.0, 110.0))
+    found = None
+    for lattice in (lattice_for(bins, nats), lattice_for(bins, 1.6 * nats)):
+        work = (nodes + 3.0) * _work(bins, lattice)
+        if work < most and lattice.half < MOST_HALF:
+            errors = Errors(bins, lattice)
+            found = errors, work, *best_paths(errors, decay, z)
+            if np.logaddexp.reduce(found[3] + np.log(np.abs(factor)) + k * z.real) < log_goal:
+                break
+    if found is None:
+        raise ArithmeticError("a contour for these bins takes too long")
+    errors, work, path, log_error = found
+    value = factor * transform(bins, errors.lattice, z, path)
     v, last, turns = line.places(FINE, FAR * decay.x[-1]), step * np.array([count]), 2.0 * np.pi * width / step
     sides = tuple(cells_on(bins, decay, line, side * width, v) for side in (1.0, -1.0))
     beyond = Cells(line.at(last)[0].real, log_beyond(bins, decay, line, 0.0, last))
@@ -455,7 +648,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, most: float = M
 def _work(bins: Bins, lattice: Lattice) -> float:
     """Estimate the multiplications for one z; an exponential counts as ten."""
     points, ring = 2.0 * lattice.half + 1.0, bins.first[0] > 0.0
-    first = (points if ring else 1.0) * points * (20.0 * lattice.own_half if bins.own > 0.0 else 10.0)
+    first = (points if ring else 1.0) * points * (10.0 * points if bins.own > 0.0 else 10.0)
     for _, _, many in bins.runs():
         first += points**2 * (10.0 + min(many * (points if ring else 8.0), 2.0 * points * np.log2(many + 1)))
     return first
@@ -538,7 +731,7 @@ class Profile:
         least = (3e-10 if sign > 0 else 1e-16) if tail else 1e-250
         for at, turn in itertools.product(range(eps.size), range(1 if rough else 2)):
             low, middle, high = found[:, at]
-            if turn == 0 and high - low < 0.01 * high and sign > 0 and not rough:
+            if turn == 0 and high - low < 0.5 * high and sign > 0 and not rough:
                 continue  # a rough contour is near
             wanted = min(max(width, 1e-7 / middle**0.5), 1e-2) if tail and middle > 0.0 else width
             if high - low <= wanted * high or high < least:
@@ -546,7 +739,7 @@ class Profile:
             if sign < 0:
                 goal = 0.1 * wanted * k[at] * (middle if low > 0.0 else 0.03 * high)
             else:
-                goal = max(0.02 * wanted * middle, ABSOLUTE) if turn else rough or max(1e-9, 0.01 * low)
+                goal = max(0.1 * wanted * middle, 20.0 * ABSOLUTE * k[at]) if turn else rough or max(1e-9, 0.01 * low)
             placed = len(self.contours)
             self._place(sign, float(eps[at]), goal)
             for one in self.contours[placed:]:
