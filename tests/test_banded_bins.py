@@ -252,3 +252,23 @@ def test_theorems_hold_without_a_contour(noise, eps):
         low, high = kernel.theorems(law, sign, at)
         assert low[0] - 5.0 * off <= value <= high[0] + 5.0 * off
         assert noise < 1e3 or high[0] - low[0] < 1e-3 * high[0]
+
+
+@pytest.mark.parametrize("beside, noise, eps", [(0.98, 3.33, 0.472), (0.55, 3.91, 0.69), (1.2, 2.78, 0.267)])
+def test_three_bins_by_a_double_integral(beside, noise, eps):
+    """Given the two normals that bins share, bin 0 is lognormal: Black-Scholes prices are averaged."""
+    strategy = Toeplitz((1.0, beside), 3)
+    a, b = strategy.column / noise
+    y = np.arange(-11.0, 13.0, 0.02)
+    weight = np.exp(-0.5 * y * y) / np.sqrt(2.0 * np.pi) * 0.02
+    size = np.exp(b * y - 0.5 * b * b)[:, None] / 3.0
+    rest = (np.exp(np.add.outer(a * y, b * y) - 0.5 * (a * a + b * b)) + np.exp(a * y - 0.5 * a * a)) / 3.0
+    run = ja.MatrixMechanism(strategy, noise, BallsInBins(3))
+    for sign, relation in ((1.0, "remove_one"), (-1.0, "add_one")):
+        strike = np.exp(sign * eps) - rest
+        d = np.log(size / np.where(strike > 0.0, strike, 1.0)) / a
+        price = sign * (size * special.ndtr(sign * (d + 0.5 * a)) - strike * special.ndtr(sign * (d - 0.5 * a)))
+        price = np.where(strike > 0.0, price, (size - strike) * (sign > 0.0)) * (1.0 if sign > 0.0 else np.exp(eps))
+        found = ja.delta(run, eps, relation=relation)
+        assert found.lower - 1e-11 <= weight @ (price @ weight) <= found.upper + 1e-11
+        assert found.upper - found.lower < 1e-7 * found.upper

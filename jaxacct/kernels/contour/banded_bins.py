@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -607,7 +607,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, most: float = M
     """
     x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
-    best = (np.inf,)
+    best: tuple[Any, ...] = (np.inf,)
     for share, (bend, scale) in itertools.product((0.6, 1.0), SHAPES if bins.sizes.max() > 0.15 else SHAPES[:1]):
         line = Line(share * saddle, bend, scale * share * saddle)
         v = line.places(COARSE, FAR * decay.x[-1])
@@ -617,7 +617,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, most: float = M
         for width in np.array([0.4, 0.7, 0.85]) * min(line.c, line.scale * np.arctan(bend) if bend else line.c):
             strips = [float(cells_on(bins, decay, line, side * width, v).log_sum(k)) for side in (1.0, -1.0)]
             if max(strips) < np.inf:
-                step = 2.0 * np.pi * width / max(np.logaddexp(*strips) - log_goal, 1.0)
+                step = 2.0 * np.pi * width / max(np.logaddexp(strips[0], strips[1]) - log_goal, 1.0)
                 best = min(best, (v[enough[0]] / step, line, v[enough[0]], step, width))
     if best[0] > MOST_NODES:
         raise ArithmeticError("no contour is known for these bins")
