@@ -239,7 +239,7 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map releases to `most` that cost more, or less, in all (training/ledger/README.md, "Many releases that differ")."""
+    """Map releases to `most` that cost more, or less (training/ledger/README.md, "Many releases that differ")."""
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):
