@@ -252,6 +252,8 @@ def draw(cells: dict, limits: dict[str, float], path: Path) -> None:
         axis.imshow(np.log10(shares + 1e-9), vmin=-2.0, vmax=1.0, cmap="RdYlGn_r", aspect="auto", origin="lower")
         for j, line in enumerate(pooled):
             for i, one in enumerate(line):
+                if np.isnan(one).any():  # a cell that was not asked
+                    continue
                 axis.text(i, j, f"{np.median(one):.2g}\n{max(one):.2g}", ha="center", va="center", fontsize=6.5)
         axis.set_title(f"{name} ({limits[name]:g} s)", fontsize=9)
         axis.set_xticks(range(5), [f"{n:g}" for n in noises], fontsize=7)
