@@ -63,7 +63,9 @@ LEAST = -200.0
 """Exponents with smaller real parts are raised to it, so that no product is subnormal."""
 MOST_WORK = 3e9
 """Largest number of multiplications for one contour, and in a profile for each loss that is asked about (`SHARE`)."""
-SHARE = 0.02
+PLACING = 1e8
+"""Multiplications that count for the choice of a contour."""
+SHARE = 0.005
 """Share of `MOST_WORK` for each loss of a profile."""
 MOST_HALF, MOST_NODES = 400, 1500
 """Largest `half` of a lattice, and number of nodes of a line."""
@@ -709,9 +711,14 @@ class Profile:
 
     def _place(self, sign: float, eps: float, error: float) -> None:
         """Add a contour for one eps, with errors of some `error`, unless too much work was done."""
-        if self.decay.x.size == 1 or sign * eps > 30.0 or error <= (0.01 * ABSOLUTE * np.exp(eps) if sign > 0 else 0.0):
+        if (
+            self.left <= 0.0
+            or self.decay.x.size == 1
+            or sign * eps > 30.0
+            or error <= (0.01 * ABSOLUTE * np.exp(eps) if sign > 0 else 0.0)
+        ):
             return
-        k = float(np.exp(sign * eps))
+        k, self.left = float(np.exp(sign * eps)), self.left - PLACING
         with contextlib.suppress(ArithmeticError):
             found, work = contour(self.bins, self.decay, k, float(np.log(error)), min(self.left, MOST_WORK))
             self.contours.append(found)
