@@ -62,7 +62,7 @@ class _Partition:
         """Return the releases that the partition costs: the costliest step's Gaussians, or one round."""
         if self.sampling != rules.ALLOCATION:
             return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
-        # rounded down by more than the rounding of a sum of 1000 terms, so that the noise never exceeds the exact noise
+        # lowered by more than the rounding of a sum of 1000 terms, so that `noise` never exceeds the exact noise
         noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * (1.0 - 2.0**-40)]
         return [Release(rules.ALLOCATION, sigma, self.share) for sigma in noise]
 
@@ -81,7 +81,7 @@ class Spent:
     partitions : the passes of fixed batches and the rounds of random allocation, by their fingerprints.
     next : the step number that follows the last counted entry.
     looks : the `seen` entry of the current plan, or None.
-    owed : steps that still count, of earlier plans that were replaced after their outputs had been seen.
+    owed : remaining steps of earlier plans, which count since these plans were replaced after a look at outputs.
     shared : the step from which steps of cyclic Poisson sampling share noise; None: their noise is independent.
     """
 
@@ -136,7 +136,7 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether the entries hold all earlier steps that share noise with a step, or the step itself."""
+        """Return whether `now` is the first step that shares noise, is noted already, or follows the last entry."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
@@ -145,7 +145,7 @@ class Spent:
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more step in a partition: a record of its batch is in all its entries, and in no other step."""
+        """Count one more entry of a step in a partition; its records are in all entries of this step, and no other."""
         before = partition.releases()
         mine = partition.steps.setdefault(entry.step, [])
         mine.append(entry.noise_multiplier)
@@ -158,8 +158,8 @@ class Spent:
     def within(self, plan: Plan, step: int, label: str | None) -> float:
         """Return what the partition of a plan's new step has cost before this step, as a sum of 1/sigma^2.
 
-        The cost is 0 if the step continues no partition, and -1 if its partition is there and has no room for it.  It
-        continues a partition if all steps of the partition are in the step's pass, and none of them is this step.
+        The cost is 0 if the step continues no partition, and -1 if `label` names a partition without room for it.  The
+        step continues a partition if all steps of the partition are in the step's pass, and none of them is this step.
 
         label : the partition's fingerprint, by default that of the last step entry.
         """
@@ -179,12 +179,12 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Return fewer different releases that cost at least as much in all (README.md, "Many releases that differ")."""
+    """Return at least as costly a collection with fewer different releases (README.md, "Many releases that differ")."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES))
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Return fewer different releases that cost at most as much in all: a group has its most noise and lowest rate."""
+    """Return at most as costly a collection with fewer different releases, by the most noise and lowest rates."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 
@@ -360,7 +360,7 @@ class Contents:
         return Torn(name, noise, 1.0 if sampling == rules.ALLOCATION else rate, sampling)
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether the entries and the next steps of a plan stay within its target and Rényi filter."""
+        """Return whether the entries and a plan's next `steps` steps together meet its target and Rényi filter."""
         held, others = _held(plan, self, self.run)
         more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition)
         wanted = held + more(steps)
@@ -380,14 +380,14 @@ class Contents:
         return list(self.runs) if run is None else [run]
 
     def _known(self, run: str) -> Spent:
-        """Return the releases of a run; raise InputError if the ledger does not have the run."""
+        """Return the spending of a run; raise InputError if the ledger does not have the run."""
         if run not in self.runs:
             raise InputError(f"run = {run!r:.60} is not in {self.path}; it has {', '.join(map(repr, self.runs))}")
         return self.runs[run]
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """Return the releases of the next steps of a run under its plan."""
+    """Return the releases of `steps` steps of a run, from `step` on, under a plan."""
     if steps < 1:
         return Counter()
     end = step + steps
@@ -429,7 +429,7 @@ def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, 
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], int]:
-    """Return what counts against a run's next steps: training steps, and the number of other mechanisms."""
+    """Return what counts against a run's next steps: releases of training steps, and the number of other mechanisms."""
     names = counted(plan, ledger, run)
     plans = [line.plan for name in names for line in ledger.headers[name]]
     one_filter(plan, plans)

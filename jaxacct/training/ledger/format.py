@@ -25,7 +25,7 @@ _MAX_LINE_BYTES = 2**24
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
 """Range of step numbers and counts: all whole numbers up to 2**53 are exact in float64."""
 _SUFFIX = ', "check": "00000000"}'
-"""End of a line; only its length matters."""
+"""Example of the end of a line, which holds its checksum; only the length of the end matters."""
 _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 """Beginnings of every line, of lines of steps, and of lines of torn steps."""
 
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     """Note that outputs of a run are about to be seen, after `step` steps of its plan.
 
     until : the step before which the run would have ended by itself.
-    looked : whether a callback looks at them or raises; False if something else ends a run that may have shown them.
+    looked : whether a callback looks at outputs or raises; False if something else ends a run that may have shown some.
     """
 
     run: str
@@ -72,7 +72,7 @@ class Step(NamedTuple):
 
     @property
     def turn(self) -> Turn:
-        """The step as one that shares noise, in 0 groups if its rule has none."""
+        """`Turn` of the step, whose number of groups is 0 if the batch rule has no groups."""
         return Turn(self.step, self.groups, self.noise_multiplier)
 
 
@@ -130,7 +130,10 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """Yield (line, checksums so far, where it ends) of every line; a last line that was cut off comes as bytes."""
+    """Yield (line, checksums so far, the byte at which the line ends) for every line.
+
+    A last line that was cut off comes as bytes, with the byte at which it begins.
+    """
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
     while raw := file.readline(_MAX_LINE_BYTES + 1):
@@ -170,7 +173,7 @@ def looks_like_a_step(fragment: bytes) -> bool:
 
 
 def run_of(fragment: bytes) -> str | None:
-    """Return the run that the beginning of a line names."""
+    """Return the name of the run in the beginning of a line; None if it is not there whole."""
     found = re.match(rb'\{"kind": "(?:step|torn)", "run": ("(?:[^"\\]|\\.)*")', fragment)
     try:
         return json.loads(found[1]) if found else None
@@ -179,7 +182,7 @@ def run_of(fragment: bytes) -> str | None:
 
 
 def words(name: str, value: Any, longest: int = 256) -> str:
-    """Return a text of bounded length."""
+    """Return the value; raise InputError if it is no text, or is too long."""
     if not isinstance(value, str) or len(value) > longest:
         raise InputError(f"{name} = {value!r:.40} must be text of at most {longest} characters; shorten it")
     return value

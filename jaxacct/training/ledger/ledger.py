@@ -48,7 +48,7 @@ def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
 class LedgerFile:
     """File of an open ledger.  Other writers are locked out, and an entry is on the disk before it counts.
 
-    file : None once it is closed; nothing can be written then.  size : the number of bytes that it should have.
+    file : None once it is closed; nothing can be written then.  size : the number of bytes that the file should have.
     """
 
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
@@ -68,7 +68,7 @@ class LedgerFile:
         return self._file is not None
 
     def hold(self) -> None:
-        """Refuse a ledger that another process is writing (if the system has such locks)."""
+        """Lock the file, if the system has such locks; refuse a file that another process is writing."""
         try:
             lock(self.file)
         except BlockingIOError:
@@ -94,7 +94,7 @@ class LedgerFile:
         self.size += len(content)
 
     def replace_end(self, end: int, content: bytes) -> None:
-        """Replace all that follows byte `end`, atomically, by a new file that is locked from the start."""
+        """Write `content` in place of all after byte `end`: a new file, locked from the start, replaces the old one."""
         place, old = Path(os.path.realpath(self.path)), self.file
         temporary, new = _new_beside(place, self.path)
         try:
@@ -127,10 +127,10 @@ class LedgerFile:
         self.size = end + len(content)
 
     def end_last_line(self) -> None:
-        """Add the missing end to a last line that is otherwise complete.
+        """Add the newline that an otherwise complete last line may lack.
 
-        The end need not be on the disk when this returns.  Without it the file is read the same, and `append` puts all
-        that is in the file on the disk before its own entry counts.
+        The newline need not be on the disk when this returns.  Without it the file is read the same, and `append` puts
+        all that is in the file on the disk before its own entry counts.
         """
         file = self.file
         file.seek(0, os.SEEK_END)
@@ -200,7 +200,7 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
-        self.lock = threading.RLock()  # several threads may have runs: held from the choice of a run to its entry
+        self.lock = threading.RLock()  # held from the choice of a run to its entry: several threads may have runs
         self._chains = [ledger_format.BEGINNING]  # checksums before the first line, and after each line
 
     @classmethod
@@ -310,7 +310,7 @@ class Ledger(Contents):
         noise_multiplier, sampling_probability : of this step.
         partition : of fixed batches, a fingerprint of how the data were cut for this pass; of random allocation, of the
             slots that the records drew for this round.  Steps of one partition are assumed to have disjoint batches:
-            together they cost what the costliest costs, or one round.  Without a partition, each costs a Gaussian.
+            together they cost as much as the costliest, or one round.  Without a partition each costs a Gaussian.
         """
         entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
         self._append([self._step(*entry)])
@@ -358,7 +358,10 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return the new end step of a run whose outputs were seen, or None if a step leaves that end as it is."""
+        """Return where a run whose outputs were seen ends now, or None if the end that was noted still holds.
+
+        A step moves the end if it is not the run's next step, or if its partition changes what the steps ahead cost.
+        """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
             return None
@@ -368,7 +371,7 @@ class Ledger(Contents):
         return step + room(plan, self, step, partition)
 
     def promise(self, step: int, until: int) -> None:
-        """Note the next step and the end, both new, of a run whose outputs were seen."""
+        """Note, of a run whose outputs were seen, the next step and the step before which the run now ends."""
         known = self.runs[self.run].looks
         if known is not None:
             self._append([known._replace(step=step, until=until)])
@@ -430,7 +433,10 @@ class Ledger(Contents):
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Count every line; replace a last line that was cut off by the step as which it counts."""
+        """Count every line; a step whose line was cut off at the end counts as a `Torn` step.
+
+        mend : whether to mend the file.  A `Torn` line then replaces such a step; any other fragment is removed.
+        """
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):
             if isinstance(line, bytes):

@@ -61,9 +61,15 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
 GROWTH = 2.0**20
-"""Largest mean square of the noise of a prefix sum, in units of that of independent noise over all steps."""
+"""Largest variance of a noisy prefix sum, divided by the variance of independent noise summed over all steps.
+
+Float32 does not hold sums of noise that grows further.
+"""
 MANY_KINDS = 16
-"""Largest number of different steps of an exact curve; more are joined into three times as many."""
+"""Largest number of different releases for which a curve is exact.
+
+More are replaced by at most three times as many stand-ins, each of which leaks at least as much.
+"""
 _CURVE_RTOL = 0.02
 """Relative width of the brackets of epsilon along a curve; wide for speed, and the upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
@@ -73,7 +79,7 @@ _MAX_SEGMENTS = 10**6
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
 """Settings that a document holds unchanged."""
 _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record", "noise": None, "groups": None}
-"""Usual values of settings that a document holds only if they differ; older documents have none of these settings."""
+"""Usual values of some settings.  A document holds only those that are not usual; older documents hold none of them."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
     "noise_multiplier": POSITIVE,
@@ -87,7 +93,7 @@ class Allowance(Protocol):
     """Question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers know plans; plans know no ledger."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether the ledger's entries and the next steps of the plan stay within its target and filter."""
+        """Return whether the ledger's entries and a plan's next `steps` steps together meet its target and filter."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -135,18 +141,20 @@ class Plan(PlanRequest):
         `noise_multiplier` is then the overall scale of the noise, given or solved for.
     batch_schedule : expected batch sizes in the same forms, in place of sampling_probability.
     repetitions : a law of K (`jaxacct.selection`): all K runs of a tuning together meet the target.
-    data_dependent : True if the data or outputs may decide `recalibrate`, even if it is not called in the end.  The
-        steps compose through a Renyi filter, fixed here, which meets the target on every path and needs more noise.
+    data_dependent : True if the data or outputs may decide whether and how `recalibrate` is called, even if it never
+        is.  The steps compose through a Renyi filter, fixed here, which meets the target on every path.  The filter
+        needs more noise than exact composition.
     candidates : "iid" or "adaptive", the assumption on the K runs (`jaxacct.selection.select`).
     slots : of random allocation, in place of the batch size, which is then dataset_size/slots; by default
         ceil(dataset_size/expected_batch_size), so that batches are no larger than asked for.
     cap : of truncated Poisson sampling; by default one that costs nothing (`jaxacct.cap_for`).
     noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson" or "fixed_order";
-        independent noise by default.  ``strategies.Banded(32)`` is searched for when the number of steps is known.
+        independent noise by default.  The coefficients of ``strategies.Banded(32)`` are found when the number of steps
+        is known.
         Step i adds row i of C^-1 Z, with C the strategy's matrix and Z independent noise.  `noise_multiplier` is then
         relative to the clip norm times the largest norm of a column of C.  With "fixed_order" it is relative to the
-        clip norm times the sensitivity of C for steps ceil(dataset_size / batch) apart.  It must not fall during the
-        run.
+        clip norm times the sensitivity of C for steps ceil(dataset_size / batch) apart.  The noise multiplier must not
+        fall during the run.
     groups : of cyclic Poisson sampling, at least the number of bands of the strategy, which is the default.  The rate
         is groups * batch / dataset_size.
     unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With users dataset_size is their
@@ -208,7 +216,7 @@ class Plan(PlanRequest):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], like: Plan | None = None, **changed: Any) -> Self:
-        """Return the plan with these segments, without solving; other settings are given, or those of another plan.
+        """Return the plan with these segments, without solving.  Other settings are given, or those of ``like``.
 
         segments : the steps, from step 0 on, without gaps.
         like : a plan whose target, data, sampling, relation, law of K and filter the new plan takes over.
@@ -273,28 +281,28 @@ class Plan(PlanRequest):
         return self.sampling == rules.CYCLIC and self.noise is not None and self.noise.overlap > 1
 
     def turn(self, step: int) -> Turn:
-        """Return a step as one that may share noise; in 0 groups if its rule has none."""
+        """Return a step as a `Turn`, whose number of groups is 0 if the batch rule has no groups."""
         return Turn(step, self.groups or 0, self.at(step).noise_multiplier)
 
     def taps(self, step: int) -> Taps | None:
-        """Return the weights that make the noise of a step from independent noise; None where it is independent.
+        """Return the weights that make the noise of a step from independent noise; None if the steps share no noise.
 
         The independent noise has standard deviation `noise_multiplier` times the clip norm.
         """
         if self.noise is None or not (self.shared or self.sampling == rules.ORDER):
             return None
         own, past, keep, of_sum, of_fresh = self.noise.taps(step)
-        if not past.size:  # a diagonal matrix: one buffer that stays empty
+        if not past.size:  # a diagonal matrix needs no buffers, but 0 buffers stand for no weights
             return Taps(own * self._unit, np.zeros(1), np.ones(1), np.zeros(1), np.zeros(1))
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
     def require_noise_of(self, other: Plan) -> None:
-        """Raise InputError if a run may not go on with this plan after the steps of another one, with shared noise."""
+        """Raise InputError if a run whose steps under `other` share noise may not go on with this plan."""
         if other.taps(0) is None:
             return
         same = False
         if self.noise is not None and other.noise is not None:
-            with contextlib.suppress(InputError):  # a matrix whose columns differ is for its own number of steps
+            with contextlib.suppress(InputError):  # a matrix whose columns differ is for one number of steps only
                 same = other.noise.for_steps(self.steps) == self.noise and other._unit == self._unit
         require_kept("noise", same)
         require_kept("groups", self.groups == other.groups)
@@ -331,7 +339,7 @@ class Plan(PlanRequest):
         ]
 
     def begins_pass(self, step: int) -> bool:
-        """Return whether no pass or round is under way just before a step; after the whole run if step = `steps`."""
+        """Return whether no pass or round is under way just before a step; `steps` stands for the end of the run."""
         self._require(step, self.steps)
         return self.sampling not in rules.BY_PASS or begins_pass(self._blocks, int(step))
 
@@ -385,7 +393,7 @@ class Plan(PlanRequest):
         return self.holds(self.mechanism)
 
     def holds(self, mechanism: Mechanism) -> bool:
-        """Return whether a mechanism, in place of the run, is sure to meet the target, and fits a filter if any."""
+        """Return whether a run with this mechanism surely meets the target and, if there is a filter, fits into it."""
         if self.filter is not None:
             promise = self.filter.epsilon(self.target_delta)
             return self._fits(mechanism) and (self.target_epsilon is None or promise <= self.target_epsilon)
@@ -395,7 +403,7 @@ class Plan(PlanRequest):
         return bool(known.upper <= self.target_epsilon)
 
     def of_all(self, mechanism: Mechanism) -> Bounds:
-        """Return epsilon at target_delta of a run; with repetitions, of all K runs, by the law of K."""
+        """Return epsilon at target_delta of a run with this mechanism; with repetitions, of all K such runs."""
         if self.repetitions is not None:
             mechanism = selection.select(mechanism, self.repetitions, candidates=self.candidates)
         return epsilon_of_run(self, mechanism)
@@ -468,7 +476,7 @@ class Plan(PlanRequest):
         Its epsilon is computed anew.
         """
         wanted = ("format", "version", *_TERMS, "noise_multiplier", "segments", "filter", "repetitions")
-        # a document without an unusual setting is of a plan with the usual one
+        # a setting of `_UNUSUAL` that is missing has its usual value
         if not isinstance(node, dict) or set(node) - set(_UNUSUAL) != set(wanted):
             raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
         if node["format"] != _FORMAT or node["version"] != _VERSION or type(node["version"]) is not int:
@@ -478,7 +486,7 @@ class Plan(PlanRequest):
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == rules.FIXED and settings["relation"] in DISPLACING:
-            settings["relation"] = "zero_out"  # the meaning in older releases: the record's place stays empty
+            settings["relation"] = "zero_out"  # what older releases meant: the record's place stays empty
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
                 raise InputError(f"plan: {name} is missing; give a number")
@@ -623,7 +631,7 @@ class Plan(PlanRequest):
         return type(self).of(whole, self, filter=chosen, noise_multiplier=scale)
 
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether a ledger's entries and the next steps certainly stay within the target; True without one.
+        """Return whether a ledger's entries and the next steps together surely meet the target; True without a target.
 
         If the plan has a Renyi filter, they must stay within its budget, too.  InputError if the ledger has a filter
         that the plan does not share.  The answer costs nothing while the ledger follows the plan.  With repetitions
@@ -676,7 +684,7 @@ def load(text: str) -> Any:
 
 
 def _segments(rows: list[Any]) -> list[Segment]:
-    """Return the segments of a document, which holds one row for each."""
+    """Return the segments of a document, given its rows, one for each segment."""
     found: list[Segment] = []
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(_SEGMENT_NUMBERS):
@@ -746,7 +754,7 @@ def _law(node: object) -> Any:
 
 
 def _read(name: str, node: object, **others: object) -> Any:
-    """Return the field of a mechanism whose other fields are given; None stands for itself."""
+    """Read one field from a mechanism's document whose other fields are `others`; a `node` of None gives None."""
     if node is None:
         return None
     text = json.dumps({"format": "jaxacct.mechanism", "version": 1, "mechanism": {name: node, **others}})

@@ -36,7 +36,8 @@ class Segment(NamedTuple):
     ----------
     start, steps : whole numbers; steps count from 0.
     noise_multiplier : the standard deviation of the noise on the sum of clipped gradients, over the clip norm.
-    sampling_probability, expected_batch_size : the rate, and the rate times dataset_size, by which the sum is divided.
+    sampling_probability, expected_batch_size : the rate at which a step draws records, and the expected number of
+        records, by which the sum is divided.
 
     >>> Segment(start=10, steps=5, noise_multiplier=1.0, sampling_probability=0.1, expected_batch_size=6.0).end
     15
@@ -55,7 +56,7 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Value for the steps from the end of the previous piece to before `until`; None stands for the end of the run."""
+    """Value for the steps from the end of the previous piece to `until` - 1; None stands for the end of the run."""
 
     until: int | None
     value: float
@@ -120,7 +121,7 @@ def joined(noise: Sequence[Piece], batch: Sequence[Piece], steps: int, dataset_s
 
 
 def slots_for(dataset_size: float, batch_size: float) -> int:
-    """Return the smallest number of slots of a round with batches of at most batch_size: dataset_size/slots."""
+    """Return the smallest number of slots for which dataset_size/slots, the batch size, is at most `batch_size`."""
     return max(math.ceil(dataset_size / batch_size * (1.0 - ROUNDING)), 1)
 
 
@@ -133,7 +134,7 @@ def with_rates(
         return merged([s._replace(sampling_probability=1.0 / k, expected_batch_size=dataset_size / k) for s, k in each])
     if sampling == rules.CYCLIC:
         assert groups is not None
-        rate = lambda size: min(groups * size / dataset_size, 1.0)  # _batches refuses more, but for rounding
+        rate = lambda size: min(groups * size / dataset_size, 1.0)  # above 1 by rounding only: `_batches` refuses more
         return tuple(s._replace(sampling_probability=rate(s.expected_batch_size)) for s in segments)
     return tuple(segments)
 
@@ -199,7 +200,7 @@ def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
 
 
 def begins_pass(known: Sequence[Block], step: int) -> bool:
-    """Return whether no pass is under way just before a step, or at the end of the run."""
+    """Return whether no pass is under way just before a step, or at the end of the run (step = the last end)."""
     found = next((block for block in known if step < block.end), known[-1])
     return (step - found.start) % found.length == 0
 
@@ -225,7 +226,7 @@ def releases(
             if first >= last:
                 continue
             noise = segment.noise_multiplier
-            # own : the first pass that begins in the segment.  other : the first pass that does not end in it.
+            # Passes `own` to `other - 1` have all their counted steps in this segment; other passes share several.
             own = -(-(first - begin) // length) if first > low else (first - begin) // length
             other = (last - begin) // length if last < high else -(-(last - begin) // length)
             if own < other:
@@ -239,7 +240,10 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map releases to `most` that cost more, or less (training/ledger/README.md, "Many releases that differ")."""
+    """Map releases to some `most` stand-ins, which cost at least as much (`dearer`), or at most as much.
+
+    The stand-ins are explained in training/ledger/README.md, "Many releases that differ".
+    """
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):
@@ -250,7 +254,7 @@ def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> 
 
 
 def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) -> Counter[Release]:
-    """Count the releases that stand for others."""
+    """Count each release as its stand-in; `known` maps releases to stand-ins."""
     found: Counter[Release] = Counter()
     for release, number in counts.items():
         found[known[release]] += number
@@ -258,7 +262,7 @@ def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) ->
 
 
 def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
-    """Return similar releases in at most `most` groups of a kind; the group whose merging costs most is split first."""
+    """Divide releases into some `most` groups, each of one kind; the group whose merging costs most is split first."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
         """Return (minus the cost of merging the members, first member, field that differs most, members)."""

@@ -57,7 +57,7 @@ from jaxacct.training.step.step_mechanisms import Release, composed, prefixes, s
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations that fixed batches refuse: a record added or removed moves another record to another batch."""
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
-"""Range of the number of slots of a round, of the cap on a batch, and of groups: slots are drawn in int32."""
+"""Range of the number of slots of a round, of groups, and of the cap on a batch: the sampler counts in 32 bits."""
 _RULES: dict[str, Constraint] = {
     "target_epsilon": POSITIVE,
     "target_delta": DELTA,
@@ -153,7 +153,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_not(sampling: str, relation: str) -> str:
-    """Return why no plan with a batch rule has a relation; "" if there may be one."""
+    """Return why plans with this batch rule cannot have this relation; "" if they can."""
     if sampling in (rules.POISSON, rules.CYCLIC) and relation == "replace_one":
         return (
             f"relation = 'replace_one' is not a relation of plans with sampling = {sampling!r}; give noise_multiplier, "
@@ -223,9 +223,9 @@ class Solution(NamedTuple):
 
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
     """Return epsilon at the target delta of one run, or of each run of a batch, by exact composition."""
-    rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # well below what the search calls close
+    rtol = 0.2 * _tolerance(terms.target_epsilon or 1.0)  # well below the search's tolerance
     if terms.sampling == rules.ALLOCATION:
-        rtol = max(rtol, 1e-4)  # a round's two pairs of distributions leave 4e-4, on fine lattices too
+        rtol = max(rtol, 1e-4)  # the bracket of a round is some 4e-4 wide, on fine lattices too
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
 
 
@@ -324,7 +324,7 @@ def noise_in_filter(
         if not spent_renyi(before, chosen, terms.relation) < chosen.budget * (1.0 - 1e-9):
             raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds the plan's use; stop")
     used = lambda scales: spent_renyi(_together(terms, spent, rest, scales), chosen, terms.relation)
-    found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)  # `budget` stands for epsilon's target
+    found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)  # the budget is the target here
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
     return found
@@ -370,7 +370,7 @@ def _solved(request: PlanRequest) -> Solution:
         steps = steps_of(batches, request.epochs * n)
     segments = with_rates(joined(noise, batches, steps, int(n)), request.sampling, request.groups, int(n))
     if request.sampling not in (rules.ALLOCATION, *rules.OF_ONE_SIZE) and request.sampling_probability is not None:
-        rate = request.sampling_probability  # the given rate: from the batch size it would be rounded
+        rate = request.sampling_probability  # not computed from the batch size, which rounds
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == rules.TRUNCATED:
         request = replace(request, cap=_cap_of(request, max(s.sampling_probability for s in segments), steps))
@@ -454,7 +454,7 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = _tolerance(target)
-    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the lower aim, if rounding lifts epsilon above the target
+    for aim in (target, target * (1.0 - 0.2 * rtol)):  # the lower aim serves if rounding lifts epsilon above the target
         c = calibrate_noise_multiplier(
             aim,
             request.target_delta,
@@ -579,7 +579,7 @@ def _searched(
 ) -> float:
     """Return the searched value whose upper bound is closest below the target; NaN if no value meets the target."""
     rtol = _tolerance(target)
-    margin = 1e-7 if whole else 0.05 * rtol  # another evaluation of epsilon may be rounded otherwise
+    margin = 1e-7 if whole else 0.05 * rtol  # covers the rounding of another evaluation
     return least_private(upper, target, start, limits, falls=falls, rtol=rtol, whole=whole, margin=margin)
 
 
@@ -634,7 +634,7 @@ def rest_of_run(
     rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
     if (
         sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
-    ):  # the rate, not rounded
+    ):  # keep the rate, which was rounded anew
         rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
     return spent, rest
 

@@ -33,8 +33,9 @@ _ONE = "advice is for one run"
 class StrategyOption:
     """One way to sample and to correlate noise, with the least noise that meets the budget.
 
-    ``groups`` are groups of records, slots of a round, or steps of a pass. The noise multiplier is that of `Plan`; NaN:
-    none meets the budget. ``epsilon`` is a certified upper end, ``relative`` the error by that of DP-SGD.
+    ``groups`` counts groups of records, slots of a round, or steps of a pass. ``noise_multiplier`` is that of `Plan`,
+    or NaN if none meets the budget. ``epsilon`` is a certified upper bound. ``relative`` is the error divided by that
+    of DP-SGD.
     """
 
     sampling: str
