@@ -162,8 +162,10 @@ def _differentiate(
 
 
 def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two values of a field for a difference quotient, inside the field's range."""
-    if name in COUNT_FIELDS:  # the law is linear in steps, so one whole step gives its exact tangent
+    """Return the two values of a field for a difference quotient; a probability is not raised above 1."""
+    if name in COUNT_FIELDS:
+        # Counts take whole numbers only, so they change by 1 at least. The law is linear in `steps`: for this field
+        # the quotient is the exact tangent.
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
     width = step * np.maximum(np.abs(values), 1e-12)

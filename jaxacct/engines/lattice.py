@@ -32,7 +32,7 @@ from jaxacct.mechanisms.loss_components import Components
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 """Lengths of lattices. The width of a bracket falls as length^-2. The time grows a little faster than the length."""
 QUICK = 2**18
-"""Longest lattice that is made where `enough` is already reached. It costs a tenth of the longest lattice."""
+"""Length beyond which lattices are made only to reach `enough`. It is a sixteenth of the longest lattice's length."""
 NARROW = 2e-4
 """A row is given up if the longest lattice would leave its bracket relatively wider than both this and `enough`."""
 SAYS_NOTHING = 0.9

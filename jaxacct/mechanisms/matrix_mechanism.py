@@ -148,7 +148,7 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
 
 
 def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
-    """Return falling divisors as (divisor, count); of divisors that differ by rounding alone the safe one is taken."""
+    """Return falling divisors as (divisor, count); those that differ by rounding alone become the safe one of them."""
     runs: list[tuple[float, int]] = []
     for divisor in divisors:
         if runs and divisor >= runs[-1][0] * (1.0 - SAME):

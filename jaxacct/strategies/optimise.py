@@ -15,7 +15,7 @@ from jaxacct.core.progress import waiting
 
 @functools.lru_cache(maxsize=256)
 def banded(bands: int, steps: int) -> tuple[float, ...]:
-    """Return the first column of the best banded Toeplitz matrix, of norm 1."""
+    """Return the first column, scaled to norm 1, of the best banded Toeplitz matrix."""
 
     def loss(rest: Any) -> Any:
         column = jnp.concatenate([jnp.ones(1), rest])
@@ -27,7 +27,7 @@ def banded(bands: int, steps: int) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
-    """Return the first column of C^-1, 1 at its top, of the best Toeplitz matrix whose inverse has so many bands."""
+    """Return the first column of C^-1, which begins with 1, for the best Toeplitz C whose inverse has `bands` bands."""
 
     def loss(rest: Any) -> Any:
         inverse = jnp.concatenate([jnp.ones(1), rest])
@@ -43,7 +43,7 @@ def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], 
     """Return scales and decays of the best buffered linear Toeplitz matrix."""
 
     def parts(values: Any) -> tuple[Any, Any]:
-        # the scales sum to less than 1, and the column falls
+        # such scales sum to less than 1, and such decays are below 1: the column falls
         logits, places = jnp.split(values, 2)
         scales = jax.nn.softmax(jnp.append(logits, 0.0))[:-1]
         return scales, jax.nn.sigmoid(places)
@@ -90,7 +90,7 @@ def banded_errors(diagonals: Any) -> Any:
     row = jnp.stack([jnp.pad(diagonals[lag, : steps - lag], (lag, 0)) for lag in range(bands)], 1)
 
     def step(covariance: Any, entries: Any) -> tuple[Any, Any]:
-        # of the last bands - 1 noises, the latest first, and of their sum over all steps
+        # `covariance` is that of the last bands - 1 noises, the latest first, and of the sum of all noises
         noise = jnp.append(-entries[1:], 0.0) / entries[0]
         total = noise.at[-1].add(1.0)
         move = jnp.concatenate([noise[None], jnp.eye(bands)])[: bands - 1]
@@ -135,7 +135,7 @@ def _log_error(inverse: Any) -> Any:
 
 
 def _log_square(column: Any, period: int) -> Any:
-    """Return the log of the squared sensitivity of the steps 0, period, 2 period, ...; of its bound by sizes |c|."""
+    """Return the log of a bound of the squared sensitivity: its value for |column| and steps 0, period, ..."""
     steps = column.size
     total = sum(jnp.pad(jnp.abs(column), (start, 0))[:steps] for start in range(0, steps, period))
     return jnp.log(jnp.sum(jnp.asarray(total) ** 2))

@@ -18,9 +18,12 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_int, check_one
 
 TIGHT = 1e-13
-"""Relative difference below which the pattern found is taken for the worst one."""
+"""Relative gap to the upper bound below which the pattern that was found counts as the worst one."""
 MOST_WORK = 200_000
-"""Steps that the search for the worst pattern looks at: all patterns of some dozen steps, a second for many."""
+"""Largest number of steps, repeats included, that the search for the worst pattern looks at.
+
+It suffices for all patterns of a run of some dozen steps; the search in longer runs is given up after about a second.
+"""
 MOST_ENTRIES = 2**25
 """Largest number of entries of C^T C among which the worst pattern is searched for: some 1 GB of memory."""
 STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)
@@ -37,7 +40,7 @@ class SingleParticipation:
 
 
 class _Counted:
-    """A way of taking part whose numbers are whole, but for a sampling probability."""
+    """A way of taking part; its numbers are whole, except a sampling probability."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -70,7 +73,7 @@ class FixedEpochs(_Counted):
 
 @dataclass(frozen=True)
 class MinSeparation(_Counted):
-    """A record takes part in any steps of which two lie at least ``separation`` apart, at most ``most`` of them.
+    """A record takes part in at most ``most`` steps, any two of which lie at least ``separation`` apart.
 
     Parameters
     ----------
@@ -244,7 +247,7 @@ class Strategy(ABC):
         Returns
         -------
         Bounds
-            ``kind`` is "certified". The ends differ by rounding where C^T C >= 0 on the worst pattern.
+            ``kind`` is "certified". The ends differ by rounding alone if C^T C >= 0 on the worst pattern.
 
         References
         ----------
@@ -258,7 +261,7 @@ class Strategy(ABC):
         if not self.steps:
             raise InputError("steps is missing; give the number of steps of the run")
         square = self._square(participation or FixedEpochs(self.epochs))
-        # the errors of C have a norm of at most sqrt(n) a column, and a pattern has at most n columns
+        # the error of a column has a norm of at most entry_error sqrt(n), and a pattern has at most n columns
         spread = self.entry_error * self.steps**1.5
         lower, upper = max(np.sqrt(max(square.lower, 0.0)) - spread, 0.0), np.sqrt(square.upper) + spread
         lower, upper = lower * (1.0 - 2.0 * ROUNDOFF), upper * (1.0 + 2.0 * ROUNDOFF)
@@ -281,7 +284,7 @@ class Strategy(ABC):
         )
 
     def _near(self, separation: int) -> Lags:
-        """Return the entries of C^T C that steps of one record reach, which lie `separation` apart."""
+        """Return the entries of C^T C for steps of one record, any two of which lie at least `separation` apart."""
         if self.overlap <= separation:
             lower, upper = self.squared_norms()
             return Lags(lower[None], upper[None])
@@ -294,15 +297,16 @@ class Strategy(ABC):
 
     @property
     def error(self) -> float:
-        """Mean squared error of the prefix sums at noise multiplier 1 for ``epochs`` fixed epochs.
+        """Mean squared error of the prefix sums at noise multiplier 1, in squared clip norms.
 
-        ``mean_i e_i sens^2`` with e_i the variance of prefix sum i per unit of noise, in squared clip norms.
+        It is ``sens^2 mean_i e_i``, with sens the sensitivity of C under ``FixedEpochs(epochs)``, and e_i the variance
+        of prefix sum i where every entry of Z has variance 1.
         """
         return self._own_square() * float(np.mean(self.squared_errors()))
 
     @property
     def max_error(self) -> float:
-        """Largest squared error of a prefix sum at noise multiplier 1, in squared clip norms."""
+        """Largest mean squared error of one prefix sum, ``sens^2 max_i e_i``, in the units of `error`."""
         return self._own_square() * float(np.max(self.squared_errors()))
 
     def _own_square(self) -> float:
@@ -324,9 +328,9 @@ class Taps(NamedTuple):
 
 
 def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
-    """Return the weights of a step where the buffers hold the last m sums w, or the last m fresh noises z.
+    """Return the weights of a step whose buffers hold the last m sums w (`of_sum`), or else the last m fresh noises z.
 
-    past : the weight of what is l + 1 steps old in entry l, (m,).
+    past : entry l is the weight of the sum or noise of l + 1 steps ago, (m,).
     """
     count = past.size
     turned, now = np.zeros((2, count))
@@ -389,7 +393,7 @@ def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
     best = np.zeros((separation, layers + 1, steps))  # a ring over lags
     nearest = np.zeros((layers + 1, steps))
     for lag in range(count - 1, separation - 1, -1):
-        after = best[lag % separation]  # of lag + separation
+        after = best[lag % separation]  # the values for lag + separation
         nearest = nearest.copy()
         nearest[1:] = np.maximum(nearest[1:], magnitude[lag] + (after[1:] if free else after[:-1]))
         best[lag % separation] = nearest
@@ -397,7 +401,7 @@ def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
 
 
 def _search(lags: Lags, weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
-    """Return the largest sum of |G_ij| over a pattern, or a bound of it, and the best pattern (branch and bound)."""
+    """Search by branch and bound for the largest sum of |G_ij| over a pattern; return a bound and the best pattern."""
     magnitude = np.maximum(lags.upper, -lags.lower)
     steps = weights.size
     bound, _ = _heaviest(weights, separation, most)
@@ -456,7 +460,7 @@ def _total(entries: np.ndarray, pattern: range | list[int]) -> float:
 
 
 def _attained(lags: Lags, pattern: range | list[int]) -> float:
-    """Return a squared norm that gradients e_1 s_i on the pattern reach, signs s_i chosen one after the other."""
+    """Return a squared norm that gradients s_i e_1 reach on a pattern; the signs s_i are chosen one by one."""
     steps = np.asarray(pattern)
     signs = np.ones(steps.size)
     total = 0.0

@@ -216,7 +216,7 @@ class _Items:
 
 
 def _is_column(part: Any) -> bool:
-    """Return whether a part of a dataset has the examples in a row; a tuple or dict has parts of its own."""
+    """Return whether a part of a dataset is itself a sequence of examples; a tuple or dict has further parts."""
     return not isinstance(part, tuple | dict) and (hasattr(part, "__getitem__") or hasattr(part, "__iter__"))
 
 

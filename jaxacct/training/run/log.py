@@ -2,8 +2,9 @@
 
 Nothing waits for the device.  The numbers of a step are fetched once the step is done, as a rule while the next steps
 are being computed.  Records are put out together, once a second: a step's computation has driven the log's code and
-data out of the caches, so that a single record takes several times as long.  The use that a reader makes of the log is
-outside the guarantee, since most numbers are not private.  Reasons: jaxacct/training/run/README.md, "The log".
+data out of the caches, so that a record by itself takes several times as long as one of many.  The use that a reader
+makes of the log is outside the guarantee, since most numbers are not private.  Reasons:
+jaxacct/training/run/README.md, "The log".
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 Held = list[tuple[Spent, list[Run]]]
 """Spending that counts against a plan: for each run its releases and its plans.  The current run comes first."""
 PAUSES = (0.2, 10.0)
-"""Shortest and longest time between two updates, in seconds.  An update waits until its step is done."""
+"""Shortest and longest time between two updates of the progress line, in seconds.
+
+An update waits until its step is done.
+"""
 _FIRST = b'{"event": "begin"'
 """Beginning of a log file."""
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
@@ -160,7 +164,7 @@ class RunLog:
         return [*itertools.takewhile(lambda look: look.record is None, reversed(self._looks))][::-1]
 
     def _see_done(self, most: int) -> None:
-        """Mark the logged steps that are done, in order; if more than `most` are not, wait for the oldest of them."""
+        """Mark the logged steps that are done, in order; if more than `most` still run, wait for the oldest ones."""
         waiting = [look for look in self._unread() if look.when is None]
         for place, look in enumerate(waiting):
             if not look.observed.members.is_ready():  # all results of one program are ready at once
@@ -435,7 +439,7 @@ class _Table:
                 self._compute_claims(*self._held)
 
     def _compute_curve(self) -> None:
-        """Compute epsilon after 64 evenly spaced steps.  Where early ones are sparse, add steps a tenth apart."""
+        """Compute epsilon after 64 evenly spaced steps, and after more early steps, each some tenth later."""
         plan, even = self._plan, 64
         curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, even)]
         self._put(curve)

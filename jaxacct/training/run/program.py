@@ -90,9 +90,9 @@ class Program:
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
         form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
-        self._cut = form + data  # data that lie otherwise cannot be compared
+        self._cut = form + data  # the digest of data depends on how they lie on devices
         require_kept("data", before.pass_cut[:32] != form or before.pass_cut == self._cut)
-        if self.frozen is not None:  # the program's digest covers its form, but not its arrays
+        if self.frozen is not None:  # the program's digest covers the form of `frozen`, but not its arrays
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
         # the program's digest does not cover these two rules, since their noise is an argument of the program
         beside = repr((self._rule.adaptive, self._rule.private_loss)).encode()
@@ -141,7 +141,7 @@ class Program:
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the last checkpoint has this session, and has a ledger's mark just if there is a ledger."""
+        """Return whether the last checkpoint has this session, and a ledger's mark exactly if there is a ledger."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger
@@ -157,7 +157,7 @@ class Program:
             cut = cuts.get(self._plan.sampling, size)
         settings = (step, *segment[2:], place, self._rule.adaptive, self._rule.private_loss)
         taps = self._plan.taps(step)
-        if taps is not None:  # one independent noise under two strategies would give itself away
+        if taps is not None:  # other weights need another key: the same noise under two strategies gives itself away
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
         after, key = key_derivation.advance(line, self._digest, self._data, settings, begins, cut, groups)
@@ -245,7 +245,7 @@ class Streamed(Program):
         self._nothing, self._add, self._release = (each.lower().compile() for each in self._traced_parts)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
-        """Return no keys: that of a step depends on its batch, which is not loaded yet."""
+        """Return no keys: a step's key depends on its batch, which is not loaded yet."""
         return []
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
@@ -255,7 +255,7 @@ class Streamed(Program):
         return taken
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run one step once the step two before it is done, so that few batches wait on the device."""
+        """Run step i once step i - 2 is done, so that few batches wait on the device."""
         done, self._before = self._before, carried.not_finite
         jax.block_until_ready(done)
         words, now = self._where.small((key.words, settings))

@@ -1,4 +1,4 @@
-"""Ledger of a run: opened with the run as the current one; the first process writes before any process uses a sum.
+"""Open ledger on the run at hand.  The first process writes an entry before any process uses the noisy sum.
 
 This module also decides whether a plan may follow earlier spending: jaxacct/training/run/README.md.
 """
@@ -31,7 +31,10 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kep
 _NOTING = 0.05
 """Largest share of a run's time that notes should take, by noting several steps at once."""
 _AHEAD = 100
-"""One in so many steps of a plan may be noted ahead, and then counts even if the run is cut off before."""
+"""Number by which a plan's steps are divided to give the most that are noted at once.
+
+A step that was noted counts, even if the run is cut off before it.
+"""
 
 
 class RunLedger:
@@ -51,7 +54,7 @@ class RunLedger:
         return self._ledger
 
     def mark(self) -> Mark:
-        """Return a mark of the ledger's present state; with several processes, of its state after the last step."""
+        """Return a mark of the ledger's present state; with several processes, after this run's last entry."""
         if self._processes.count == 1 and self._ledger is not None:
             return self._ledger.mark()._replace(run=self._mark.run)
         return self._mark
@@ -141,7 +144,7 @@ def open_run_ledger(
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
-    """Note all steps whose keys are given if the budget allows them, else the first if it is there or allowed."""
+    """Note all steps whose keys are given, or else the first one, as the budget allows; return how many were noted."""
     require_same_rows(ledger, step, keys[0])
     entries = [
         (number, key.key_fingerprint, key.batch_fingerprint, *plan.at(number)[2:4])
@@ -217,7 +220,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """Return the ledger, with the state's run current and its earlier spending noted; and whether this opened it."""
+    """Return the ledger, on the state's run and with this run's earlier spending, and whether it was opened here."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False

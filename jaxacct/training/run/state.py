@@ -180,7 +180,7 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Return the stretches with further steps of a plan.  These extend the last stretch if plan and pass go on."""
+    """Return the stretches with further steps of a plan, which extend the last stretch if its plan and pass go on."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
@@ -190,13 +190,17 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 
 
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
-    """Count the releases of some stretches; a pass that two of them share counts in both."""
+    """Count the releases of some stretches; a pass that two of them share counts in both.
+
+    If steps share noise, and the first step of a stretch neither begins the sharing nor follows the step before it
+    (`Turn.follows`), that first step also counts as a release of all records (`Turn.alone`).
+    """
     counts: Counter[Release] = Counter()
     last: Turn | None = None
     known = 0
     for plan, first, end, _ in stretches:
         counts.update(plan.releases_between(first, end))
-        begins = last is None and first == known  # no earlier step shares noise
+        begins = last is None and first == known  # no earlier step shares noise, and none is missing
         if plan.shared and first < end:
             if not begins and not plan.turn(first).follows(last):
                 counts[plan.turn(first).alone()] += 1

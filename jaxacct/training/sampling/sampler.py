@@ -33,7 +33,7 @@ __all__ = [
 
 Carry = TypeVar("Carry")
 _HOST_PIECE = 2**20
-"""Records at a time in a Poisson sample on the host: words for all of 2**31 of them would take 8 GB."""
+"""Number of records that `host_poisson` draws at a time: the words of 2**31 records would take 8 GB at once."""
 
 
 class Selection(NamedTuple):
@@ -373,8 +373,8 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
     """Return (examples, weights) of some users, (users, most, ...) and (users, most), and whether each has examples.
 
-    before : the number of users before the data, if the data are a part of all.  (Subsets are uniform up to 2^-32 times
-    the number of examples; no guarantee depends on it.)
+    before : the number of users before those of `data`, if `data` holds only a part of all users.
+    (Subsets are uniform up to 2^-32 times the number of examples; no guarantee depends on this.)
     """
     count, first = data.count[users], data.first[users]
     kept = jnp.minimum(count, most)
@@ -441,7 +441,7 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (numbers, weights), (users, most), of the examples that `of_users` takes of users who have any."""
+    """Return (numbers, weights), both (users, most), of the examples that `of_users` takes; every user has some."""
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

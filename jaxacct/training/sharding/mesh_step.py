@@ -42,7 +42,10 @@ from jaxacct.training.step.step_function import (
 MODES = ("data", "fsdp")
 """Named layouts of the parameters; any other layout is a pytree of PartitionSpecs."""
 _PIECE = 2_046
-"""Largest number of units drawn at a time: some 1.5 MB each, since devices simulated on one processor share caches."""
+"""Largest number of units, of 32 draws each, that are drawn at a time.
+
+They take some 1.5 MB, since devices that one processor simulates share its caches.
+"""
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
@@ -224,7 +227,7 @@ def _box(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Box:
         if UNIT * _units(length, aligned=length % UNIT == 0) <= whole[axis] * strides[axis]:
             last = axis
             break
-        # A cut along this axis has short runs, which touch many more units: drawing the whole axis costs less.
+        # Short runs of this cut touch units of more entries than the whole axis has: drawing the axis costs less.
         shape[axis], begins[axis], place[axis] = whole[axis], place[axis] * np.uint32(part[axis]), np.uint32(0)
     first: Any = jnp.zeros((), jnp.uint32)
     for axis in range(last + 1):
@@ -329,7 +332,7 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
     """Return the PartitionSpecs of sums of gradients, of which each device adds the noise to its part.
 
-    They are the specs of the parameters, but sums of large parameters that are not cut are cut as by `_cut`.
+    They are the specs of the parameters, except that `_cut` cuts the sum of a large parameter that is not cut.
     """
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)

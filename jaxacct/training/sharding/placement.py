@@ -79,7 +79,7 @@ class Processes:
         lengths = [int.from_bytes(frame[:8], "little") for frame in frames]
         if max(lengths) > _FRAME - 8:
             room = max(lengths) - (_FRAME - 8)
-            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # few sizes: each is compiled
+            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # few sizes, since each is compiled
             frames = [frame + bytes(row) for frame, row in zip(frames, rest, strict=True)]
         return [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
 
@@ -284,7 +284,7 @@ class Placement:
 def _on_device(tree: Any) -> Any:
     """Return a pytree on the default device, with arrays that do not show their origin; those already there stay.
 
-    An array that is bound to its device (committed) goes through the host: its program would be written otherwise.
+    An array that is bound to its device (committed) goes through the host: a program for it would have another text.
     """
     default = jnp.zeros(()).devices()
 
