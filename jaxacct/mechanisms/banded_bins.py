@@ -54,7 +54,7 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.lru_cache(maxsize=KEPT)
 def normals_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Bins:
-    """Return the normals of a run, or of one that it dominates (`below`)."""
+    """Return the normals of a run, or of a run that it dominates (`below`)."""
     diagonal, beside = bands_of(strategy, bins)
     rows = -(-strategy.steps // bins)
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins)
@@ -62,14 +62,14 @@ def normals_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Bins
     own, one[0, 0] = float(one[0, 0]), 0.0
     first, second = (np.sqrt(np.sum(np.ascontiguousarray(each.T) ** 2, axis=1)) for each in (one, two))
     cosine = np.sum(one * two, axis=0) / np.maximum(first * second, 1e-300)
-    if below:  # a smaller covariance is dominated
+    if below:  # bins with a smaller covariance are dominated
         second = np.where(cosine >= 1.0 - 16.0 * ROUNDOFF, second, second * np.clip(cosine * (1.0 - 1e-12), 0.0, 1.0))
     return Bins(first, np.roll(second, -1), own)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def contours_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Profile:
-    """Return the profile of a run; a run whose bracket needs no second model has one."""
+    """Return the profile of a run; both sides of its bracket share one profile if their normals agree."""
     found = normals_of(strategy, bins, noise, below)
     if below and np.array_equal(found.second, normals_of(strategy, bins, noise, False).second):
         return contours_of(strategy, bins, noise, False)
@@ -77,7 +77,7 @@ def contours_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Pro
 
 
 def largest_epsilon(mu: float, delta: float) -> float:
-    """Return an eps at which the Gaussian of sensitivity mu has at most delta; the bin is revealed."""
+    """Return an eps at which the run has at most delta, by the Gaussian of sensitivity mu, which reveals the bin."""
     high = mu * (0.5 * mu + 40.0)
     eps = np.linspace(0.0, high, 4001)
     return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
@@ -112,7 +112,8 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     """Bracket delta of a run at some hundred losses, in both directions."""
     above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
     mu, found = float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF), []
-    slots = max(np.expm1(min(mu * mu, 600.0)) / above.bins.deviation**2, 1.0)  # random allocation of the same deviation
+    # random allocation with so many slots has the same deviation
+    slots = max(np.expm1(min(mu * mu, 600.0)) / above.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign in (1.0, -1.0):
             eps = losses_for(mu, slots, sign)

@@ -100,8 +100,8 @@ class CyclicPoisson(_Counted):
     """Records are split into groups once; step i draws each record of group i mod ``groups`` independently.
 
     The group of a record must not depend on the content of other records: draw it from a hash of the record's own
-    identifier. An equal split of a shuffled list moves other records when one is added, and holds for ``zero_out`` and
-    ``replace_one`` only.
+    identifier. An equal split of a shuffled list moves other records when one is added: the accounting then holds for
+    ``zero_out`` and ``replace_one`` only.
 
     Parameters
     ----------

@@ -1,12 +1,12 @@
 """Balls in bins with noise of two bands: a transfer operator and its contour (README.md, "Bins that share noise").
 
-P = (1/b) sum_j N(m_j) and Q = N(0), m_j the sum of the columns that bin j uses. With two bands only neighbours meet, so
-that dP/dQ has the law under Q of
+The pair is P = (1/b) sum_j N(m_j) and Q = N(0), with m_j the sum of the columns that bin j uses. With two bands only
+neighbouring bins have common rows, so that dP/dQ has under Q the law of
 
-    S = (1/b) sum_j e^{G_j - Var(G_j)/2},    G_j = first_j y_j + second_j y_{j+1},    y_0, ..., y_{b-1} iid N(0, 1),
+    S = (1/b) sum_j X_j,    X_j = e^{G_j - Var(G_j)/2},    G_j = first_j y_j + second_j y_{j+1},
 
-with y_b = y_0. Bin 0 may have a further normal of its own. Psi(z) = E e^{-zS} is the trace of a product of operators on
-functions of one y, and E(k - S)_+ = (1/2 pi i) int e^{zk} Psi(z) z^-2 dz.
+with y_0, ..., y_{b-1} iid N(0, 1) and y_b = y_0. Bin 0 may have a further normal of its own. Psi(z) = E e^{-zS} is the
+trace of a product of operators on functions of one y, and E(k - S)_+ = (1/2 pi i) int e^{zk} Psi(z) z^-2 dz.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, log_ndtr
 
 RIGHT = 0.5 * np.pi
-"""A right angle."""
+"""A right angle, in radians."""
 TURNS = np.linspace(0.0, 1.0, 13)
-"""Angles by which shifts turn zX, relative to the angle of z."""
+"""Shifts that `log_modulus` tries, as shares of the largest one."""
 STRIPS = np.array([0.25, 0.4, 0.55, 0.7, 0.8, 0.88, 0.94, 0.98])
-"""Widths of strips in y that are tried, as shares of the widest one."""
+"""Widths of the strip about a real path that are tried, as shares of the widest one."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
-"""Values u that are tried in E e^{-xX} >= Phi(u) e^{-x X(u)}."""
+"""Values u that are tried in E e^{-xX} >= Phi(u) e^{-x X(u)}, where X(u) is the value of X for a normal at u."""
 SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0))
-"""Bend and scale, relative to the abscissa, of the lines that are tried."""
+"""(bend, scale / c) of the lines that are tried; `Line` defines these."""
 COARSE, FINE = 60, 300
-"""Cells on a line while it is compared with others, and when it is used."""
+"""Numbers of cells on a line: while lines are compared, and on the line that is used."""
 FAR = 1e3
 """A line is followed to this multiple of the largest x of `Decay`."""
 BOX, MOST_BOXES = 0.6, 50
-"""Growth of log X over a box of nodes; largest number of boxes of a normal."""
+"""Growth of log X over one box of nodes; largest number of boxes for one normal, for which boxes may be larger."""
 WINDOWS = (
     (0.0, 1.0),
     (0.8, 1.0),
@@ -52,36 +52,41 @@ WINDOWS = (
     (0.5, 0.0),
     (0.75, 0.0),
 )
-"""Paths that are tried: share of the largest shift, and |z| X/b where its window begins, or 0 without a window."""
+"""(share of the largest shift, |z| X/b where the window begins or 0 without one) of the paths that are tried."""
 GROUPS = 20
-"""Number of wedges for the nodes of a line."""
+"""Approximate number of wedges into which the nodes of a line are divided."""
 REACH = 9.0
-"""End of the lattices."""
+"""Approximate largest node of a lattice, in standard deviations of a normal."""
 BLOCKS = ((9, 130.0), (7, 250.0))
-"""Size of a block, up to a number of nodes: so small that the linear algebra library starts no threads."""
+"""(size of a block, largest number of nodes with this size); so small that the linear algebra starts no threads."""
 LEAST = -200.0
-"""Exponents with smaller real parts are raised to it, so that no product is subnormal."""
+"""Least real part of an exponent: smaller ones are raised to it, so that no product is subnormal."""
 MOST_WORK = 3e9
-"""Largest number of multiplications for one contour, and in a profile for each loss that is asked about (`SHARE`)."""
+"""Largest number of multiplications for one contour.
+
+The contours of one call of `Profile.delta` with K losses may together take 2 + `SHARE` K times as many, and the rough
+contours of `Profile.epsilon` 3 times as many.
+"""
 PLACING = 1e8
-"""Multiplications that count for the choice of a contour."""
+"""Number of multiplications as which the choice of a contour counts."""
 SHARE = 0.005
-"""Share of `MOST_WORK` for each loss of a profile."""
+"""Share of `MOST_WORK` that each loss adds to the work allowed for a profile."""
 MOST_HALF, MOST_NODES = 400, 1500
-"""Largest `half` of a lattice, and number of nodes of a line."""
+"""Largest `half` of a lattice, and largest number of nodes on a line."""
 SIZES = 1e-6, 20.0
-"""Sizes of bins for which contours are tried."""
+"""Smallest and largest size of a bin for which contours are tried."""
 MOST_TURN = 3.0
 """Largest shift of a normal that is tried."""
 ABSOLUTE = 1e-14
-"""Error of E(k - S)_+ below which float64 does not allow a call."""
+"""Error of E(k - S)_+, relative to k >= 1, that float64 leaves; contours do not aim far below it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bins:
     """The bins' normals, in units of the noise.
 
-    first, second : (b,) coefficients >= 0 of y_j and y_{j+1} in bin j. A chain has first_0 = second_{b-1} = 0.
+    first, second : (b,) coefficients >= 0 of y_j and y_{j+1} in bin j. In a chain first_0 = second_{b-1} = 0;
+        otherwise the bins form a ring.
     own : coefficient of the normal that bin 0 has by itself.
     """
 
@@ -100,12 +105,12 @@ class Bins:
 
     @functools.cached_property
     def angles(self) -> np.ndarray:
-        """Distinct values of first_j + second_j (+ own), ascending: the shift v turns X_j by v times its value."""
+        """Distinct values of first_j + second_j (+ own in bin 0), ascending; a shift v turns X_j by v times that."""
         return np.unique(self.first + self.second + self.own * (np.arange(self.count) == 0))
 
     @functools.cached_property
     def largest(self) -> float:
-        """Largest coefficient, bin 0's own apart."""
+        """Largest coefficient, `own` excepted."""
         return float(max(self.first.max(), self.second.max()))
 
     @property
@@ -119,7 +124,7 @@ class Bins:
         return float(np.sqrt(np.sum(risen(self.sizes**2) + 2.0 * risen(shared)))) / self.count
 
     def kinds(self) -> list[tuple[tuple[float, ...], int]]:
-        """Return the coefficients of each kind of bin, and how many there are; bin 0 of a ring has a third one."""
+        """Return (coefficients, number of bins) for each kind of bin; in a ring `own` is the third one of bin 0."""
         first = np.append(self.own if self.first[0] == 0.0 else self.first[0], self.first[1:])
         pairs = list(zip(first.tolist(), self.second.tolist(), strict=True))
         third = [((*pairs.pop(0), self.own), 1)] if self.first[0] > 0.0 and self.own > 0.0 else []
@@ -132,7 +137,7 @@ class Bins:
 
 
 class Lattice(NamedTuple):
-    """Nodes i step, |i| <= half, of every normal."""
+    """Nodes i * step, |i| <= half, over which every normal is summed."""
 
     step: float
     half: int
@@ -145,9 +150,9 @@ class Lattice(NamedTuple):
 
 
 class Path(NamedTuple):
-    """Paths y(s) = s - i shift W(s), W(s) = 1/(1 + e^{-(s - start)/width}), and the width of their strips; each (N,).
+    """Paths y(s) = s - i shift W(s), with W(s) = 1/(1 + e^{-(s - start)/width}); every field has shape (N,).
 
-    Where `start` is -inf, W = 1.
+    Where `start` is -inf, W = 1. strip : how far s is moved up and down to bound the error of sums on the path.
     """
 
     shift: np.ndarray
@@ -168,17 +173,18 @@ class Path(NamedTuple):
 
 
 def lattice_for(bins: Bins, nats: float) -> Lattice:
-    """Choose a lattice whose error is about e^-nats; no bound depends on it."""
+    """Choose a lattice whose error is about e^-nats; bounds hold on any lattice."""
     width = min(0.85 * RIGHT / bins.largest, (2.0 * nats) ** 0.5)
     found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
     unit = 2.0 ** (np.floor(np.log2(found)) - 7)
     step = float(unit * np.floor(found / unit))  # few binary digits, so that squares of nodes are exact
     block = next((size for size, most in BLOCKS if 2.0 * REACH / step <= most), 5)
-    return Lattice(step, block * int(np.ceil(REACH / step / block - 0.5)) + block // 2, block)  # an odd multiple
+    # with this `half`, 2 half + 1 is an odd multiple of the block
+    return Lattice(step, block * int(np.ceil(REACH / step / block - 0.5)) + block // 2, block)
 
 
 def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.ndarray:
-    """Sum Psi over the lattice on the path of each z, (N,)."""
+    """Return Psi at each z, (N,), by sums over the lattice on the path of this z."""
     s, ring = lattice.nodes, bins.first[0] > 0.0
     real = not (np.any(z.imag) or np.any(path.shift))
     windows, _, slopes = path.window(s)
@@ -243,7 +249,7 @@ def _times(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:
 
 
 class Decay(NamedTuple):
-    """Upper bounds of log Psi(x) at ascending x from 0 on; between them lies the chord, since log Psi is convex."""
+    """Upper bounds of log Psi(x) at ascending x from 0 on; between these the chord is one: log Psi is convex."""
 
     x: np.ndarray
     log: np.ndarray
@@ -263,7 +269,7 @@ class Wedge(NamedTuple):
 
     @classmethod
     def around(cls, z: np.ndarray, groups: np.ndarray) -> Wedge:
-        """Return the wedges of runs of z; `groups` are their first indices."""
+        """Return one wedge for each group of consecutive z; `groups` holds the first index of each group."""
         size, angle, slack = np.abs(z), np.angle(z), 1e-12
         least, most = (
             np.minimum.reduceat(size, groups) * (1.0 - slack),
@@ -286,7 +292,7 @@ class Errors:
         self.units += 16.0 * lattice.half
 
     def _boxes(self, many: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return edges of boxes of some nodes each, and the larger of their masses for sums and for integrals."""
+        """Return the edges of boxes of `many` nodes, and each box's mass, the larger of sum and integral."""
         step, half, begin = self.lattice.step, self.lattice.half, np.arange(0, 2 * self.lattice.half + 1, many)
         edges = np.concatenate([(begin - half - 0.5) * step, [(half + 0.5) * step]])
         sums = np.add.reduceat(step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * self.lattice.nodes**2), begin)
@@ -299,9 +305,9 @@ class Errors:
         return np.concatenate([[-np.inf], edges, [np.inf]]), mass
 
     def freed(self, x: Array) -> Array:
-        """Bound log E e^{-x rest} - log E e^{-xS} from above, where `rest` lacks the two bins of one normal."""
+        """Bound log E e^{-x rest} - log E e^{-xS} from above, where `rest` is S less the two bins of a normal."""
         sizes = np.unique(self.bins.sizes)[[0, -1]]
-        best = np.clip(QUANTILES, *sizes)  # the size of largest X at a quantile
+        best = np.clip(QUANTILES, *sizes)  # at each quantile, the size of bin with the largest X
         x = np.asarray(x, np.float64)[..., None] / self.bins.count
         each = x * np.exp(best * QUANTILES - 0.5 * best * best) - log_ndtr(QUANTILES)
         return 2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9
@@ -336,9 +342,10 @@ class Errors:
     def _bin(
         self, coefficients: tuple[float, ...], z: Wedge, x: np.ndarray, path: Path
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bound squared norms of a bin's factor: by itself, times its rounding, and (place, kind of miss, N) of both.
+        """Bound squared norms: of a bin's factor, of the factor times its rounding, and of what sums of a normal miss.
 
-        The kinds are a normal shifted up, one shifted down, and one beyond the lattice.
+        The last bounds have shape (place of the normal, kind, N). The kinds are: the normal is shifted up, is shifted
+        down, and lies beyond the lattice.
         """
         edges, mass = self.boxes
         count, most = x.size, z.size / self.bins.count
@@ -352,7 +359,7 @@ class Errors:
         variance = float(np.sum(np.square(coefficients)))
 
         def rise(moved: int, ends: Array, turns: Array, x: Array) -> tuple[Array, Array]:
-            """Bound X and the log of its factor over e^{-x X/b} in each box; the latter and 0 by what ascends."""
+            """Bound X, and the log of the factor over e^{-x X/b}, in each box; the second bound is >= 0 and ascends."""
             log, low, high = each(np.full(count, -0.5 * variance)), each(z.low), each(z.high)
             for place in used:
                 one, two = (ends, turns) if place == moved else (real, angles)
@@ -374,7 +381,7 @@ class Errors:
             return size, found
 
         def norm(values: Array, weights: dict[int, Array]) -> Array:
-            """Integrate over both places; one of coefficient 0 counts apart."""
+            """Integrate over both places; a place of coefficient 0 contributes the sum of its weights."""
             for place in used:
                 values = values * along(weights[place], place)
             apart = [weights[place].sum(1) for place in (0, 1) if place not in used]
@@ -400,7 +407,7 @@ class Errors:
     def _first_of_ring(
         self, coefficients: tuple[float, ...], z: Wedge, x: np.ndarray, path: Path
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bound as `_bin` does. The third normal has W = 1; the factor is at most 1, or the bound infinite."""
+        """Bound as `_bin` does. The third normal has W = 1; where the factor may exceed 1, the bound is infinite."""
         edges, mass = self.boxes
         paths = path, path, path._replace(start=np.full(x.size, -np.inf))
         least = np.where(np.isinf(path.start), sum(coefficients), coefficients[2])
@@ -424,7 +431,7 @@ class Errors:
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> tuple[tuple[Array, Array], tuple[Array, Array], Array]:
-    """Bound Re y, Im y and the measure |N(y)| |dy| on boxes of s + i side strip; where side = 0, over that of N(s)."""
+    """Bound Re y, Im y and the measure |N(y) dy| on boxes of s + i side strip; for side 0 relative to N(s) ds."""
     turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
     inside = (edges[:-1] < inside) & (inside < edges[1:])
     windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)
@@ -451,14 +458,14 @@ def _boxed(path: Path, edges: np.ndarray, side: int) -> tuple[tuple[Array, Array
 
 
 def _geometric(width: Array, step: float, whole: bool = True) -> Array:
-    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), or without the first factor; inf without a strip."""
+    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), with numerator 1 unless `whole`; inf where width is 0."""
     turns = 2.0 * np.pi * np.maximum(width, 1e-9) / step
     log = (0.5 * width * width if whole else 0.0) - turns
     return np.where(width > 0.0, np.exp(np.minimum(log, 600.0)) / -np.expm1(-turns), np.inf)
 
 
 def paths(errors: Errors, z: Wedge) -> list[Path]:
-    """Propose paths for each wedge; no bound depends on them."""
+    """Propose paths for each wedge; bounds hold on any path."""
     bins, size = errors.bins, z.size / errors.bins.count
     some = np.concatenate([bins.first, bins.second, [bins.own]])
     small, large, both = some[some > 0.0].min(), some.max(), bins.angles[-1]
@@ -495,7 +502,7 @@ def decay_of(bins: Bins, x: np.ndarray) -> Decay:
 
 
 def best_paths(errors: Errors, decay: Decay, z: np.ndarray) -> tuple[Path, np.ndarray]:
-    """Choose a path for each z; return also the log of a bound of the error."""
+    """Return a path for each z, and the log of a bound of the error on this path."""
     groups = np.arange(0, z.size, max(1, z.size // GROUPS))
     wedge = Wedge.around(z, groups)
     tried = paths(errors, wedge)
@@ -506,7 +513,7 @@ def best_paths(errors: Errors, decay: Decay, z: np.ndarray) -> tuple[Path, np.nd
 
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
-    """Bound log |Psi(z)| from above where |z| >= size and low <= arg z <= high, by the best turn."""
+    """Bound log |Psi(z)| from above where |z| >= size and low <= arg z <= high, by the best shift."""
     shift = TURNS * np.minimum(high[..., None] / bins.angles[-1], MOST_TURN)
     ends = (high[..., None] - bins.angles[0] * shift, bins.angles[-1] * shift - low[..., None])
     away = np.maximum(*ends)
@@ -530,14 +537,14 @@ class Line(NamedTuple):
         return z, 1j * np.cosh(u) - self.bend * np.sinh(u)
 
     def places(self, count: int, span: float) -> np.ndarray:
-        """Return ascending v from 0 on."""
+        """Return `count` + 1 ascending v from 0 on; on a line that is not bent they end at `span`."""
         if self.bend == 0.0:
             return self.c * np.sinh(np.linspace(0.0, np.arcsinh(span / self.c), count + 1))
         return self.scale * np.linspace(0.0, 8.0, count + 1)
 
 
 class Cells(NamedTuple):
-    """Bounds of the integral of |e^{zk} Psi(z) z^-2 dz| over parts of a line, one of which is all that lies beyond."""
+    """Bounds of the integral of |e^{zk} Psi(z) z^-2 dz| over parts of a line; the last part has no end."""
 
     real: np.ndarray
     """(J,) largest Re z."""
@@ -579,7 +586,7 @@ def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -
 
 
 class Contour(NamedTuple):
-    """An evaluated line; it serves every k near the one it was placed for."""
+    """A line with the transform on it; it serves every k near the k for which it was placed."""
 
     z: np.ndarray
     value: np.ndarray
@@ -603,9 +610,9 @@ class Contour(NamedTuple):
 
 
 def contour(bins: Bins, decay: Decay, k: float, log_goal: float, most: float = MOST_WORK) -> tuple[Contour, float]:
-    """Evaluate the transform on a line chosen for k, with errors of some e^log_goal; return its multiplications, too.
+    """Return a contour for k with an error of some e^log_goal, and the number of multiplications that it took.
 
-    Raises ArithmeticError where at most `most` multiplications do not suffice.
+    Raises ArithmeticError if `most` multiplications do not suffice.
     """
     x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
@@ -710,7 +717,7 @@ class Profile:
         return found
 
     def _place(self, sign: float, eps: float, error: float) -> None:
-        """Add a contour for one eps, with errors of some `error`, unless too much work was done."""
+        """Add a contour for one eps with an error of some `error`, unless no work is left or float64 forbids it."""
         if (
             self.left <= 0.0
             or self.decay.x.size == 1
@@ -729,8 +736,9 @@ class Profile:
     ) -> np.ndarray:
         """Bracket delta at ascending eps to a relative width, or as well as can be done; (3, K).
 
-        With `rough` no smaller error is asked for. In the `tail` of a profile less is asked for: 1e-4 at 1e-6, a
-        hundredth below 1e-10, nothing below `least`.
+        rough : for sign 1, the error that contours aim at; none aims at a smaller one.
+        tail : whether small delta may have wider brackets: a relative width of 1e-4 at delta = 1e-6 and of 1e-2 below
+            1e-10, and any width below `least`.
         """
         found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
         if not rough:
@@ -739,7 +747,7 @@ class Profile:
         for at, turn in itertools.product(range(eps.size), range(1 if rough else 2)):
             low, middle, high = found[:, at]
             if turn == 0 and high - low < 0.5 * high and sign > 0 and not rough:
-                continue  # a rough contour is near
+                continue  # a contour is near enough to do without a rough one
             wanted = min(max(width, 1e-7 / middle**0.5), 1e-2) if tail and middle > 0.0 else width
             if high - low <= wanted * high or high < least:
                 continue
@@ -753,7 +761,7 @@ class Profile:
                 found = _read(one, sign, k, found)
                 found[1:] = np.minimum(found[1:], np.minimum.accumulate(found[2]))
             if tail and turn == 1 and sign > 0 and found[2, at] - found[0, at] > wanted * found[2, at]:
-                break  # float64 allows no more, here and beyond
+                break  # float64 allows no narrower bracket, here and at larger eps
         return found
 
     def epsilon(self, sign: float, delta: float, most: float) -> tuple[float, float, float]:

@@ -182,7 +182,7 @@ def _clipped_sum(
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
     # The weights are used often below, and outside of a branch the compiler would compute them again for each use.  The
-    # places are data, as by `as_data`.  On a GPU the host waits for each branch, so both are of one.
+    # places are data, as by `as_data`.  On a GPU the host waits for each branch, so one makes both.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)

@@ -34,7 +34,7 @@ _ALL_BYTES = 2**28
 _BLOCKS, _BLOCK_ROWS = 32, 64
 """Number of these blocks, and number of rows in a block."""
 _OWN_BYTES = 12
-"""Number of bytes by which a row or run must compress worse than zeros to be evidence: simple ones agree by chance."""
+"""Number of bytes by which compressed evidence must be longer than compressed zeros: simple rows agree by chance."""
 _MOST_COLUMNS = 64
 """Largest number of columns, of the data or of a constant, that are also compared one by one."""
 _GROUPS = {
@@ -114,7 +114,9 @@ _UNKNOWN = (
     "use operations of jax.numpy, jax.lax and jax.nn",
 )
 _ROWS = 3
+"""Number of rows of the random batch on which `require_still_rows` runs a function."""
 _looked_at: dict[bytes, None] = {}
+"""Digests of the traces that passed `require_still_rows`, the oldest first."""
 
 
 def one_of(batch: Any) -> Any:

@@ -20,7 +20,7 @@ __all__ = ["AdaptiveClip", "PrivateLoss"]
 _UNITS = 2**10
 """Number of units that make up the bound of a loss; losses are rounded to units, so that their sum is exact."""
 _MOST_MEMBERS = 2**20
-"""Largest expected batch size.  Up to twice as many members, the noisy sum of their centred losses fits 32 bits."""
+"""Largest expected batch size.  For up to twice as many members the noisy sum of centred losses fits 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PrivateLoss:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        # inside this range, losses and noise in proportion to the bound are ordinary in float32
+        # for bounds in this range, losses and noise in proportion to the bound are ordinary float32 numbers
         check(
             "bound",
             self.bound,
@@ -110,7 +110,7 @@ def gradient_noise(
             f"{told} must be > {math.sqrt(len(deviations)) * noise_multiplier / 2.0:.6g}, which leaves room for the "
             "gradients; use more noise on them, or larger batches"
         )
-    return noise_multiplier / math.sqrt(1.0 - share) * (1.0 + 2e-15)  # the rounding of the formula
+    return noise_multiplier / math.sqrt(1.0 - share) * (1.0 + 2e-15)  # covers the rounding of the formula
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def lora(
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function so that its model may also be a `LoRA`; products with W do not form W + scale a b."""
+    """Return the function for a model that may also be a `LoRA`; products with W do not form W + scale a b."""
 
     @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:
@@ -397,7 +397,8 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
             return [issubclass(kind, trainable) for kind in outer.kinds]
     else:
         modules = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
-        wanted = floating if modules else [True] * count  # integers among plain parameters are a mistake
+        # Of plain parameters all are wanted: an integer array among them is a mistake, which `clipped_sum` refuses.
+        wanted = floating if modules else [True] * count
     if trainable is None:
         return wanted
     if isinstance(trainable, type):
@@ -409,7 +410,7 @@ def _marks(tree: Any, outer: Outer | None, trainable: Any, count: int) -> list[b
         marks = [bool(trainable(path)) for path in paths(tree)]
     else:
         for mark in jax.tree_util.tree_leaves(trainable):
-            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # the truth value of a name would be True
+            if np.ndim(mark) or np.asarray(mark).dtype != bool:  # a name is no bool, but counts as True
                 raise InputError(
                     f"trainable has {mark!r:.40}, must have bools; give them, or a function of paths, such as "
                     "lambda path: 'head' in path"
@@ -470,7 +471,7 @@ def loss_of(
 
 
 def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str], apply_kwargs: Any) -> Any:
-    """Return the first parameters: made by a linen module from a key and an input's shape; or another module itself."""
+    """Return the first parameters: those of a linen module for an input's shape; else the module itself."""
     if is_nnx(module) or is_equinox(module):
         return module
     if module is None or example is None:

@@ -1,8 +1,8 @@
 """Gaussian noise for one step, and the streams of randomness of a run.
 
 `jax.random.normal` in float32 never exceeds 5.5 standard deviations, since it is made from 23 bits.  An output farther
-out would reveal an example, with a probability that no accountant of the Gaussian knows.  Here 64 bits make the radius,
-and the tail ends beyond 9.4 standard deviations (probability 1e-20).
+out than that would reveal an example, with a probability that no accountant of the Gaussian knows.  Here 64 bits make
+the radius, and the tail ends beyond 9.4 standard deviations (probability 1e-20).
 
 One evaluation of the generator over (leaf, unit) counters serves all leaves of a pytree and is then cut.  Leaf by
 leaf, the generator would be compiled once for each leaf.  Layout: jaxacct/training/step/README.md, "Noise".
@@ -42,8 +42,8 @@ UNIT = 32
 """Number of draws of one unit: three blocks of 16 words make 16 pairs of draws."""
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
 """Largest number of units drawn at a time: some 12 MB of scratch memory.  On a CPU a piece stays in one core's cache;
-larger ones are spread over threads, which takes twice the CPU time.  No power of two: the rows of a piece could then
-compete for the same lines of the cache.
+larger ones are spread over threads, which takes twice the CPU time.  Neither is a power of two: the rows of a piece
+could then compete for the same lines of the cache.
 """
 
 

@@ -130,7 +130,7 @@ def numbers(
 
 
 def _toward_zero(weights: Any) -> Any:
-    """Return weights in float32, no larger than they are: decays that are rounded up would make a matrix larger."""
+    """Return weights rounded to float32 toward zero: decays that are rounded up would make the matrix C larger."""
     exact, near = np.asarray(weights, np.float64), np.asarray(weights, np.float32)
     return np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0.0)), near)
 
@@ -187,7 +187,7 @@ class StepRule:
         return jax.tree.map(lambda p: jnp.zeros((self.buffers, *jnp.shape(p)), dtype), params)
 
     def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
-        """Return (trained parameters, member) -> (loss, Seen), for an (example,), (example, key) or a user's data."""
+        """Return (trained parameters, member) -> (loss, Seen); a member is (data[, key]) of one example or one user."""
         single = lambda model, *member: split_loss(
             jax.tree.map(jnp.asarray, self.loss_fn(model, *member)), self.has_aux
         )

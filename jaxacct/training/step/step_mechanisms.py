@@ -33,14 +33,14 @@ SAMPLING = (
 """Batch rules; the rule decides how a step is accounted for."""
 POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = SAMPLING
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules of which a whole pass over the data is one release: a round of random allocation, a pass of fixed
-batches, or a pass through the groups of cyclic Poisson sampling.  Every record is in at most one batch of a pass.
+"""Batch rules whose release is a whole pass over the data: a round of random allocation, a pass of fixed batches, or
+a pass through the groups of cyclic Poisson sampling.  Every record is in at most one batch of a pass.
 With a fixed order all passes of the run are one release.
 """
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
-"""Batch rules of which each pass draws anew who is in which batch; groups are drawn once for a whole run."""
+"""Batch rules by which each pass draws anew which records are in which batch; groups are drawn once for a whole run."""
 WITH_NOISE = (CYCLIC, ORDER)
-"""Batch rules of which steps may share noise: the steps of one record are as far apart as a strategy needs."""
+"""Batch rules whose steps may share noise: the steps of one record are as far apart as a strategy needs."""
 UNSAMPLED = (FIXED, ORDER)
 """Batch rules by which each record is in one batch of every pass for sure."""
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)
@@ -51,9 +51,10 @@ INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
-"""What holds where a record is added or removed, and so moves another one to another batch.
+"""Mechanisms, as words for a message, that cover adding or removing a record, which moves another record.
 
-The two change two batches, by 2 C and by C.  These are orthogonal within a pass, but not where steps share noise.
+The added record takes the place of the moved one: the sum of one batch changes by up to 2 C, and that of another batch
+by up to C.  Within a pass these two changes are orthogonal; where steps share noise they are not.
 """
 
 
@@ -84,12 +85,12 @@ class Turn(NamedTuple):
     noise_multiplier: float
 
     def follows(self, last: Turn | None) -> bool:
-        """Return whether `last` is the step before, in the same groups, at no more noise."""
+        """Return whether `last` is the step before this one, with as many groups, and has at most this step's noise."""
         before = (self.step - 1, self.groups)
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
     def alone(self) -> Release:
-        """Return the Gaussian of a step as if every record were in it, which covers earlier steps in its noise."""
+        """Return a release of all records, which covers a step that shares noise with steps that are not known."""
         return Release(CYCLIC, self.noise_multiplier, 1.0)
 
 
@@ -97,9 +98,10 @@ class Release(NamedTuple):
     """One noisy sum: the rule of its batch, its noise multiplier, and the share of the data in the batch.
 
     With fixed batches a release is a whole pass over the data; each record is in it once, so the share is 1.  With
-    random allocation a release is a whole round.  Its share is 1 over the number of its slots, or 1 for a step whose
-    round is unknown.  With cyclic Poisson sampling a release is a pass through the groups, with the correlated noise
-    that follows it; the share is that of a group's records in a batch, or 1 for a step of an unknown pass.
+    random allocation a release is a whole round.  Its share is 1 over the number of the round's slots, or 1 for a step
+    whose round is unknown.  With cyclic Poisson sampling a release is a pass through the groups, with the correlated
+    noise that follows it.  Its share is the rate at which a group's records are drawn, or 1 for a step of an unknown
+    pass.
     cap, dataset_size : of truncated Poisson sampling, the largest batch and the number of records; elsewhere 0.
     """
 
