@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+from matplotlib import pyplot
 from test_front_door import PACKAGES, public
 
 import jaxacct
@@ -56,6 +57,7 @@ def test_the_front_page_lists_every_tutorial():
 
 
 def filled(tmp_path, text):
+    pyplot.close("all")  # other tests of this process may have left figures
     page = tmp_path / "page.md"
     page.write_text(text)
     return tutorials.filled(page, tmp_path)

@@ -223,8 +223,8 @@ def test_every_strategy_and_participation_has_an_example():
 
 
 def test_a_class_with_a_further_field_is_not_covered():
-    more = dataclasses.make_dataclass("More", [("extra", float, 0.0)], bases=(Banded,), frozen=True)
-    way = dataclasses.make_dataclass("Way", [("extra", float, 0.0)], bases=(FixedEpochs,), frozen=True)
+    more = dataclasses.make_dataclass("More", [("extra", int, 1)], bases=(Banded,), frozen=True)
+    way = dataclasses.make_dataclass("Way", [("extra", int, 1)], bases=(FixedEpochs,), frozen=True)
     for mechanism, name in ((run(more(2, 6)), "More"), (run(Banded(2, 6), way(2)), "Way")):
         found = ja.verify(mechanism, SimpleNamespace(lower=0.0, upper=50.0), delta=1e-5)
         assert found.status == "undecided" and f"no definition for {name}" in found.explanation
