@@ -225,6 +225,16 @@ def test_it_composes_and_is_written_down():
     assert both.upper - both.lower < 5e-3 * both.upper and both.kind == "certified"
 
 
+def test_several_deltas_and_risks_come_from_the_pair():
+    run, eps = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 6), 4.0, BallsInBins(6)), np.array([0.0, 0.05, 0.1, 0.3])
+    for relation in ("add_or_remove_one", "remove_one"):
+        several = ja.delta(run, eps, relation=relation)
+        for at, one in enumerate(ja.delta(run, float(e), relation=relation) for e in eps[:3]):
+            assert several.lower[at] <= one.upper and one.lower <= several.upper[at] <= 1.01 * one.upper
+    found = ja.risk(run)["advantage"]
+    assert 0.0 < found.lower <= found.upper <= 1.001 * found.lower
+
+
 def test_no_event_says_so_in_the_words_of_the_user():
     run = ja.MatrixMechanism(Banded(2, 8), 1.0, BallsInBins(4))
     assert "MatrixMechanism with BallsInBins" in refusal(lambda: ja.interop.to_dp_event(run))

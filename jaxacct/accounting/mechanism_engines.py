@@ -421,13 +421,20 @@ class SameBins(MechanismEngine):
 
 
 class NeighbouringBins(MechanismEngine):
-    """Balls in bins with noise of two bands, by the contours of their transfer operator."""
+    """Balls in bins with noise of two bands, by the contours of their transfer operator.
+
+    Each delta has contours of its own. Several deltas of one run are read from its pair, made in some seconds.
+    """
 
     name, classes = "banded_bins", (MatrixMechanism,)
 
     def supports(self, question: MechanismQuestion) -> bool:
         mechanism: Any = question.mechanism
-        return isinstance(mechanism.equivalent(), SharedBins)
+        run = mechanism.equivalent()
+        if not isinstance(run, SharedBins):
+            return False
+        few = np.size(question.given) <= np.size(run.noise_multiplier)
+        return few or question.quantity == "epsilon" or question.relation == "replace_one"
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         mechanism: Any = question.mechanism

@@ -218,7 +218,8 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
         closed = product.T * kernel(grown(bins.first[-1]), grown(bins.second[-1]))
         return np.sum(np.sum(closed * weight, axis=1))
 
-    return np.array([at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)])
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite narrow no bracket
+        return np.array([at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)])
 
 
 def _times_power(product: np.ndarray, kernel: np.ndarray, count: int, block: int) -> np.ndarray:
