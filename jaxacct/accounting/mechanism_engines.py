@@ -475,7 +475,7 @@ class SingleRounds(MechanismEngine):
 
     def supports(self, question: MechanismQuestion) -> bool:
         if question.quantity == "epsilon" and not np.all(question.given):
-            return False  # a delta of 0 is refused where all parts are seen
+            return False  # the code that sees all parts of the mechanism refuses a delta of 0
         inner, steps = _once(question.mechanism)
         if not isinstance(inner, RandomAllocation) or not np.any(steps == 1.0):
             return False

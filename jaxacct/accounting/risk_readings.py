@@ -296,7 +296,7 @@ def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
 # It is at most `sup over eps >= 0 of (delta_mu(eps) - delta(eps))/(1 + e^eps)`, and at least that quotient at eps = 0.
 
 REGRET_ROUNDS = 8
-"""Largest number of rounds that add values of delta where the bound is largest."""
+"""Largest number of rounds; each evaluates delta at more eps, where the bound is largest."""
 VALUES_ADDED = 4
 """Number of values of delta added to a row in a round."""
 REGRET_WIDTH = 1e-3

@@ -42,8 +42,8 @@ COMPARED = {
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
     """Return the upper limit of a probability p from counts, rounded up; arrays broadcast.
 
-    If p is larger, `hits` or fewer of `trials` have probability less than `error`.  Source: Clopper and Pearson 1934,
-    one-sided.
+    If p exceeds it, at most `hits` of `trials` trials succeed with a probability below `error`.
+    Source: Clopper and Pearson 1934, one-sided.
 
     >>> float(upper_limit(0, 100, 0.05).round(6))  # 1 - 0.05^(1/100)
     0.029513

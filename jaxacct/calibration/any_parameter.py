@@ -48,12 +48,12 @@ def calibrate(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
-    """Return the value of any one parameter of any mechanism that meets (target_epsilon, target_delta).
+    """Return the value of one parameter, of any mechanism, at which the mechanism meets (target_epsilon, target_delta).
 
     The search takes `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as possible
     to the less private end of the bracket.  It evaluates both ends to find out which end is less private.  The returned
-    value was itself evaluated, so it meets the target.  No less private value meets it if epsilon is monotone in the
-    parameter. The library cannot see this from a function: say so by `monotone=True`.
+    value was itself evaluated, so it meets the target.  If epsilon is monotone in the parameter, every less private
+    value misses the target. The library cannot see this from a function: say so by `monotone=True`.
 
     Parameters
     ----------

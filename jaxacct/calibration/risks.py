@@ -3,8 +3,9 @@
 Every target but mu follows from one certified value of the privacy profile, `delta(eps*) <= d*`.  The parameter is
 searched for at that eps*.  For a true-positive rate eps* is free: any eps* is valid, and the best is searched for.
 mu has a certified bracket, which follows from tangents of one contour that are chosen beforehand.  They lie close
-together near the best eps at the floor, where mu is usually attained, and far apart elsewhere.  `gaussian_fit` decides
-the rows whose bracket these tangents leave too wide.  Derivations: jaxacct/representations/README.md.
+together near the eps that is best at the rate `above_fpr`, where mu is usually attained, and far apart elsewhere.
+`gaussian_fit` decides the rows whose bracket these tangents leave too wide.
+Derivations: jaxacct/representations/README.md.
 """
 
 from __future__ import annotations

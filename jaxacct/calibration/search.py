@@ -374,7 +374,7 @@ def _secant(
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
     size = rows.size
     x, kept = np.clip(start, low, high), private_limit.copy()
-    # safe: x of the last value that held; bold: x of the last value that did not; NaN if there is none yet
+    # safe: the last x that met the target; bold: the last x that missed it; NaN if there is none yet
     safe, bold = np.full(size, np.nan), np.full(size, np.nan)
     last_x, last_excess = np.full(size, np.nan), np.full(size, np.nan)
     slope = _usual_slope(search, rows)

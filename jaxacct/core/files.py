@@ -1,4 +1,4 @@
-"""Files that are written under another name and renamed when complete, file locks, and refusals in one line."""
+"""Files written under another name and renamed when complete; file locks; one-line errors of files."""
 
 from __future__ import annotations
 

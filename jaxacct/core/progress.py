@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 BAR_WIDTH = 24
-"""Number of characters of the bar; together with counts, rate and time left the line fits 80 columns."""
+"""Number of characters of the bar.  With counts, rate and remaining time, the line fits 80 columns."""
 NOTEBOOK_PAUSE = 0.2
 """Smallest number of seconds between two updates in a notebook, since each update is a message to the browser."""
 NOTEBOOK_WAIT = 0.5

@@ -302,7 +302,7 @@ def prepare(
 
 
 STEP_SECONDS = 1.0
-"""Seconds of compiling from which the program of a training step is kept."""
+"""A training step's program is kept if compiling it took at least this many seconds."""
 
 
 def kept_step(lowered: jax.stages.Lowered, label: str, trial: Callable[[jax.stages.Compiled], Any]) -> Any:

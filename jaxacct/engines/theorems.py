@@ -254,7 +254,7 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
 
 
 def laplace_counts(parts: Components, column: int) -> Tests:
-    """Return tests on the number of base losses at least v, -1/b < v <= 1/b.
+    """Return tests on how many base losses are at least v, for -1/b < v <= 1/b.
 
     Such a loss has the probability 1 - e^{(v - 1/b)/2}/2 under P and e^{-(v + 1/b)/2}/2 under Q.
     """

@@ -167,7 +167,7 @@ class SharedBins(Mechanism):
 
 
 def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
-    """Return the run as one round of random allocation where its bins are alike and apart, else as `SharedBins`."""
+    """Return the run: one round of random allocation if its bins are equal and share no noise, else `SharedBins`."""
     diagonal, beside = bands_of(strategy, bins)
     if not beside.any() and strategy.steps % bins == 0 and np.all(diagonal == diagonal[0]):
         rounding = 1.0 + (8.0 if below else -8.0) * ROUNDOFF

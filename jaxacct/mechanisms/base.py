@@ -215,7 +215,7 @@ def weakest(kinds: Iterable[str]) -> str:
 
 
 def register(cls: type[M]) -> type[M]:
-    """Make a frozen dataclass a pytree. A field with metadata ``static=True`` is no leaf. Unflattening never checks."""
+    """Make a frozen dataclass a pytree; fields of metadata ``static=True`` are no leaves. Unflattening checks none."""
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
         raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))

@@ -166,7 +166,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
         n = np.concatenate([n, np.where((rho > 0.0) | (xi > 0.0), 1.0, 0.0)[:, None]], axis=1)
     active = (loss != 0.0).any(axis=2) | (infinity > 0.0)  # a part without any loss releases nothing
     n = np.where(active, n, 0.0)
-    with np.errstate(divide="ignore"):  # the survival is 0 if all mass is at infinity
+    with np.errstate(divide="ignore"):  # log 0 = -inf if all mass is at infinity
         survival = np.where(active, n * np.log1p(-np.where(active, infinity, 0.0)), 0.0)
     log_survival = np.zeros(size)
     for each in survival.T:

@@ -102,10 +102,7 @@ def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism
 
 
 def _in_reach(mechanism: Mechanism, times: float) -> bool:
-    """Return whether each pass has several batches, and at most MOST_PASSES passes are run if `mechanism` is repeated.
-
-    `times` says how often the mechanism is repeated.
-    """
+    """Return whether each pass has several batches, and `times` repetitions make at most MOST_PASSES passes."""
     match mechanism:
         case ShuffledBatches():
             return bool(np.all(np.asarray(mechanism.batches) > 1.0)) and times <= MOST_PASSES

@@ -108,7 +108,7 @@ class Envelope(NamedTuple):
     sums: tuple[Points, ...]
 
     def leak(self, eps: np.ndarray) -> np.ndarray:
-        """Return upper bounds of delta at eps >= 0, (R,) if there are rows; 1 where a number is not finite."""
+        """Return upper bounds of delta at eps >= 0, (R,) for R rows; 1 where the bound is not finite."""
         total, eps = self.start, eps[..., None]
         for at, weight, profile in self.sums:
             moved = eps + at

@@ -182,7 +182,7 @@ def certified(
 ) -> np.ndarray:
     """Return lower and upper bounds (2, *shape) at the worst score, narrowed by other bounds where not close."""
     most = SAYS_NOTHING[quantity]
-    # at a delta below LEAST_DELTA the lower bound at LEAST_DELTA holds; the only upper bound is the largest loss
+    # at a delta below LEAST_DELTA the lower bound at LEAST_DELTA still holds; the upper bound does not, and is reset
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
     ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])

@@ -56,7 +56,7 @@ RELATIVE_ERROR = 4e-12
 ROUNDED_UP = 1.0 + 1e-11
 """Factor by which bounds from the base alone are rounded up; it exceeds the rounding of each of their formulas."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""First and last s at which v = 1/(1 + e^-s) is cut: v is 4e-18 and 1 - 1e-26.  One bound serves all v below 4e-18."""
+"""First and last s of the cells of v = 1/(1 + e^-s): v is 4e-18 and 1 - 1e-26.  One bound serves all v below 4e-18."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
 """Numbers of cells of s: at the start, at most, and made of a cell by a cut.  More cells make a tighter bound."""
 RATIO_TOLERANCE = 1e-8

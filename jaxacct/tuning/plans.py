@@ -208,8 +208,8 @@ class MatchedPlan:
 class SearchPlan:
     """Plan of a whole search with the least noise: rounds with public winners, adaptive candidates, or several winners.
 
-    The solved plan has `plans`, the one Plan of a candidate, with its noise in ``plans[0].noise_multiplier``;
-    `epsilon`, Bounds of the whole; and `mechanism`, one candidate.
+    The solved plan has `plans` with one Plan, which every candidate runs, and its noise ``plans[0].noise_multiplier``;
+    `epsilon`, Bounds of the whole search; and `mechanism`, that of one candidate.
 
     Parameters
     ----------

@@ -104,7 +104,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Bound |M(z)| from above for all z beyond the last node, or |M(z) - A(z)| if small losses are taken apart."""
+        """Bound |M(z)| beyond the last node from above; |M(z) - A(z)| if the small losses, A(z), count separately."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)

@@ -52,7 +52,7 @@ WINDOWS = (
     (0.5, 0.0),
     (0.75, 0.0),
 )
-"""(share of the largest shift, |z| X/b where the window begins or 0 without one) of the paths that are tried."""
+"""Paths that are tried: the share of the largest shift, and |z| X/b where the window begins; 0 means no window."""
 GROUPS = 20
 """Approximate number of wedges into which the nodes of a line are divided."""
 REACH = 9.0
@@ -766,7 +766,7 @@ class Profile:
         return found
 
     def epsilon(self, sign: float, delta: float, most: float) -> tuple[float, float, float]:
-        """Bracket the eps at which delta(eps) = delta; the caller knows that it is at most `most`."""
+        """Bracket the eps at which delta(eps) = delta; the caller knows that this eps is at most `most`."""
         self.left = 3.0 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 1e-2, delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0

@@ -290,9 +290,9 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Compute `delta_about` for many eps, `along`: (K,). Each costs little: all sums are one polynomial.
+    """Compute `delta_about` for many eps, `along`: (K,). All their sums are values of one polynomial.
 
-    The tilt makes images to the right largest at the smallest eps, so the period is chosen long enough for that eps.
+    The tilt makes the images on the right largest at the smallest eps, so the period is long enough for that eps.
     Rounding errors are somewhat larger than in `delta_about`.
     """
     xp = namespace(law.sign, along)

@@ -557,7 +557,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     axis = _on_the_axis(law, placed, points)
     step_laws, at, furthest = steps_of(law, windows.low, windows.high), c[..., None], t_max[..., None]
     steps = split_parts.step_errors(step_laws, at, grids, parts, furthest)
-    # `steps` becomes the error of a quotient whose numerator and denominator may both be off by it
+    # from here on `steps` is the error of a quotient; it was that of the numerator and of the denominator
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(step_laws, at, grids, parts, furthest, depth(points, count))

@@ -278,7 +278,7 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of pytrees of arrays that on CPUs runs every convolution with channels last."""
+    """Return a function of pytrees that does the same, and on CPUs runs every convolution with channels last."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:

@@ -106,7 +106,7 @@ class RunLedger:
             self._mark = self._ledger.mark()
 
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
-        """Make this run and plan the ledger's current ones: a callback or another thread may have begun others."""
+        """Set the ledger's current run and plan to these: a callback or another thread may have begun others."""
         ledger.run = self._mark.run
         rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
         if rule(ledger.plan) != rule(plan):

@@ -1,4 +1,4 @@
-"""Choice of the records that take part in a step, by every batch rule; of users, choice of their examples.
+"""Choice of the records that take part in a step, by every batch rule; for users, also of the examples they give.
 
 Nothing is cut off unless the rule says so.  A selection has room for every record.  One compiled program loops over
 the selection's micro-batches, as many times as the draw needs.  The functions `host_...` draw the same in NumPy, word

@@ -89,7 +89,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the noise multiplier of the gradients with which all releases of a step cost as much as planned."""
+    """Return the gradients' noise multiplier; all releases of a step then cost what one at `noise_multiplier` does."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(

@@ -51,7 +51,7 @@ INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
-"""Mechanisms, as words for a message, that cover adding or removing a record, which moves another record.
+"""Words for a message: what covers adding or removing one record where that moves another record to another batch.
 
 The added record takes the place of the moved one: the sum of one batch changes by up to 2 C, and that of another batch
 by up to C.  Within a pass these two changes are orthogonal; where steps share noise they are not.
@@ -95,7 +95,7 @@ class Turn(NamedTuple):
 
 
 class Release(NamedTuple):
-    """One noisy sum: the rule of its batch, its noise multiplier, and the share of the data in the batch.
+    """What counts as one: a noisy sum or a pass of them, with its batch rule, noise multiplier and share of the data.
 
     With fixed batches a release is a whole pass over the data; each record is in it once, so the share is 1.  With
     random allocation a release is a whole round.  Its share is 1 over the number of the round's slots, or 1 for a step
