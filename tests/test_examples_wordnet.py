@@ -75,10 +75,10 @@ def write(path, text):
 def example():
     """(dictionaries, encoder, wordnet_lora), with their folder on the path as when the script is run."""
     pytest.importorskip("flax")
-    names = "dictionaries", "encoder", "wordnet_lora"
+    names = "dictionaries", "encoder", "wordnet_lora", "correlated_noise"
     sys.path.insert(0, str(FOLDER))
     try:
-        yield tuple(importlib.import_module(name) for name in names)
+        yield tuple(importlib.import_module(name) for name in names[:3])
     finally:
         sys.path.remove(str(FOLDER))
         for name in names:
@@ -180,6 +180,23 @@ def test_every_way_runs_once_and_spends_what_it_says(example, tmp_path, monkeypa
     with (tmp_path / "wordnet_lora.csv").open() as file:
         assert list(csv.DictReader(file)) == rows
     assert "pre-training" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_noise_that_steps_share_runs_at_the_same_epsilon(example, tmp_path, monkeypatch):
+    dictionaries, encoder, _ = example
+    pytest.importorskip("matplotlib")
+    invented(tmp_path, dictionaries)
+    monkeypatch.setattr(encoder, "LAYERS", 1)
+    script = importlib.import_module("correlated_noise")
+    monkeypatch.setattr(script, "BATCH", 16)
+    asked = f"--data {tmp_path} --cache {tmp_path}/cache --out {tmp_path} --epsilon 8 --steps 4 --pretraining-steps 6"
+    script.main([*asked.split(), "--runs", "1", "--optimizers", "momentum", "--rates", "1", "--bands", "2"])
+    with (tmp_path / "correlated_noise.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["way"] for row in rows] == list(script.WAYS)
+    assert all(7.9 < float(row["epsilon_spent"]) <= 8.0 for row in rows)
+    assert (tmp_path / "correlated_noise.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -219,7 +219,7 @@ def write_rows(path, rows):
     """All rows, one a run; the old file stays until the new one is complete."""
     new = path.with_suffix(".new")
     with new.open("w", newline="") as file:
-        writer = csv.DictWriter(file, SETTINGS + FOUND, lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     new.replace(path)
