@@ -14,12 +14,10 @@ import collections
 import itertools
 import os
 import pathlib
-import sys
 import time
 
 import numpy as np
 import optax
-from dictionaries import MissingData, Vocabulary, read_definitions
 from encoder import STEPS
 from wordnet_lora import (
     BATCH,
@@ -33,7 +31,7 @@ from wordnet_lora import (
     optimizer_of,
     pretrained,
     read_rows,
-    split,
+    read_task,
     starting_point,
     write_rows,
 )
@@ -144,13 +142,7 @@ def main(argv=None):
     parser.add_argument("--steps", type=int, default=TUNING_STEPS)
     parser.add_argument("--pretraining-steps", type=int, default=STEPS)
     args = parser.parse_args(argv)
-    try:
-        definitions = read_definitions(args.data)
-        texts, classes = TASKS[args.task](args.data, definitions)
-    except MissingData as error:
-        sys.exit(str(error))
-    vocabulary = Vocabulary.of([d.text for d in definitions] + [d.headword for d in definitions])
-    train, test = split(texts, classes, vocabulary)
+    definitions, vocabulary, train, test = read_task(args.task, args.data)
     weights = pretrained(definitions, vocabulary, 0, args.pretraining_steps, args.cache)
     folder = pathlib.Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)

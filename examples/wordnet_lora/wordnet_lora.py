@@ -74,6 +74,17 @@ def public_rehearsal(folder, definitions):
 TASKS = {"wordnet": glosses_of_wordnet, "rehearsal": public_rehearsal}
 
 
+def read_task(task, folder):
+    """(definitions, vocabulary, data to train on, data to test on); ends the script if the data are missing."""
+    try:
+        definitions = read_definitions(folder)
+        texts, classes = TASKS[task](folder, definitions)
+    except MissingData as error:
+        sys.exit(str(error))
+    vocabulary = Vocabulary.of([d.text for d in definitions] + [d.headword for d in definitions])
+    return definitions, vocabulary, *split(texts, classes, vocabulary)
+
+
 def split(texts, classes, vocabulary):
     """((numbers, classes) to train on, the same to test on), in an order that is the same for all runs."""
     order = np.random.default_rng(0).permutation(len(classes))
@@ -292,13 +303,7 @@ def main(argv=None):
     parser.add_argument("--clip-norm", type=float, default=CLIP_NORM)
     parser.add_argument("--pretraining-steps", type=int, default=STEPS)
     args = parser.parse_args(argv)
-    try:
-        definitions = read_definitions(args.data)
-        texts, classes = TASKS[args.task](args.data, definitions)
-    except MissingData as error:
-        sys.exit(str(error))
-    vocabulary = Vocabulary.of([d.text for d in definitions] + [d.headword for d in definitions])
-    train, test = split(texts, classes, vocabulary)
+    definitions, vocabulary, train, test = read_task(args.task, args.data)
     largest = np.bincount(test[1]).max() / len(test[1])
     print(
         f"{len(train[1]):,} texts to train on, {len(test[1]):,} to test on; the largest class is {largest:.1%}",

@@ -225,7 +225,7 @@ def check_int(name: str, value: Any, least: int, remedy: str) -> int:
 
 
 def check_flag(name: str, value: Any, question: str) -> None:
-    """Refuse any value but a Python bool; ``question`` ends the message, as the remedy."""
+    """Refuse any value but a Python bool.  ``question`` is the remedy, at the end of the message."""
     if not isinstance(value, bool):
         raise InputError(f"{name} = {shown(value)} must be True or False; {question}")
 

@@ -116,7 +116,7 @@ def random_stopping(k: TruncatedNegativeBinomial, epsilon: ArrayLike, delta: Arr
     delta : array_like in [0, 1)
         The guarantee of every candidate.
     cut : array_like in (0, 1)
-        The part of delta that Liu and Talwar pay for stopping at T.
+        Share of delta that the stopping time T costs in the theorem of Liu and Talwar.
 
     Returns
     -------

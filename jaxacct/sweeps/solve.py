@@ -162,7 +162,7 @@ def _columns(bounds: Bounds) -> dict[str, Any]:
 
 
 def _shared(words: np.ndarray) -> np.ndarray:
-    """Return text as references to one object for each word, so that equal words in many rows share their memory."""
+    """Replace equal words by one object, so that many rows share its memory."""
     known, code = np.unique(words, return_inverse=True)
     return known.astype(object)[code]
 

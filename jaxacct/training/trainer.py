@@ -94,6 +94,11 @@ class Trainer:
         (the default); "fsdp", a part on each, gathered for the length of a step; or a PartitionSpec for each, or for
         groups of them, as a prefix of the parameters.
 
+    Raises
+    ------
+    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip or PrivateLoss that leaves no
+        room for the gradients, examples_per_user that the plan's unit does not go with, a bad mesh or shard.
+
     References
     ----------
     Abadi et al. 2016 (DP-SGD).
@@ -180,6 +185,11 @@ class Trainer:
             the trainer was given a module.
         key : 32 secret bytes for all randomness of the run, by default from the operating system; never for two runs.
         example : for a linen module without params: an input, from whose shape the parameters are drawn.
+
+        Raises
+        ------
+        InputError : neither params nor an example, a key of another length, a model with state that mixes examples, an
+            optimizer that asks for values that are not private.
         """
         if key is not None and (not isinstance(key, bytes) or len(key) != 32):
             raise InputError("key must be 32 bytes; leave it out, or use secrets.token_bytes(32)")

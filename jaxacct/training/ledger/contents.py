@@ -179,12 +179,12 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Return at least as costly a collection with fewer different releases (README.md, "Many releases that differ")."""
+    """Join similar releases so that the result costs at least as much (README.md, "Many releases that differ")."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES))
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Return at most as costly a collection with fewer different releases, by the most noise and lowest rates."""
+    """Join similar releases at the most noise and lowest rate among them; the result costs at most as much."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 

@@ -311,6 +311,10 @@ class Ledger(Contents):
         partition : of fixed batches, a fingerprint of how the data were cut for this pass; of random allocation, of the
             slots that the records drew for this round.  Steps of one partition are assumed to have disjoint batches:
             together they cost as much as the costliest, or one round.  Without a partition each costs a Gaussian.
+
+        Raises
+        ------
+        InputError : a bad number or text, or a file that cannot be written.
         """
         entry = (step, key_fingerprint, batch_fingerprint, noise_multiplier, sampling_probability, partition)
         self._append([self._step(*entry)])

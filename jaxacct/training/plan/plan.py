@@ -160,6 +160,10 @@ class Plan(PlanRequest):
     unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With users dataset_size is their
         number, and `Trainer.fit` gets the user of each example.
 
+    Raises
+    ------
+    InputError : too much or too little is given, or no value meets the target.
+
     References
     ----------
     Abadi et al. 2016 (DP-SGD); Feldman and Zrnic 2021 (Renyi filters).  The accounting for each batch rule:

@@ -1,4 +1,4 @@
-"""Open ledger on the run at hand.  The first process writes an entry before any process uses the noisy sum.
+"""The open ledger of one run.  The first process writes each entry before any process uses the noisy sum.
 
 This module also decides whether a plan may follow earlier spending: jaxacct/training/run/README.md.
 """
@@ -68,7 +68,7 @@ class RunLedger:
         def noted() -> int:
             assert self._ledger is not None
             begin, (last, seconds, steps) = time.perf_counter(), self._last
-            few = math.ceil(seconds * steps / (_NOTING * (begin - last)))
+            few = math.ceil(seconds * steps / (_NOTING * max(begin - last, 1e-9)))
             count = max(min(few, self._most, plan.steps - step), 1)
             with self._ledger.lock:
                 self._own_run(self._ledger, plan)

@@ -74,6 +74,10 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), under adding or removing
     an example.
 
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad number.
+
     References
     ----------
     Abadi et al. 2016, "Deep learning with differential privacy".
@@ -100,6 +104,10 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
     The records are put in a random order that does not depend on the draw, and the first of those drawn are kept.  So
     given their number every subset is equally likely, exactly.  A step with this batch is accounted for as
     TruncatedPoissonSampled(Gaussian(noise_multiplier), q, dataset_size, cap).
+
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad number.
 
     References
     ----------
@@ -169,6 +177,10 @@ def cyclic_poisson(
 
     A run is accounted for as MatrixMechanism(strategy, s, CyclicPoisson(number, q)), under adding or removing a record.
 
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad number.
+
     References
     ----------
     Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", arXiv 2306.08153.
@@ -212,6 +224,10 @@ def without_replacement(key: jax.Array, dataset_size: int, batch_size: ArrayLike
 
     A step with this batch is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size /
     dataset_size).
+
+    Raises
+    ------
+    InputError : a key of fewer bits, or a bad dataset_size.
 
     References
     ----------

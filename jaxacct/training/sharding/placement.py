@@ -284,7 +284,7 @@ class Placement:
 def _on_device(tree: Any) -> Any:
     """Return a pytree on the default device, with arrays that do not show their origin; those already there stay.
 
-    An array that is bound to its device (committed) goes through the host: a program for it would have another text.
+    A committed array goes through the host, since the step would be lowered otherwise for it and get other keys.
     """
     default = jnp.zeros(()).devices()
 

@@ -42,6 +42,10 @@ class PrivateLoss:
     noise : standard deviation of the noise on the sum of losses, as a multiple of the bound, > 0.  By default it is a
         tenth of the expected batch size: the mean loss then has a standard deviation of a tenth of the bound.
 
+    Raises
+    ------
+    InputError : a number outside its range.
+
     References
     ----------
     Andrew et al. 2021, who release a count beside the gradients in the same way.
@@ -130,6 +134,10 @@ class AdaptiveClip:
     quantile : of the norms, in (0, 1).
     learning_rate : > 0.
     count_noise : standard deviation, in examples; by default a tenth of the expected batch size [Andrew et al.].
+
+    Raises
+    ------
+    InputError : a number outside its range.
 
     References
     ----------
