@@ -1,7 +1,7 @@
 """The largest number of candidates that a budget allows: `ja.repetitions_allowed`, the largest E[K] of a selection.
 
-Every number of candidates that is tried is evaluated by the certified upper end of `selection.select`.  The number
-returned met the target, whether or not epsilon grows with the number everywhere.
+Each number of candidates that is tried is judged by the certified upper end of epsilon of `selection.select`.  The
+number returned was itself tried, so it meets the target even if epsilon does not grow with the number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxacct.selection.mechanism import select
 FAMILIES = ("geometric", "truncated_negative_binomial", "logarithmic", "poisson", "point_mass")
 """Families of laws of K, each with one free number, that can be searched."""
 LARGEST_GAMMA = 1.0 - 1e-6
-"""Largest gamma that is searched; E[K] differs from 1 by at most 1e-6 there."""
+"""Largest gamma that is searched. There E[K] is about 1 + 5e-7 (1 + eta)."""
 LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, of every family: more candidates than anybody trains."""
 
@@ -51,7 +51,7 @@ class AllowedRepetitions:
         "ok" (no more candidates meet the target), "not_binding" (the largest number searched meets it), "loose" (it is
         not shown that no more candidates do) or "infeasible".
     ok : bool or numpy.ndarray
-        Whether there is a number.
+        Whether a number of candidates meets the target.
     family : str
         Family of the law of K.
     eta : float or numpy.ndarray
@@ -129,7 +129,7 @@ def repetitions_allowed(
     -------
     AllowedRepetitions
         E[K] up to 10^6 and gamma down to 10^-9 are searched: where these meet the target, the status is "not_binding".
-        Where E[K] of 1 (Poisson .001) does not meet the target, the status is "infeasible".
+        Where E[K] of 1 (for a Poisson law, of 0.001) does not meet the target, the status is "infeasible".
 
     References
     ----------
@@ -202,7 +202,7 @@ def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
     if family == "poisson":
         # at a mean of 1e-3, the least that is searched, nearly always nothing is released
         return np.full((), 1e-3), np.full((), LARGEST_MEAN)
-    # 1e-9 is the smallest gamma of a truncated negative binomial law that is searched, with its largest E[K]
+    # of the truncated negative binomial laws, the smallest gamma searched, 1e-9, has the largest E[K]
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))
     most = high.copy()
     for _ in range(60):  # bisect for the parameter whose mean is LARGEST_MEAN

@@ -66,7 +66,7 @@ def calibrate(
         Delta at which epsilon is taken.  At 0 no value of a mechanism with an unbounded loss meets the target; the
         status says so.
     bracket : (lowest, highest), array_likes > 0
-        All arguments broadcast, one search for each element.
+        Ends of the search.  All arguments broadcast, with one search for each element.
     whole : bool
         Whether the parameter is a whole number, such as a number of steps.
     monotone : bool
@@ -148,11 +148,11 @@ def search_mechanisms(
     whole: bool,
     closest: float = 1e-12,
 ) -> BestValues:
-    """Search the least private value of each element, for arrays of one shape; the result is flat.
+    """Search the least private value of each element that meets its target, for arrays of one shape; return it flat.
 
     `make` is called for all elements, since it may hold arrays of the shape of the batch; finished elements keep the
-    value tried last.  Where an evaluation is costly, only unfinished elements are evaluated.  Epsilon at both ends of
-    the bracket is evaluated roughly: it decides only whether epsilon falls, and which value is tried first.
+    value tried last.  Where an evaluation is costly, only unfinished elements are evaluated.  At both ends of the
+    bracket a rough epsilon suffices: it decides only whether epsilon falls, and which value is tried first.
     """
     low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)
@@ -196,7 +196,7 @@ def search_mechanisms(
 
     def excess(rows: np.ndarray, some: np.ndarray) -> np.ndarray | None:
         made, known = at(rows, some)
-        # estimates aim 0.25 rtol below the target, half of the largest distance that counts as met
+        # estimates aim 0.25 rtol below the target; the search ends up to 0.5 rtol below it
         aim = target[rows] * (1.0 - 0.25 * rtol)
         return None if known is None else known.excess(part_of(made, rows), aim, deltas[rows], relation)
 
@@ -228,7 +228,7 @@ def search_mechanisms(
 
 
 Guess = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
-"""(rows, a value for each) -> an estimate of log(epsilon), or of its distance from the target; None if unknown."""
+"""(rows, a value for each) -> an estimate of log(epsilon), or of log(epsilon/target); None if none is known."""
 
 
 def _started(
@@ -270,7 +270,7 @@ def _started(
         new = x[at] - found / fresh[at]
         good = np.isfinite(new) & (new > low[rows][at]) & (new < high[rows][at])
         x[at] = np.where(good, new, x[at])
-        # a row ends with the step from an estimate within 10 rtol of the goal, or within 0.05 rtol if it has no secant
+        # a row's last step starts where the estimate is within 10 rtol of the goal, or, without a secant, 0.05 rtol
         near = np.abs(found) < np.where(second, 10.0 * rtol, 0.05 * rtol)
         solved[at] = good & near
         at = at[good & ~near]
@@ -292,9 +292,10 @@ def _at_ends(
     high: np.ndarray,
     effort: Effort,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return upper bounds of epsilon at `low` and at `high`, as rough as serves, and whether epsilon falls.
+    """Return rough upper bounds of epsilon at `low` and at `high`, and whether epsilon falls as the value grows.
 
-    Where the two guesses lie clearly on opposite sides of the target, they are returned: nothing is claimed from them.
+    Where the guesses at the two ends lie clearly on opposite sides of the target, the guesses are returned in place of
+    bounds: no claim rests on them.
     """
     rows = np.arange(low.size)
     at_low, at_high, falls = np.full(low.size, np.nan), np.full(low.size, np.nan), np.zeros(low.size, bool)

@@ -87,7 +87,7 @@ RULES: dict[str, Constraint] = {"target_epsilon": POSITIVE, "target_delta": DELT
 
 
 class RiskTarget(NamedTuple):
-    """One target by name, with its values and those of its settings."""
+    """A risk as target: its name, and the values of the target and of its settings."""
 
     name: str
     values: dict[str, Any]
@@ -137,13 +137,13 @@ class Calibration:
         search range), "loose" (the value meets the target, but neither is shown), or "infeasible_..."
         (`jaxacct.explain(status)` says what would help).
     ok : bool or array of bool
-        Whether there is a value.
+        Whether a value meets the target.
     best : bool or array of bool
-        Whether the value is shown to be the best one, up to a relative distance of 10 rtol and at most max(0.01, rtol).
-        It is shown if epsilon is monotone in the value, and either a value that much less private misses the target, or
-        epsilon is within rtol of the target and changes with the value at a usual rate.  For an epsilon of kind "bound"
-        the value is the best for that bound.  With a risk as target the risk takes the place of epsilon.  False at
-        "not_binding", unless the value is a sampling probability of 1.
+        Whether the value is shown to be the best one, up to a relative distance d = min(10 rtol, max(0.01, rtol)).
+        This needs an epsilon that is monotone in the value, and one of two facts.  Either a value that is less private
+        by d misses the target, or epsilon is within rtol of the target and changes fast enough with the value.  For an
+        epsilon of kind "bound" the value is the best for that bound.  With a risk as target the risk takes the place of
+        epsilon.  False at "not_binding", unless the value is a sampling probability of 1.
     risk : Bounds, or None where epsilon is the target
         The risk at that value; `risk.upper` is at most the target wherever `ok`, NaN elsewhere.
     relation : str
@@ -261,7 +261,7 @@ def search_for(goal: Goal, evaluate: Any) -> Search:
 
 
 def certified(goal: Goal, relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
-    """Return the certified epsilon of some rows at some values, as narrow as a search needs it."""
+    """Return certified Bounds of epsilon for some rows at some values, as narrow as a search needs."""
     effort, hint = account.effort_of_search(goal.rtol), jax.tree.map(itemgetter(rows), goal.hint)
     return answer(MechanismQuestion("epsilon", goal.run(rows, values), goal.delta[rows], relation, effort, hint=hint))
 
@@ -307,11 +307,11 @@ class _Equation(NamedTuple):
         return _Equation(*(column[rows] for column in self))
 
 
-@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # near the ends of float64's range x may be wrong
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # near the ends of float64 a wrong x costs only time
 def calibration_start(goal: Goal, rows: np.ndarray) -> tuple[Start, contour.Hint]:
     """Return a start for some rows of a goal, and a hint for certified evaluations.
 
-    Where no start is finite, it is the middle of the limits.
+    Where the start found is not finite, the middle of the limits takes its place.
     """
     known = {name: column[rows] for name, column in goal.known.items()}
     if goal.on_delta:  # epsilon may be 0
@@ -426,7 +426,7 @@ def _split(goal: Goal, asked: np.ndarray, equation: _Equation, found: Start, hin
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
     rows = np.flatnonzero(left)
-    if not goal.on_delta:  # at eps = 0 the deltas of single steps add up to more than the true delta
+    if not goal.on_delta:  # not at an eps near 0, where the deltas of single steps add up to more than the true delta
         found.x[rows], slope[rows] = _one_hit(equation.take(rows), found.x[rows], slope[rows], sign)
     for place, rung in enumerate(contour.LADDER):
         if not rung.split or rung.chunk == 1:
@@ -470,9 +470,10 @@ def _note(
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return x and d log delta/dx. A less private x moves to where n times the delta of one step is the target.
+    """Return x and d log delta/dx, replaced by those at which n times the delta of one step is the target.
 
-    This product is nearly a lower bound of the true delta. It is nearly equal to delta if the record is rarely sampled.
+    Only an x that is less private than the new one is replaced: the product is nearly a lower bound of the true delta.
+    It is nearly equal to delta if the record is rarely sampled.
     """
     from jaxacct.engines import closed_form  # imports SciPy, which is slow: only where a row needs it
 

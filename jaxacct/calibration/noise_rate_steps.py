@@ -82,7 +82,7 @@ def calibrate_noise_multiplier(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
-    """Return the least noise multiplier for which DP-SGD meets (target_epsilon, target_delta), or a risk.
+    """Return the least noise multiplier for which DP-SGD meets (target_epsilon, target_delta), or a target for a risk.
 
     All arguments broadcast; thousands of configurations are solved in one call.  The noise multiplier is relative to
     the clip norm.  The certified epsilon at the value lies within `rtol` (relatively) below the target.
@@ -95,17 +95,17 @@ def calibrate_noise_multiplier(
     * `target_bayes_success` with `prior`: the largest probability of a right guess whether the record was there,
       `1 - r + r delta(log((1 - r)/r))` with r = min(prior, 1 - prior), under every relation.
     * `target_posterior` with `prior` and `at_fpr`: the largest probability of membership after a positive test.
-    * `target_reconstruction` with `baseline`: the largest probability of a reconstruction that succeeds with
-      probability `baseline` without output.  It is the true-positive rate at that false-positive rate.
-    * `target_mu` with `above_fpr`: mu of Gaussian differential privacy wherever both error rates are at least
-      `above_fpr` (`Profile.gdp_mu`), in both directions for every relation.
+    * `target_reconstruction` with `baseline`: the largest probability of success of a reconstruction that would succeed
+      with probability `baseline` without output.  It equals the true-positive rate at a false-positive rate `baseline`.
+    * `target_mu` with `above_fpr`: mu of Gaussian differential privacy, claimed only where both error rates are at
+      least `above_fpr` (`Profile.gdp_mu`).  It covers both directions under every relation.
 
     Parameters
     ----------
     target_epsilon : array_like > 0
     target_delta : array_like in (0, 1)
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction : array_like in (0, 1)
-        Above the risk without any output: at_fpr, max(prior, 1 - prior), prior, or baseline.
+        Each is above the risk without any output: 0, at_fpr, max(prior, 1 - prior), prior, or baseline.
     target_mu : array_like > 0
     at_fpr, prior, baseline : array_like in (0, 1)
         Settings of a target.
@@ -115,7 +115,7 @@ def calibrate_noise_multiplier(
     steps : array_like of whole numbers >= 1
     repetitions : a law of K (`jaxacct.selection`), which broadcasts too
         The whole private selection then meets the target: it runs K times and releases the best by any score.  The
-        value is within about .1 % of the smallest one.  Targets below .01, where the bracket of a selection is wide,
+        value is within about 0.1 % of the smallest one.  Targets below 0.01, where the bracket of a selection is wide,
         may be found infeasible.  Rows are solved one by one; with sampling below 1 every noise tried takes half a
         minute or more.
     candidates : {"iid", "adaptive"}
@@ -291,7 +291,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     numbers = numbers_of_rule(sampling, run, group)  # the numbers of the run without the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
-    if rule_of(sampling).in_turns and group == 1 and "steps" in numbers:  # the run is one of fewer Poisson samples
+    if rule_of(sampling).in_turns and group == 1 and "steps" in numbers:  # the run equals fewer Poisson samples
         fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}
         numbers, sampling = {name: numbers[name] for name in ORDER if name in numbers} | fewer, "poisson"
     settings = relation, limits, given["rtol"], backend
@@ -349,7 +349,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
         return answer(MechanismQuestion("epsilon", run, goal.delta[rows], goal.relation, effort))
 
     search = search_for(goal, certified)
-    if "epochs" in goal.known:  # at a smaller rate the steps would exceed 2^52
+    if "epochs" in goal.known:  # at a lower rate the steps would exceed 2^52
         search = search._replace(lowest=np.clip(goal.known["epochs"] / 2.0**52, *goal.limits))
 
     def started(rows: np.ndarray) -> Start:
@@ -383,12 +383,12 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     """Return the noise multiplier of every row for which the whole selection meets the target."""
     from jaxacct.selection.mechanism import select
 
-    # no closer to the target than 1e-3: the bracket of a private selection is no narrower than about 1e-4
+    # the search ends 1e-3 from the target at the closest: brackets of private selections are some 1e-4 wide or wider
     laws, rtol = law.flattened(shape), max(goal.rtol, 1e-3)
 
     def certify(relation: str, rows: np.ndarray, values: np.ndarray) -> Bounds:
         pieces = []
-        for row, value in zip(rows, values, strict=True):  # rows have their own trade-off curves
+        for row, value in zip(rows, values, strict=True):  # one by one, as each has its own trade-off curve
             run = goal.run(np.array([row]), np.array([value]))
             chosen = select(run, jax.tree.map(lambda x, row=row: x[[row]], laws), candidates=candidates)
             pieces.append(account.epsilon(chosen, goal.delta[[row]], relation=relation, rtol=rtol))

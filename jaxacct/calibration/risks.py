@@ -2,8 +2,9 @@
 
 Every target but mu follows from one certified value of the privacy profile, `delta(eps*) <= d*`.  The parameter is
 searched for at that eps*.  For a true-positive rate eps* is free: any eps* is valid, and the best is searched for.
-mu has a certified bracket, which follows from tangents of one contour that are chosen beforehand.  They lie close
-together near the eps that is best at the rate `above_fpr`, where mu is usually attained, and far apart elsewhere.
+mu has a certified bracket, which follows from tangents that are chosen beforehand and evaluated on one contour.  They
+lie close together near the eps that is best at the rate `above_fpr`, where mu is usually attained, and far apart
+elsewhere.
 `gaussian_fit` decides the rows whose bracket these tangents leave too wide.
 Derivations: jaxacct/representations/README.md.
 """
@@ -157,13 +158,14 @@ def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, 
 
 
 def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Calibrate to a true-positive rate, or to a posterior probability or reconstruction, which reduce to one."""
+    """Calibrate to a true-positive rate, or to a posterior or a reconstruction, which are written as such a rate."""
     beside_it = {"target_posterior": "prior", "target_tpr": "at_fpr", "target_reconstruction": "baseline"}[name]
     _require_above(name, flat[name], beside_it, flat[beside_it], shape)
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]
     wanted = _rate_of_posterior(flat[name], flat["prior"], fpr) if name == "target_posterior" else flat[name]
     asked = (wanted < 1.0) & (wanted > fpr)
-    # the best eps is about -mu (quantile(a) + quantile(b))/2, which is below 0 where a + b > 1
+    # for a = fpr and b = wanted the best eps is about -mu (quantile(a) + quantile(b))/2, below 0 where a + b > 1;
+    # these rows are solved in the reverse direction
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
     # every delta meets a wanted rate of 1, and no delta meets a rate of at most fpr
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
@@ -181,12 +183,12 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
         pieces.append((rows, one))
     found = _together(pieces)
     high = (found.upper + np.exp(epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF)
-    # `delta(-x) + e^-x a = 1 - e^-x (1 - a - delta'(x))`, with delta' of the reverse direction
+    # `delta(-x) + e^-x a = 1 - e^-x (1 - a - delta'(x))`, where delta' is the profile of the reverse direction
     missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
     high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
     epsilon[mirrored] *= -1.0
-    # a value is shown to be the best if its rate is at least the target less a small share of the target's distance
-    # from chance or from 1, whichever is smaller
+    # a value is shown to be the best if its rate is at least `enough`: the target, less 0.2 % of its distance from fpr
+    # or from 1, whichever is nearer
     enough = wanted - 2e-3 * np.minimum(wanted - fpr, 1.0 - wanted)
     low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, enough)
     rows = np.flatnonzero((found.status == "ok") & asked)
@@ -214,7 +216,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
 def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray) -> np.ndarray:
     """Return the true-positive rate, rounded down, to which a posterior is equivalent; 1 where every rate meets it.
 
-    `p t/(p t + (1 - p) a) <= s` where `t <= s (1 - p) a/((1 - s) p)`.
+    For a posterior s, prior p, false-positive rate a and true-positive rate t, `p t/(p t + (1 - p) a) <= s` exactly
+    where `t <= s (1 - p) a/((1 - s) p)`.
     """
     goal = posterior * (1.0 - 32.0 * ROUNDOFF)
     with np.errstate(over="ignore"):
@@ -305,7 +308,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
 
 
 def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray) -> Goal:
-    """Set epsilon and delta of the goal so that `delta + e^eps a <= b`, with the sum rounded up."""
+    """Set epsilon and delta of the goal so that `delta + e^eps fpr <= rate`, with the sum rounded up."""
     delta = rate * (1.0 - 16.0 * ROUNDOFF) - np.exp(epsilon) * fpr * (1.0 + 16.0 * ROUNDOFF)
     return goal._replace(epsilon=epsilon.copy(), delta=delta)
 
@@ -330,7 +333,7 @@ def _by_contour(
     no = np.zeros(q.size, bool)
     solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), no.copy(), no)
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
-    # share/(1 - share) = e^eps a/delta is the slope at the best eps of mu-Gaussian DP
+    # the saddle point c starts at share/(1 - share) = e^eps fpr/delta, its value for the best eps of mu-Gaussian DP
     share = np.clip(np.exp(epsilon) * fpr / rate, 0.01, 0.99)
     arguments = (
         np.full(q.size, -1.0 if goal.relation == "add_one" else 1.0),
@@ -352,8 +355,9 @@ def _by_contour(
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, turn == len(ATTEMPTS) - 1
-        # an eps is accepted if c times its last step is small, since the noise changes by the square of that step.
-        # On the last rung eps may need up to 25 times the nodes, since the terms that are cut off hardly move it
+        # `moved` is the last step in eps times the saddle point c. An eps is accepted if `moved` is small, since the
+        # noise changes by its square. On the last rung eps may need up to 25 times the rung's nodes, since the terms
+        # that are cut off hardly move eps
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
         # at an end of its range eps cannot move on, so that a small step proves nothing
         inside = (
@@ -367,7 +371,7 @@ def _by_contour(
         wanted = np.searchsorted(rung_of, np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need))
         following = np.maximum(wanted, turn + 1)
         if guess and turn == 0:
-            # the first attempt is a good guess if its eps needs at most 8 times its nodes
+            # the first attempt is a good guess if its eps needs at most 8 times the rung's nodes
             guessed[rows] = inside & (slope < 0.0) & (need <= 8.0 * rung.nodes)
         enough = good | guessed[rows] & (following == len(ATTEMPTS) - 1)
         due[rows] = np.where(enough, len(ATTEMPTS), following)
@@ -404,7 +408,7 @@ def _by_rounds(
 def _better(
     goal: Goal, epsilon: np.ndarray, value: np.ndarray, rate: np.ndarray, fpr: np.ndarray, step: np.ndarray, places: int
 ) -> np.ndarray:
-    """Return the eps at which `delta + e^eps a` is least, by a parabola through the best point and its neighbours."""
+    """Return the eps of the least `delta + e^eps fpr`, by a parabola through the best point and its neighbours."""
     half = places // 2
     at = np.maximum(epsilon, half * step) + step * np.arange(-half, half + 1.0)[:, None]
     # an rtol of 1e-3 suffices for the deltas: their estimates are more accurate
@@ -420,7 +424,7 @@ def _better(
         move = np.where(bend > 0.0, -slope / bend, -np.sign(slope) * LARGEST_MOVE)
     moved = np.take_along_axis(at, best[None], axis=0)[0]
     moved = moved + step * np.clip(np.nan_to_num(move), -LARGEST_MOVE, LARGEST_MOVE)
-    # e^eps a must stay below b
+    # e^eps fpr must stay below the rate
     return np.clip(moved, 0.0, np.maximum(np.log(rate / fpr) * 0.999, 0.0))
 
 
@@ -429,8 +433,8 @@ BLOCK = 64
 TRIES = ((1, 1e-2), (1, 1e-2), (1, 1e-5), (4, 1e-8))
 """For each try: number of blocks of tangents, and the contour's tolerance as a share of the bracket's width.
 
-A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate rises.  Where losses are rare and
-large, the contour cuts off many times as much as the saddle point approximation shows.
+A nearly Gaussian run needs many tangents, since its mu hardly falls as the rate rises.  If losses are rare and large,
+the contour cuts off many times as much as the saddle point approximation shows; a smaller tolerance then helps.
 """
 ABOVE, FARTHEST = 8, 0.12
 """Number of a block's tangents above the estimate of the best eps, which may be too low. The farthest of them is above
@@ -438,16 +442,17 @@ it by a share FARTHEST of that estimate."""
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the least private value with mu at most its target above the floor, and the eps that decides at the floor.
+    """Return the least private value whose mu above the floor meets the target, and the eps that decides at the floor.
 
-    The search begins where the true-positive rate at the floor is that of mu, which is nearly always the answer.
+    The search begins at the value whose true-positive rate at the floor is that of mu-Gaussian DP.  This value is
+    nearly always the answer.
     """
     goal = goal._replace(relation="add_or_remove_one")  # mu is defined under add-or-remove
     wanted, floor = flat[name], flat["above_fpr"]
     first, place = _start_for_mu(goal, wanted, floor)
     epsilon, width = np.full(wanted.shape, np.nan), 0.5 * goal.rtol
     made = first.x.copy()  # logarithm of the value for which `place` was found
-    rungs = np.zeros((2, wanted.size), int)  # contour sizes; each evaluation starts from the last ones
+    rungs = np.zeros((2, wanted.size), int)  # contour sizes; each evaluation starts from those used last
 
     def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
         def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
@@ -493,7 +498,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
 
 
 def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[Start, Place]:
-    """Estimate the value whose true-positive rate at the floor is that of mu, and the eps that shows this."""
+    """Estimate the value whose true-positive rate at the floor is that of mu-Gaussian DP, and the eps that shows it."""
     nothing = np.zeros(wanted.size)
     start = Start(nothing.copy(), nothing.copy(), nothing.astype(bool))
     with np.errstate(all="ignore"):
@@ -502,7 +507,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
         place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(wanted, 1e-9, 50.0))
         if goal.unknown == "noise_multiplier":
             solved, start.solved[:] = _by_contour(goal, rate, floor, mu, place.epsilon, guess=True)
-            # `slope` is d mu/dx: x the logarithm of the noise, mu from the normal quantile of delta + e^eps a
+            # `slope` is d mu/dx: x is the logarithm of the noise, mu is from the normal quantile of delta + e^eps floor
             left_over = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * left_over * solved.slope
             start.solved[:] &= (slope < 0.0) & np.isfinite(slope)
@@ -600,7 +605,7 @@ def _bracket(
 
 @np.errstate(all="ignore")  # an eps that is NaN is not used
 def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Estimate the eps at which `delta + e^eps a` is least, by a parabola through three values."""
+    """Estimate the eps at which `delta + e^eps floor` is least, by a parabola through three values."""
     rates = delta + np.exp(epsilon) * floor
     best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
     # the least value and the next but one on each side, since direct neighbours may differ by rounding alone

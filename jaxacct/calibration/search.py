@@ -45,7 +45,7 @@ class Search(NamedTuple):
     falls: np.ndarray
     """Whether epsilon falls as the value grows."""
     rtol: float
-    """A row is finished once its upper end is at most 0.5 rtol `scale` below the target."""
+    """A row is finished once its upper end is at most 0.5 * rtol * scale below the target."""
     closest: float = 1e-12
     """A row is also finished if the best value is closer than this, in x, to a value that does not hold."""
     whole: bool = False
@@ -206,7 +206,7 @@ def beside(values: np.ndarray, falls: np.ndarray, apart: float, whole: bool) -> 
 
 
 def least_apart(rtol: float) -> float:
-    """Return the largest relative distance at which the miss of a less private value shows that a value is the best."""
+    """Return the relative distance within which a less private value must miss, to show that a value is the best."""
     return min(10.0 * rtol, max(0.01, rtol))
 
 
@@ -308,9 +308,9 @@ def _usual_slope(search: Search, rows: np.ndarray) -> np.ndarray:
 def _polish(
     search: Search, found: BestValues, rows: np.ndarray, start: Start, steep: np.ndarray
 ) -> tuple[np.ndarray, Start]:
-    """Certify solutions, and correct those that miss by secant steps; return the unfinished rows and their start.
+    """Certify the solved rows, and move those that miss along secants; return the unfinished rows and their start.
 
-    steep : written for all rows: whether epsilon changes fast enough with the value to show that the value is the best.
+    steep : whether epsilon changes fast enough with the value to show that the value is the best; written for `rows`.
     """
     log_slope = np.full(rows.size, np.nan) if start.log_slope is None else start.log_slope.copy()
     due, x = np.flatnonzero(start.solved), start.x.copy()
@@ -347,7 +347,10 @@ def _polish(
 
 
 def _led(search: Search, found: BestValues, rows: np.ndarray, x: np.ndarray, slope: np.ndarray | None) -> None:
-    """Search by a secant with the leader, if any. Rows that then miss by `evaluate` are searched again with it."""
+    """Search by a secant, with the leader if there is one.
+
+    Where the leader's value misses the target by `evaluate`, the row is searched again with `evaluate`.
+    """
     if search.leader is None or rows.size == 0:
         _secant(search, found, rows, x, slope)
         return
