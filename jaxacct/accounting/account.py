@@ -1,12 +1,12 @@
 """Epsilon and delta of a mechanism as certified brackets: the public questions, and the way to their answers.
 
-An engine for the whole mechanism answers, or else its parts. By parts, each direction of the neighbouring relation is
-composed and answered by itself. The larger answer is taken at the end.
+If an engine answers for the whole mechanism, that engine is asked. Otherwise the mechanism is composed from its parts:
+each direction of the neighbouring relation is composed and answered by itself, and the larger answer is taken.
 
-A mechanism whose pair is known from points alone has two pairs: one dominates it, and the mechanism dominates
-the other one. Each pair is composed by itself. The first pair gives the upper end of the answer, the second pair the
-lower end. The lattice engine composes both together. A lattice answer that contradicts the quick theorems of either
-pair, or its own other end, is not used.
+Of some mechanisms the privacy profile is known at single epsilons only. Such a mechanism has two pairs: the upper pair
+dominates the mechanism, and the mechanism dominates the lower pair. The upper pair gives the upper end of the answer,
+the lower pair the lower end. The lattice engine takes both pairs together; other engines answer for one pair at a time.
+A lattice answer is not used if it contradicts the quick theorems of a pair, or if its lower end is above its upper end.
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ ROWS_TOGETHER = 256
 """Largest number of configurations whose theorems are evaluated together; it bounds the memory."""
 BETWEEN_PAIRS = 7.0 / 9.0
 """Estimate of where the truth lies between the lower pair's answer (0) and the upper pair's (1). It is the average for
-a smooth loss f whose known points are a distance h apart. Chords lie f'' h^2/12 above f. The polygon below f has its
-corners where continued chords meet, and lies 7 f'' h^2/24 below f."""
+a smooth profile f that is known at points a distance h apart. On average the chords of the upper pair lie f'' h^2/12
+above f, and the polygon of the lower pair, whose corners are where continued chords meet, lies 7 f'' h^2/24 below f."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
 """Relative width up to which a bracket is "ok" if its two ends come from two pairs, even where rtol is smaller. Such
 brackets are rarely narrower than this."""
 WIDE = 8e-4
 """A bracket of epsilon relatively wider than this is solved again, with more losses for rounds of random allocation."""
 MOST_BY_LOSSES = 3e-3
-"""Relative width above which more losses do not help, since the profile at single losses is as wide."""
+"""Relative width of epsilon above which no more losses are tried. The brackets of delta at single losses are then as
+wide, and more losses do not narrow these."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation with its directions exchanged. Relations that are not listed are symmetric."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -234,14 +235,14 @@ def answer(question: MechanismQuestion) -> Bounds:
 
 @np.errstate(under="ignore")  # bounds allow for underflow, at which a user may have asked NumPy to raise
 def by_parts(question: MechanismQuestion) -> Bounds:
-    """Return the larger of the two directions' answers. If its kind is not "certified", its lower end is set to 0."""
+    """Return the larger of the two directions' answers, with a lower end of 0 if its kind is not "certified"."""
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
     shape, rows, target = question.flat()
     kind = mechanism.kind_of_bracket(relation)
     with job(target.size):
         two = mechanism.has_bracket()
-        # The pairs that dominate the mechanism come first. The pairs that it dominates follow, if they differ from the
-        # former and can certify a lower end.
+        # False stands for the pairs that dominate the mechanism, True for the pairs that the mechanism dominates. The
+        # latter are needed only if they differ from the former and can certify a lower end.
         which = (False, True) if kind == "certified" and two else (False,)
         if two:
             _prepare_pairs(mechanism)
@@ -343,7 +344,7 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
 
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # `edge`: rows whose delta less the mass at infinity is 0, or below its rounding error.
+    # `edge`: rows in which delta less the mass at infinity is 0, or no larger than its own rounding error.
     edge = ~live & ~at_infinity
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
@@ -415,9 +416,9 @@ def _rows_that_differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuse delta = 0 at these flat rows of the batch where the loss is unbounded.
+    """Raise UnboundedLossError if the loss is unbounded in one of these flat rows of the batch, whose delta is 0.
 
-    Mass at infinity that the lower pair lacks stands for losses without a bound.
+    The loss counts as unbounded where `parts` has mass at infinity that the lower pair, `below`, lacks.
     """
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
@@ -481,7 +482,7 @@ def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, 
 
 
 def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below: list[Components]) -> Side:
-    """Answer as `_larger` for two pairs: `above` dominates the mechanism, which dominates `below`.
+    """Answer as `_larger` does, from two pairs: `above` dominates the mechanism, and the mechanism dominates `below`.
 
     The lattice takes both pairs together. Rows that the lattice does not answer are asked about each pair by itself.
     """
@@ -510,7 +511,7 @@ def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below
 
 
 def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """Return (B,) whether the finite parts of two pairs differ in some direction.
+    """Return (B,) whether the finite parts or the mass at infinity of two pairs differ in some direction.
 
     The noise of two pairs differs only by rounding, so it is not compared.
     """
@@ -528,9 +529,9 @@ def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
 def _epsilon_of_pairs(
     above: Components, below: Components, target: np.ndarray, ceiling: np.ndarray, effort: Effort
 ) -> Answer:
-    """Return epsilon at each delta for a mechanism that one pair bounds from above, one from below; NaN if unanswered.
+    """Return epsilon at each delta for a mechanism between the pairs `above` and `below`; NaN in unanswered rows.
 
-    ceiling : (B,) upper bound of epsilon in the other direction. An epsilon below it is not refined.
+    ceiling : (B,) upper bound of epsilon in the other direction. An epsilon below `ceiling` is not refined.
     """
     from jaxacct.engines import lattice
 

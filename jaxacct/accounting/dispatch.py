@@ -132,7 +132,8 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             left &= ~can
     # `wanting`: rows whose brackets are too wide, or were dropped after a contradiction.
     wanting = is_open(answer, rtol, floor) | contradicted
-    # All theorems check the `doubtful` rows. An upper end of 0 is among them: it looks narrow for any lower end.
+    # All theorems check the `doubtful` rows. Rows whose upper end is 0 are among them, since such a bracket counts as
+    # narrow whatever its lower end is.
     doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | question.kinds.nearly_always_sampled))
     limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
     if limits is not None:
@@ -159,7 +160,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     used[used == ""] = "closed_form"  # known without asking an engine
     low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
-    # The moments of a zCDP guarantee and its dominating pair both give an upper bound; the smaller bound holds.
+    # A zCDP guarantee has two upper bounds: by its moments, and by its dominating pair. The smaller one is used.
     rows = np.flatnonzero(asked & guaranteed)
     if rows.size:
         most = upper_by_moments(quantity, some_rows(question, rows))
@@ -172,7 +173,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
 def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
     """Return whether each bracket is too wide, and its upper end above `floor`, the other direction's lower end.
 
-    A bracket without an upper end is always too wide.
+    A bracket without a finite upper end counts as too wide.
     """
     low, _, high = answer
     with np.errstate(invalid="ignore"):

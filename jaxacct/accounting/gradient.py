@@ -23,8 +23,8 @@ from jaxacct.mechanisms.base import holds_vectors, require_mechanism
 from jaxacct.mechanisms.loss_components import add_and_remove
 
 FIELD_STEP = 1e-5
-"""Relative step of the central difference for the map from fields to the loss law. At the cube root of the unit
-roundoff, rounding and curvature cost alike."""
+"""Relative step of the central difference for the map from fields to the loss law. Near this step, about the cube root
+of the unit roundoff, rounding and curvature cause errors of the same size."""
 COUNT_FIELDS = ("steps", "candidates", "answers", "slots", "participations", "epochs", "group")
 """Names of the fields that hold whole numbers."""
 MOST_FIELDS = 400
@@ -40,9 +40,9 @@ def epsilon_gradient(
     By the implicit function theorem the derivative is (d log delta/d field) / (-d log delta/d epsilon), in the larger
     direction of the neighbouring relation. It is an estimate. Its relative accuracy is about 1e-6 where the contour
     engine answers. Elsewhere it is a difference of the lattice engine's estimates, accurate to about 1e-3. The
-    derivative is 0 where epsilon is 0 or infinite. Counts are differentiated as if they were real. Where a count cannot
-    grow by one, as the ``group`` of a `RandomAllocation` of finitely many outputs, the derivative is NaN in all
-    configurations.
+    derivative is 0 where epsilon is 0 or infinite. Counts are differentiated as if they were real. If a count cannot
+    grow by one, its derivative is NaN in all configurations. An example is the ``group`` of a `RandomAllocation` whose
+    mechanism has finitely many outputs.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def _around(name: str, values: np.ndarray, step: float) -> tuple[np.ndarray, np.
 
 
 def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (derivative of log delta along the tangent, -d log delta/d eps); NaN where all contours fail."""
+    """Return (derivative of log delta along the tangent, -d log delta/d eps); the first is NaN if all contours fail."""
     along, slope = np.full(epsilon.size, np.nan), np.ones(epsilon.size)
     log_tol = np.full(epsilon.size, np.log(contour.TOLERANCE))
     due = np.zeros(epsilon.size, int)

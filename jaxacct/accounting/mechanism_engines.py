@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Known, Row
 
 MEMORY_ALONE = 2**27
-"""Limit on the lattice's memory for the upper end of a pair alone: 2^18 nodes."""
+"""Limit, in bytes, on the lattice's memory where one pair alone is asked for its upper end. It allows 2^18 nodes."""
 
 
 class Attacked(MechanismEngine):
@@ -195,7 +195,7 @@ class _Releases:
             top = np.where(q < 1.0, -np.log1p(-q) * (1.0 + UNITS * ROUNDOFF), np.inf)
         plain = self.ask(
             "epsilon", np.where(q > 0.0, delta, 0.5), "add"
-        )  # the sampled releases leak no more than the releases
+        )  # the sampled releases leak no more than the releases without sampling
         low, high = np.where(q < 1.0, 0.0, plain.lower), np.minimum(plain.upper, top)
         high = np.where(q > 0.0, high, 0.0)
         low = np.where(q > 0.0, low, 0.0)
@@ -205,7 +205,7 @@ class _Releases:
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
         # Each turn divides the bracket by SECTIONS + 1.
         for _ in range(40):
-            wide = high * (1.0 - 0.25 * self.question.effort.rtol) > low  # a row whose upper end is infinite keeps it
+            wide = high * (1.0 - 0.25 * self.question.effort.rtol) > low  # an infinite upper end is not searched
             if not np.any(~small & np.isfinite(high) & wide):
                 break
             first = np.where(np.isfinite(low), low, 0.0)
@@ -249,8 +249,8 @@ class RemovedAndAdded(MechanismEngine):
 
     | delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x).
 
-    The profiles are those of everything that runs, composed first. A mechanism with groups also has a pair; then the
-    smaller bound holds.
+    delta_remove and delta_add are profiles of the whole composition. A mechanism with groups also has a pair for the
+    replacement; then the smaller of the two bounds is used.
     """
 
     name, classes, if_engine_is_named = "remove_and_add", (Mechanism,), "answers"
@@ -400,10 +400,10 @@ class OneRound(MechanismEngine):
 
 
 class SameBins(MechanismEngine):
-    """Balls in bins by themselves, which are one round of random allocation with less noise.
+    """Balls in bins that are not composed: they equal one round of random allocation with a smaller noise multiplier.
 
-    That noise is rounded down for the upper end and up for the lower end. Composed with other mechanisms, balls in bins
-    have two pairs, as any random allocation has.
+    This multiplier is rounded down for the upper end and up for the lower end. If balls in bins are composed with other
+    mechanisms, they have two pairs, as any random allocation has.
     """
 
     name, classes = "same_bins", (BallsInBins, MatrixMechanism)
@@ -423,7 +423,8 @@ class SameBins(MechanismEngine):
 class NeighbouringBins(MechanismEngine):
     """Balls in bins with noise of two bands, by the contours of their transfer operator.
 
-    Each delta has contours of its own. Several deltas of one run are read from its pair, made in some seconds.
+    Each delta needs contours of its own. Several deltas of one run are read from the run's pair instead, which takes
+    some seconds to compute.
     """
 
     name, classes = "banded_bins", (MatrixMechanism,)
@@ -511,17 +512,18 @@ def _once(mechanism: Any) -> tuple[Mechanism, np.ndarray]:
 
 
 class MixtureContour(MechanismEngine):
-    """Compositions of Gaussian mixtures and Gaussians by a contour integral: groups, capped and fixed samples.
+    """Compositions of Gaussian mixtures and Gaussians, by a contour integral.
 
-    Each direction of the relation is composed and answered by itself. The larger answer is taken at the end. The
-    dominating finite pairs answer where the contour cannot.
+    The mixtures come from groups, from samples with a cap, and from samples of a fixed size. Each direction of the
+    relation is composed and answered by itself. The larger answer is taken at the end. Where the contour cannot answer,
+    the dominating finite pairs do.
     """
 
     name, classes, if_engine_is_named = "mixture_contour", (Mechanism,), "stands back"
     steps = (OfGaussianMixtures,)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        """Return whether all steps are Gaussians or mixtures, and some mixture is no Gaussian in fact (`ordinary`)."""
+        """Return whether all steps are Gaussians or mixtures, and some mixture is not just a Gaussian (`ordinary`)."""
         steps = single_steps(question.mechanism)
         of_mixtures = [step for step in steps if isinstance(step, OfGaussianMixtures)]
         if all(step.ordinary() for step in of_mixtures):
@@ -576,7 +578,7 @@ class MixtureContour(MechanismEngine):
 @register_mechanism
 @dataclass(frozen=True, eq=False)
 class _Above(Combinator):
-    """A mechanism known only through a pair that dominates it."""
+    """A mechanism of which only the pair that dominates it is used."""
 
     mechanism: Any
 

@@ -158,8 +158,8 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 # The mu of Gaussian differential privacy that holds above a floor of the error rates
 #
 # The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, f the trade-off function of both directions.
-# Tangents show it: `1 - f(a) <= delta(eps) + e^eps a` for every eps. As f_mu is convex, a tangent is compared with f_mu
-# only at the two ends of a cell.
+# Tangents show it: `1 - f(a) <= delta(eps) + e^eps a` for every eps. Each tangent is used on one interval of a, its
+# cell. As f_mu is convex, a tangent is compared with f_mu only at the two ends of its cell.
 
 ROUNDS = 14
 """Largest number of rounds that add tangents where the bound is largest."""
@@ -231,7 +231,7 @@ def gaussian_fit(
 def least_mu(rate: Rates, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
     """Return a lower bound of mu from the rate at the floor and a lower bound of delta(0); NaN where either is NaN."""
     low = np.maximum(_distance(rate.low, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
-    # Elsewhere the floor is outside the range of the claim, and no mu is refuted.
+    # Where 1 - rate may be below the floor, the claim says nothing at the floor, and no mu is refuted.
     return np.where(1.0 - rate.high >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
 
 
@@ -253,7 +253,7 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     """Return (an upper bound of mu from all cells, the largest mu at each edge between two cells).
 
     Cell k is where tangent k is used. Any division of [floor, c] into cells is sound if some tangent meets the diagonal
-    at c or above. The mu whose curve meets the diagonal at c is needed as well.
+    at c or above. The upper bound is at least the mu whose curve meets the diagonal at c.
     """
     epsilon, _, delta = lines
     with np.errstate(over="ignore"):  # a tangent this steep bounds nothing
@@ -269,7 +269,8 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     shown = np.where(used, np.maximum(at_left, at_right), -np.inf)
     nowhere = ~used.any(axis=0)
     alone = np.min(_distance(delta + ratio * floor, floor, 1.0), axis=0)
-    # Beyond `fixed` another tangent may be larger. There f_mu is at most `fixed`, hence below that tangent.
+    # Another tangent may meet the diagonal beyond `fixed`. From `fixed` to there f_mu is at most `fixed`, hence below
+    # that tangent.
     largest = np.maximum(np.where(nowhere, alone, np.max(shown, axis=0)), _on_diagonal(fixed, 1.0))
     # A rate of 0, or one above 1, has no mu.
     largest = np.where((fixed > 0.0) & ~np.isnan(largest), largest, np.inf)
@@ -346,8 +347,9 @@ def _cells(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bound `(delta_mu - delta)/(1 + e^eps)` from above, on every cell between two eps and beyond the last eps.
 
-    On a cell delta_mu is below its chord. delta is above the extended chords of both neighbouring cells, and above its
-    value at the right end. Each quotient of two lines is monotone, so its ends decide.
+    On a cell delta_mu is below the chord of delta_mu. delta is above the chords of delta on both neighbouring cells,
+    extended to the cell, and above the value of delta at the cell's right end. Each quotient of two lines is monotone,
+    so that the larger of its values at the cell's ends bounds it.
     """
     with np.errstate(all="ignore"):
         ratio = np.exp(epsilon)
