@@ -23,7 +23,7 @@ REAL_MARK = 0
 ABSENT_MARK = -1
 """Mark of a canary that does not take part."""
 RUNS_AT_ONCE = 256
-"""Number of runs side by side in one call of the compiled program."""
+"""Number of runs that one call of the compiled program computes side by side; their memory limits it."""
 
 
 class Played(NamedTuple):
@@ -32,9 +32,10 @@ class Played(NamedTuple):
     Parameters
     ----------
     scores : numpy.ndarray, shape (runs, canaries)
-        Larger if the canary took part.
-    outcome : pytree
-        What `outcome` returned for the last parameters.
+        A score tends to be larger if the canary took part.
+    outcome : pytree of arrays, first axis runs
+        What the argument ``outcome`` of `Game.play` returned for each run's last parameters; by default these
+        parameters.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)
@@ -47,10 +48,10 @@ class Played(NamedTuple):
 class Game:
     """Trainer's real step on data with canaries that are in or out; made by `input_canary` or `gradient_canaries`.
 
-    The step has the trainer's own sampling, clipping, noise and optimizer.  Two things are added.  First, examples
-    carry a mark, by which an example that is out has no gradient.  Its place in the data stays, as in fixed batches;
-    with Poisson sampling the step has the law that it would have without the example.  Second, the optimizer notes the
-    noisy mean that it is given.
+    The step has the trainer's own sampling, clipping, noise and optimizer.  Two things are added.  First, each example
+    carries a mark.  An example whose mark says that it is out has no gradient, but keeps its place in the data.  With
+    Poisson sampling the step then has the same law as without the example.  Second, the optimizer's state also holds
+    the last noisy mean that the optimizer was given.
 
     Parameters
     ----------
@@ -59,9 +60,10 @@ class Game:
         (params, (example, mark)) -> scalar loss.
     data : pytree of arrays
         The canaries are the last examples.
-    marks : numpy.ndarray
+    marks : numpy.ndarray of int32, shape (examples,)
+        Mark of each example if all canaries are in: `REAL_MARK`, or the number of a gradient canary.
     observe : callable
-        (params, noisy sum) -> one score for each canary.
+        (parameters before a step, noisy sum of the step) -> one score for each canary.
     canaries : int
         Number of canaries.
 
@@ -138,8 +140,8 @@ class Game:
         seed : int
             Seed of the keys, 64 bits: for audits only.
         hyperparameters : mapping, optional
-            name -> values of shape (runs,), one for each run, if the optimizer is made by `optax.inject_hyperparams`:
-            such as the learning rates of the candidates of a tuning.
+            name -> one value for each run, shape (runs,): such as the learning rate of each candidate of a tuning.  The
+            optimizer must be made by `optax.inject_hyperparams`.
         outcome : callable, optional
             last parameters -> arrays, such as a validation loss; traceable.
         progress : bool, optional
@@ -172,7 +174,7 @@ class Game:
         return Played(*joined)
 
     def _counts(self, words: np.ndarray) -> Any:
-        """Return the noise on an adaptive clip norm's counts, for keys of shape (runs, steps, 8); None without one."""
+        """Return the noise on the counts of an adaptive clip norm, from keys (runs, steps, 8); None if it is fixed."""
         adaptive, plan = self.trainer.adaptive, self.trainer.plan
         if adaptive is None:
             return None
@@ -191,7 +193,7 @@ class Game:
                 raise InputError(f"hyperparameters[{name!r}] has shape {values.shape}, must be ({runs},); one per run")
 
     def _program(self, steps: int, outcome: Callable[[Any], Any] | None) -> Any:
-        """Return the program of whole runs side by side, compiled once for every number of steps and outcome."""
+        """Return the program that computes whole runs side by side, compiled once for each `steps` and `outcome`."""
         key = steps, outcome
         if key not in self._programs:
             trainer, plan = self.trainer, self.trainer.plan
@@ -229,7 +231,7 @@ def flattened(tree: Any) -> Any:
 
 
 def _recorded(optimizer: Any) -> Any:
-    """Return the optimizer with a state that also holds the last noisy mean that it got."""
+    """Return the optimizer, with a state that also holds the last noisy mean that the optimizer got."""
     optax = optional_package("optax", "an audit")
 
     def init(params: Any) -> Any:
@@ -245,10 +247,11 @@ def _recorded(optimizer: Any) -> Any:
 def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
     """Make canaries whose gradients are planted: number j pulls with norm C at coordinate j of the flat parameters.
 
-    In every step in which a canary takes part it moves the clipped sum by C, up to the allowance for rounding that
-    clipping takes off.  Its direction is its own, whatever the parameters are.  No example can move the sum by more.
-    The score of a canary is the sum over all steps of the noisy sums at its coordinate, in units of C.  Planting makes
-    clipping take per-example gradients: to audit clipping by ghost norms, use `input_canary`.
+    In every step in which a canary takes part, it moves the clipped sum by C, less the allowance for rounding that
+    clipping takes off.  It moves the sum along its own coordinate, whatever the parameters are.  No example can move
+    the sum by more than C.  The score of a canary is the sum over all steps of the noisy sums at its coordinate, in
+    units of C.  With planted gradients the trainer clips per-example gradients: to audit clipping by ghost norms, use
+    `input_canary`.
 
     Parameters
     ----------
@@ -302,10 +305,11 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
 
 
 def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
-    """Make a game with one more example, which is crafted: such as an image from elsewhere, or one with a wrong label.
+    """Make a game whose canary is a crafted example, such as an image from elsewhere, or one with a wrong label.
 
-    The whole step is the trainer's own.  The score is the inner product of the noisy sums with the canary's own clipped
-    gradient, summed over the steps, in units of C^2.  This rule knows the parameters before every step.
+    The whole step is the trainer's own.  The score is the inner product of the noisy sum with the canary's own clipped
+    gradient, summed over the steps, in units of C^2.  An adversary who computes it knows the parameters before every
+    step.
 
     Parameters
     ----------
@@ -314,7 +318,7 @@ def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
     data : pytree of arrays
         Examples along the first axis.
     example : pytree
-        Shaped like one example of the data.
+        The canary, shaped like one example of the data.
 
     Returns
     -------

@@ -36,13 +36,13 @@ COMPARED = {
     "remove_one": (True, False),
     "add_one": (False, True),
 }
-"""For each relation two flags: whether the inequality with FPR in the denominator holds, and that with FNR."""
+"""Two flags for each relation: whether epsilon >= log((1 - delta - FNR)/FPR), and >= log((1 - delta - FPR)/FNR)."""
 
 
 def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
     """Return the upper limit of a probability p from counts, rounded up; arrays broadcast.
 
-    If p exceeds it, at most `hits` of `trials` trials succeed with a probability below `error`.
+    If p exceeds the limit, the probability that at most `hits` of `trials` trials succeed is below `error`.
     Source: Clopper and Pearson 1934, one-sided.
 
     >>> float(upper_limit(0, 100, 0.05).round(6))  # 1 - 0.05^(1/100)
@@ -80,7 +80,7 @@ def clopper_pearson(
     false_negatives : array_like of whole numbers
         Number of the ``present`` runs with the canary that were taken for runs without it.
     delta : array_like in [0, 1)
-        All broadcast, and each element is a statement by itself.
+        It broadcasts with the counts, and each element of the result is a statement by itself.
     confidence : float in (0, 1)
         Either limit fails with probability at most (1 - confidence)/2.
     relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
@@ -120,8 +120,8 @@ def gaussian_fit(
 ) -> LowerBound:
     """Bound mu from below by max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR); return mu and its epsilon at delta.
 
-    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is that of a Gaussian, such as that of a
-    step on all data, not of subsampled or tuned training.
+    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is that of a Gaussian.  The curve of a
+    step on all data is; the curve of subsampled or tuned training is not.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def gaussian_fit(
         As for `clopper_pearson`, with one element per threshold along the last axis.  All thresholds are applied to the
         same runs, and are chosen without looking at these runs.
     delta : array_like in (0, 1)
-        It broadcasts with the axes before the last.
+        It broadcasts with the axes of the counts before the last.
     confidence : float in (0, 1)
         Every limit fails with probability at most (1 - confidence)/(2 thresholds).
 
@@ -180,7 +180,7 @@ def guess_counts(
 
 
 def _rates(counts: Iterable[Any], error: float, delta: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Return upper limits of both error rates, and the number of runs."""
+    """Return the upper limits (FPR, FNR) of the two error rates, and the number of all runs."""
     false_positives, absent, false_negatives, present = counts
     runs = {"absent": absent, "present": present}
     hits = {"false_positives": false_positives, "false_negatives": false_negatives}
@@ -251,7 +251,7 @@ def error_of(confidence: Any) -> float:
 
 
 def plain(values: Any) -> Any:
-    """Return a Python number for an array without a shape, and any other array unchanged."""
+    """Return a Python number for an array of shape (), and any other array unchanged."""
     values = np.asarray(values)
     return values.item() if not values.shape else values
 
@@ -280,9 +280,10 @@ def from_scores(
         "gaussian_fit" holds only for mechanisms that are Gaussian DP.
     thresholds : array_like, optional
         Numbers chosen without looking at these scores; the error is divided among them (Bonferroni).  By default the
-        best threshold on the first part of each sample, its share ``held_out``, is used on the rest, and only the
-        rest counts as trials.
+        first part of each sample chooses the threshold, and the bound comes from the rest.  Then only the rest counts
+        as trials.
     held_out : float in (0, 1)
+        Share of each sample in this first part.
 
     Returns
     -------
@@ -328,18 +329,19 @@ def _sample(name: str, values: Any) -> np.ndarray:
 
 
 def _errors(absent: np.ndarray, present: np.ndarray, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many scores of either sample are on the wrong side of every threshold."""
+    """Return, for every threshold, how many absent scores are above it, and how many present scores are not."""
     above = absent.size - np.searchsorted(np.sort(absent), cuts, side="right")
     return above, np.searchsorted(np.sort(present), cuts, side="right")
 
 
 def _best(absent: np.ndarray, present: np.ndarray, delta: float, confidence: float, method: str) -> float:
-    """Return the threshold with the best bound on these scores."""
+    """Return the threshold for which these scores give the largest bound."""
     from scipy.special import ndtri
 
     tails = []
     for values in map(np.sort, (absent, present)):
-        ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1  # thresholds are dense in the tails
+        # the ranks, and so the thresholds, are dense in both tails
+        ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1
         tails += [values[ranks], values[::-1][ranks]]
     cuts = np.unique(np.concatenate(tails))
     wrong = _errors(absent, present, cuts)

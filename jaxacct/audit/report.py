@@ -22,7 +22,7 @@ from jaxacct.core.validation import InputError
 REFUTED_MARK = "!!"
 """Flag behind a claim that is below a lower bound, and behind the p-value of a refuted curve."""
 CURVE = "trade-off curve"
-"""Kind of a claim that is a whole curve, and the head of the column of its p-value."""
+"""Kind of a claim that is a whole curve, and the heading of the table's column of p-values."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ class Claim:
     ----------
     name : str
     epsilon : float or Bounds
-        The Bounds of `ja.epsilon` give their upper end and their kind.
+        If it is the Bounds of `ja.epsilon`, the claim takes their upper end, and their kind in place of ``kind``.
     delta : float
     kind : str
+        Kind of statement, such as "bound".
 
     >>> Claim("RDP", 2.31, 1e-5, kind="bound")
     Claim(name='RDP', epsilon=2.31, delta=1e-05, kind='bound')
@@ -127,9 +128,9 @@ class Report:
         return [row for row in self.rows if isinstance(row.found, CurveTest) and row.found.refuted]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one record per lower bound and claim, of plain numbers and words, for tables and data frames.
+        """Return one record for each claim of each row, of plain numbers and words, for tables and data frames.
 
-        A claimed curve is a claim too, without an epsilon and with a p-value.
+        A claimed curve is a claim too: its record has no epsilon, but a p-value.
         """
         found = []
         for row in self.rows:
@@ -152,7 +153,7 @@ class Report:
         return found
 
     def __str__(self) -> str:
-        """Return a line for every audit, with a column for every claim, and below them the kinds of the claims."""
+        """Return a table of a line per audit and a column per claim, then claims' kinds and how many are refuted."""
         names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
         curves = [CURVE] if any(isinstance(row.found, CurveTest) for row in self.rows) else []
         lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names, *curves)]

@@ -36,21 +36,22 @@ _ERFINV_MIDDLE = np.sqrt(2.0) * np.array(
     [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164]
     + [0.246640727, 1.50140941]
 )
-"""Polynomial of `w - 5/2` for erfinv(x)/x times sqrt(2), where w = -log(1 - x^2) is below 5 [Giles 2012]."""
+"""Coefficients of a polynomial in w - 5/2, sqrt(2) erfinv(x)/x where w = -log(1 - x^2) is below 5 [Giles 2012]."""
 _ERFINV_TAIL = np.sqrt(2.0) * np.array(
     [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047]
     + [1.00167406, 2.83297682]
 )
-"""Polynomial of `sqrt(w) - 3` for erfinv(x)/x times sqrt(2), for w above 5 [Giles 2012]."""
+"""Coefficients of a polynomial in sqrt(w) - 3, sqrt(2) erfinv(x)/x for w of 5 or more [Giles 2012]."""
 SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 """Allowed seeds: 63 bits, from which keys are made."""
 
 
 def gaussian(mean: float = 0.0) -> Partial:
-    """Return the candidates of a Gaussian base: outcomes N(mean, 1), float32, from 32 bits each.
+    """Return a function that draws candidates of a Gaussian base: outcomes N(mean, 1), float32, from 32 bits each.
 
-    The relative error of a tail's mass is at most 1e-5 for masses from 1e-7 on, at most 1e-4 for masses from 1e-8 on,
-    and 2 % for a mass of 1e-10.  Outcomes end at the tail of this last mass, at 6.3 standard deviations.
+    The relative error of a tail's mass is at most 1e-5 for masses of at least 1e-7, at most 1e-4 for masses of at least
+    1e-8, and 2 % for a mass of 1e-10.  No outcome is farther than 6.3 standard deviations from the mean, where the tail
+    has this last mass.
 
     Parameters
     ----------
@@ -73,12 +74,14 @@ def gaussian(mean: float = 0.0) -> Partial:
 
 
 def finite(probabilities: ArrayLike) -> Partial:
-    """Return the candidates of a base with outcomes 0, 1, ..., n - 1, int32, or of a curve cut into cells.
+    """Return a function that draws candidates of a finite base, with the outcomes 0, 1, ..., n - 1 as int32.
+
+    The outcomes may be the cells of a trade-off curve (`Cells`).
 
     Parameters
     ----------
     probabilities : array_like, shape (n,)
-        They sum to 1, and are realised to 2^-32.
+        They sum to 1.  Their cumulative sums are realised with an error of at most 2^-32.
 
     Returns
     -------
@@ -157,7 +160,8 @@ def count_winners(
     draw, score, law, runs, seed, progress
         As for `winners`.
     event : callable
-        outcomes of shape (n,) -> bool of shape (n,), or (events, n) for several, traceable; NaN is K = 0.
+        outcomes of n winners, shape (n,) -> whether each is in the event, bool of shape (n,); or of shape (events, n)
+        for several events.  Traceable.  An outcome of NaN stands for a selection with K = 0.
 
     Returns
     -------
@@ -182,7 +186,7 @@ def in_chunks(
     seed: int,
     progress: bool | None = False,
 ) -> Iterator[Any]:
-    """Yield `one(key, repetitions, rng, size)` for chunks of selections in order; the last `size` repetitions count."""
+    """Yield `one(key, repetitions, rng, size)` for each chunk; only the last `size` values of `repetitions` count."""
     if not isinstance(law, Law) or law.shape:
         raise InputError(f"law = {law!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
     runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
@@ -225,7 +229,7 @@ def _table(law: Law) -> np.ndarray:
 
 
 def _law_of(name: str, values: Any) -> np.ndarray:
-    """Return a probability vector, checked."""
+    """Return probabilities as an array; raise InputError unless they are a vector that sums to 1."""
     each = np.asarray(check(name, values, PROBABILITY))
     if each.ndim != 1 or abs(each.sum() - 1.0) > 1e-9:
         raise InputError(f"{name} must be a vector that sums to 1; divide it by its sum")
@@ -233,7 +237,7 @@ def _law_of(name: str, values: Any) -> np.ndarray:
 
 
 def _gaussian(mean: Any, key: Any, shape: tuple[int, ...]) -> Any:
-    """Return sqrt(2) erfinv(1 - 2p) with a random sign, from 31 bits for the tail's mass p < 1/2."""
+    """Return mean +- sqrt(2) erfinv(1 - 2p): one bit draws the sign, and 31 bits draw the tail's mass p < 1/2."""
     bits = jax.random.bits(key, shape, jnp.uint32)
     p = ((bits >> np.uint32(1)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
     w = -jnp.log(4.0 * p * (1.0 - p))
@@ -244,13 +248,13 @@ def _gaussian(mean: Any, key: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _finite(ends: Any, key: Any, shape: tuple[int, ...]) -> Any:
-    """Return outcomes drawn by the cumulative probabilities `ends`, as fractions of 2^32."""
+    """Return outcomes, drawn by their cumulative probabilities `ends` in units of 2^-32."""
     return jnp.searchsorted(ends, jax.random.bits(key, shape, jnp.uint32), side="right").astype(jnp.int32)
 
 
 @jax.jit
 def _winners(draw: Any, score: Any, key: Any, repetitions: Any) -> Any:
-    """Return the winners of every block, one block after the other."""
+    """Return the outcome that each selection releases, float32 of the shape of `repetitions`; NaN where K = 0."""
 
     def block(item: Any) -> Any:
         key, most = item
@@ -271,23 +275,24 @@ def _winners(draw: Any, score: Any, key: Any, repetitions: Any) -> Any:
 
 @jax.jit
 def _counted(draw: Any, score: Any, event: Any, key: Any, repetitions: Any, skipped: Any) -> Any:
-    """Return the number of winners in an event, without the first `skipped` of them."""
+    """Return how many winners are in an event, among all but the first `skipped` selections."""
     released = _winners(draw, score, key, repetitions).reshape(-1)
     return jnp.sum(event(released) & (jnp.arange(released.size) >= skipped), axis=-1, dtype=jnp.int32)
 
 
 def _traced(function: Callable[..., Any]) -> Partial:
-    """Return a function as a pytree: a program is then compiled once per function, whatever the arrays of a Partial."""
+    """Return a function as a pytree, so that a Partial with other arrays does not compile a program again."""
     return function if isinstance(function, Partial) else Partial(function)
 
 
 class Cells(NamedTuple):
-    """Cells of a base's outcomes in ascending order of their score, and their masses under either law.
+    """Cells of a base's outcomes in ascending order of their score, and each cell's mass under either law.
 
     Parameters
     ----------
     numerator, denominator : numpy.ndarray, shape (cells,)
-        Each sums to 1.  For the direction "remove" the numerator is the law with the record.
+        Masses of the cells under the two laws; each array sums to 1.  For the direction "remove" the numerator is the
+        law with the record.
     rank : numpy.ndarray, shape (cells, 2)
         The ends of each cell's interval of ranks.  The rank of an outcome is the denominator's mass of the outcomes
         with larger likelihood ratios.
@@ -310,7 +315,8 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
     ----------
     found : Attack
     curve : callable
-        T(u), the largest numerator mass of a set of denominator mass u, in the attack's direction; for arrays.
+        T, for arrays: T(u) is the largest numerator mass of a set that has denominator mass u, in the attack's
+        direction.
 
     Returns
     -------
@@ -337,8 +343,8 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
 def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
     """Simulate `runs` selections and return 1 - V of each winner, accurate near 0.
 
-    1 - V is the probability that a fresh candidate scores above the winner.  The winner itself follows from the
-    quantiles of any score.
+    1 - V is the probability that a fresh candidate scores above the winner.  For any score, the winner's score is the
+    quantile at V of a candidate's score.
 
     Parameters
     ----------
@@ -454,7 +460,7 @@ def cell_audit(
 
 @jax.jit
 def _top(key: Any, repetitions: Any) -> Any:
-    """Return 1 - U^{1/K} from 53 random bits, in float64; NaN where K = 0."""
+    """Return 1 - U^{1/K} in float64, for uniform U of 53 random bits; NaN where K = 0."""
     bits = jax.random.bits(key, repetitions.shape, jnp.uint64) >> np.uint64(11)
     exponential = -jnp.log((bits.astype(jnp.float64) + 0.5) * 2.0**-53)
     return jnp.where(repetitions > 0, -jnp.expm1(-exponential / repetitions), jnp.nan)

@@ -1,4 +1,4 @@
-"""Audits in one run by many canaries, each in or out by a coin.
+"""Audits by one run with many canaries; a coin decides for each canary whether it is in or out.
 
 The number of coins guessed right bounds epsilon from below, or refutes a claimed trade-off curve.  A claimed curve
 is represented by lines above it.
@@ -33,7 +33,7 @@ from jaxacct.selection.base_profile import upper_hull
 from jaxacct.training import Plan
 
 FARTHEST_EPSILON = 50.0
-"""Largest epsilon at which a line touches a claimed profile, used if delta is above 1e-15 even there."""
+"""Largest epsilon at which a line touches a claimed profile, even if delta is above 1e-15 there."""
 DOWN = 1.0 - 8.0 * ROUNDOFF
 """Factor that rounds a result of a few operations down."""
 Inverse = Callable[[np.ndarray], np.ndarray]
@@ -42,7 +42,7 @@ Inverse = Callable[[np.ndarray], np.ndarray]
 F is the claimed curve: F(x) is the largest probability with the record of an event that has probability x without it.
 """
 GUESSED = ("both", "in")
-"""Kinds of guesses that are made: "in" and "out", or only "in"."""
+"""Guesses that an audit may make: "both" some of "in" and some of "out", "in" only that canaries are in."""
 
 
 def one_run_p_value(
@@ -52,8 +52,8 @@ def one_run_p_value(
 
     With `q = e^eps/(1 + e^eps)`, m canaries and B = Bin(r, q):
     `Pr[B >= v] + 2 m delta max_{1<=i<=v} (Pr[B >= v - i] - Pr[B >= v])/i`.
-    Where 2 m delta > 1 this sum need not grow with epsilon; a larger value that grows is then returned.  All sums are
-    taken in logarithms.
+    Where 2 m delta > 1 this bound need not grow with epsilon; a larger bound that grows with epsilon is then returned.
+    All sums are taken in logarithms.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def one_run_p_value(
     correct, guesses, canaries : array_like of whole numbers
         v, r and m: correct <= guesses <= canaries.
     delta : array_like in [0, 1)
-        All broadcast.
+        All arguments broadcast.
 
     Returns
     -------
@@ -131,7 +131,7 @@ def one_run(
     correct, guesses, canaries : array_like of whole numbers
         correct <= guesses <= canaries.
     delta : array_like in [0, 1)
-        All broadcast.  If the claim is a Plan, delta may be left out: it is then the plan's.
+        The arrays broadcast.  If the claim is a Plan, delta may be left out: it is then the plan's.
     confidence : float in (0, 1)
     claim : Plan, Mechanism, Profile or float, optional
         As for `known_curve_p_value`, which also says what must hold of the guesses.
@@ -204,7 +204,7 @@ def coin_guesses(scores: ArrayLike, included: ArrayLike, positive: int, negative
 
 
 def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
-    """Return the logarithm of the p-value, all arrays (B,)."""
+    """Return the logarithm of `one_run_p_value`; all arrays have the shape (batch,)."""
     from scipy.special import gammaln
 
     k = np.arange(int(r.max()) + 1.0)
@@ -217,7 +217,7 @@ def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
         tail = np.logaddexp.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
         at = v.astype(int)[:, None]
         beyond = np.take_along_axis(tail, at, axis=1)  # Pr[B >= v]
-        # S_i = Pr[v - i <= B < v] is summed downwards from v, without a difference of tails
+        # S_i = Pr[v - i <= B < v] is summed from v downwards, since a difference of tails would cancel
         i = k[1:]
         below = np.where(i <= at, np.take_along_axis(mass, np.maximum(at - i.astype(int), 0), axis=1), -np.inf)
         within = np.logaddexp.accumulate(below, axis=1)
@@ -232,9 +232,9 @@ class CurveTest(LowerBound):
     """Test of a claimed trade-off curve, and the Gaussian-DP mu that the guesses refute; made by `one_run`.
 
     If the claim is true, `p_value <= a` has probability at most a.  A small p-value refutes the claimed curve, and so
-    every curve that promises more.  It says nothing of any one (epsilon, delta).  The fields of `LowerBound` belong to
-    the bound on mu by the same guesses: the run is not mu'-Gaussian DP for any mu' < ``mu``, without a condition.  The
-    ``epsilon`` is a lower bound if the curve is that of a Gaussian.
+    every curve that promises more.  It says nothing of any one (epsilon, delta).  The fields inherited from
+    `LowerBound` are about the bound on mu by the same guesses: the run is not mu'-Gaussian DP for any mu' < ``mu``.
+    This needs no condition.  But ``epsilon`` is a lower bound only if the run's curve is that of a Gaussian.
 
     Parameters
     ----------
@@ -285,7 +285,7 @@ def known_curve_p_value(
     Each of m canaries was in or out by a fair coin of its own, and the mechanism ran once.  The number of guesses g was
     fixed before the coins were tossed: the g largest scores, not the scores above a threshold.  Guesses depend on the
     output that the claim is about, and on randomness of their own, not on the coins.  If several g or scores are tried,
-    each p-value is multiplied by their number.
+    the caller must multiply each p-value by the number of trials.
 
     Parameters
     ----------
@@ -356,14 +356,14 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
 
 
 def _p_value(c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse, guessed: str) -> np.ndarray:
-    """Return the least tau that is shown to be refuted, or 1; counts (B, 1)."""
+    """Return the least probability tau that is shown to be refuted, or 1; the counts have the shape (batch, 1)."""
     side = inverse if guessed == "both" else halved(inverse)
     wrong = lambda log_tau: refuted(np.exp(log_tau), c, g, m, side)
     return np.minimum(np.exp(_sections(wrong, -690.0, 0.0, c.shape[0])[1]) / DOWN, 1.0)
 
 
 def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, guessed: str) -> np.ndarray:
-    """Return the largest mu that is shown to be refuted at this error, or 0; then every smaller mu is refuted too."""
+    """Return the largest mu refuted at level `error`, or 0; every smaller mu is then refuted too."""
 
     def held(mu: np.ndarray) -> np.ndarray:
         inverse = by_gaussian(mu)
@@ -374,10 +374,10 @@ def _gaussian_mu(c: np.ndarray, g: np.ndarray, m: np.ndarray, error: float, gues
 
 
 def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:
-    """Return for each row two neighbouring evaluated values between which a monotone statement turns true."""
+    """Return, for each row, two close values in [low, high] between which the monotone statement `true` turns true."""
     left, right = np.full(rows, low), np.full(rows, high)
     share = np.arange(1.0, 17.0) / 17.0
-    for _ in range(10):  # the interval shrinks by 17^10 = 2e12
+    for _ in range(10):  # the interval shrinks by a factor of 17^10 = 2e12
         at = left[:, None] + (right - left)[:, None] * share
         turned = np.argmax(np.concatenate([true(at), np.ones((rows, 1), bool)], axis=1), axis=1)
         ends = np.concatenate([left[:, None], at, right[:, None]], axis=1)
@@ -388,7 +388,8 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
 class Lines(NamedTuple):
     """Lines above the claimed curve: Pr[S with the record] <= intercept + slope Pr[S without], for every event S.
 
-    They are sorted by slope, and each is the lowest of all lines for y between two neighbouring ``breaks``.
+    The lines are sorted by slope.  Let y = Pr[S with the record].  Between two neighbouring ``breaks`` of y one line
+    gives a larger lower bound of Pr[S without] than all others.
     """
 
     intercept: np.ndarray
@@ -397,7 +398,7 @@ class Lines(NamedTuple):
 
 
 def claimed_lines(claim: Any, guessed: str) -> Lines:
-    """Return lines above the claimed curve, of both directions, or of removing alone for guesses "in"."""
+    """Return lines above the claimed curve: of adding and removing a canary, or for guesses "in" of removing alone."""
     relation = "add_or_remove_one" if guessed == "both" else "remove_one"
     if isinstance(claim, Plan):
         one = profile(claim.mechanism, claim.relation)
@@ -426,7 +427,7 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Return epsilons, and upper bounds of a profile's delta there."""
-    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # float64 hardly distinguishes smaller p-values from 0
+    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # beyond it float64 hardly tells delta from 0
     # the error of the lines is of second order in the distance between their epsilons
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
     return epsilon, np.asarray(side.delta(epsilon).upper)
@@ -440,7 +441,7 @@ def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
 
 
 def by_lines(lines: Lines) -> Inverse:
-    """Return the inverse of a curve of lines.  Every line gives a lower bound, so a line chosen by rounding is safe."""
+    """Return the inverse of a curve of lines.  Every line gives a lower bound, so any choice of a line is safe."""
 
     def inverse(y: np.ndarray) -> np.ndarray:
         best = np.searchsorted(lines.breaks, y)
@@ -455,7 +456,7 @@ def by_gaussian(mu: np.ndarray) -> Inverse:
     from scipy.special import ndtr, ndtri
 
     def inverse(y: np.ndarray) -> np.ndarray:
-        x = (1.0 - 1e-11) * ndtr(ndtri(np.minimum(y, 1.0)) - mu)  # SciPy's functions err by about 1e-14
+        x = (1.0 - 1e-11) * ndtr(ndtri(np.minimum(y, 1.0)) - mu)  # SciPy's functions have errors of about 1e-14
         return np.where(y > 1.0, np.inf, np.minimum(x, y))
 
     return inverse
