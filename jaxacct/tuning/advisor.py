@@ -74,9 +74,10 @@ class Option:
     family, parameter : the law of K, and its gamma or, for a Poisson law, its mean.
     candidates : E[K], of all rounds together.
     noise_multiplier : that of the candidates and of the final run.
-    released_noise, candidate_noise : for the released model and for a candidate, the standard deviation of the noise on
-        a mean gradient in units of the clip norm: noise multiplier divided by expected batch size.
-    epsilon : certified upper end for the whole, at most the target; NaN where nothing meets it.
+    released_noise, candidate_noise : standard deviation of the noise on a mean gradient, in units of the clip norm: the
+        noise multiplier divided by the expected batch size.  The first is for the released model, the second for a
+        candidate.
+    epsilon : certified upper end for the whole, at most the target; NaN with status "infeasible".
     gradients, gradients_95 : expectation and 95 % quantile of the gradient evaluations, by the law of K.
     status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because less noise or an
         E[K] above a million is not searched.  "loose": more is unspent for another reason, such as a whole number of

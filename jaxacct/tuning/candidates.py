@@ -1,7 +1,8 @@
 """Training of K candidates, and the choice of the best by one order that holds for every K.
 
-Candidates of a space are trained in chunks whose shapes do not depend on K, side by side: the trainer's step under
-vmap, each candidate with a key of its own.  Candidates of an adaptive search are trained one after the other.
+Candidates of a space are trained side by side, in chunks whose shapes do not depend on K.  A chunk runs the trainer's
+step under vmap, and each candidate has a key of its own.  Candidates of an adaptive search are trained one after the
+other.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Adaptive:
 
 
 class Secret:
-    """All keys of a tuning, from 32 secret bytes, by default the operating system's."""
+    """All keys of a tuning, derived from 32 secret bytes; without a `root` the operating system gives the bytes."""
 
     def __init__(self, root: bytes | None) -> None:
         if root is not None and (not isinstance(root, bytes) or len(root) != 32):
@@ -285,7 +286,7 @@ def best_few(
                 some = numbers[start : start + together]
                 filled = some + [some[-1]] * (together - len(some))
                 for number, result in zip(some, _results(run, some, filled), strict=True):
-                    # candidates beyond K are scored too, which takes equal time, and then dropped
+                    # candidates beyond K are scored too, so that the time does not reveal K, and then dropped
                     one = _scored(number, result, value)
                     best = _best([*best, one] if number < count else best, top)
                 done += len(some)

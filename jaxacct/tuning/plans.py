@@ -433,7 +433,7 @@ def least_noise(epsilon: Callable[[float], float], target: float, near: float, r
 
 
 def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """Guess a noise multiplier at which a search begins: by the central limit, that of a run with 0.6 epsilon."""
+    """Guess where a search for the noise begins: by the central limit theorem, at the noise of a run of 0.6 epsilon."""
     mu = 0.6 * epsilon / math.sqrt(2.0 * math.log(1.0 / delta) + epsilon)
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 
@@ -445,7 +445,7 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return the noise of each candidate: x for a single candidate, else the least with which it is (1/x, delta)-DP."""
+    """Return the noise of each candidate: x if there is one candidate, else the least that gives (1/x, delta)-DP."""
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)

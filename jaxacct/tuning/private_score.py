@@ -88,7 +88,7 @@ class PrivateScore:
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """Compute the exact count in units as (upper, lower), which is upper 2^10 + lower, each a sum in 32 bits."""
+    """Return the exact count in units as two 32-bit sums (upper, lower): the count is `upper * 2^10 + lower`."""
 
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)
@@ -207,7 +207,7 @@ def noise_for_score(law: Law, target: float, delta: float, relation: str, candid
 
 
 def _either(first: Mechanism, second: Mechanism, epsilon: float, relation: str) -> Mechanism:
-    """Return the pointwise larger of two profiles, as a mechanism given by points, of which `epsilon` is one."""
+    """Return the pointwise maximum of two profiles, as a mechanism given by points; one point is at `epsilon`."""
     top = max(epsilon, 1e-3)
     grid = np.union1d(np.linspace(0.0, 2.0 * top, 48), [top])
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]

@@ -143,7 +143,7 @@ def _checked_weights(count: int, weights: Sequence[float] | None) -> tuple[float
 
 
 def plain(value: Any) -> Any:
-    """Return a number, word or None as a Python value: the released value must not depend on its source."""
+    """Return a number, word or None as a Python value, so that a release does not show which type it came from."""
     value = value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0) else value
     if not isinstance(value, int | float | str | bool | None):
         raise InputError(f"value {value!r:.40} must be a number or a word; name what it stands for, and look it up")

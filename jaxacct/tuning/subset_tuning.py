@@ -41,7 +41,8 @@ class SubsetTuned:
     config, tuned_config : the configuration of the final run, and the winner's before extrapolation.
     setting : rate, steps and noise.
     score : that of the winner, not of the final model; NaN with status "none".
-    status : "tuned", or "none" where no candidate was drawn and the configuration is one drawn at random.
+    status : "tuned", or "none" if K was 0 or the candidate that ranks first raised an exception.  With "none" the
+        configuration is one drawn at random.
     epsilon : that of the whole tuning at the plan's delta.
     mechanism : the whole, as in the ledger.
     cost : gradient evaluations, expectation and quantiles by the law of K.
@@ -193,10 +194,10 @@ def tune_on_subset(
 def extrapolated(
     config: Mapping[str, Any], growth: float, rule: str | Callable[[dict[str, Any], float], Mapping[str, Any]] = "sgd"
 ) -> dict[str, Any]:
-    """Return the configuration for `growth` times as many records: "sgd" multiplies the rate, "adam" keeps it.
+    """Return the configuration for `growth` times as many records: "sgd" multiplies the learning rate, "adam" keeps it.
 
-    At one rate, noise and number of steps, the noise that DP-SGD adds has a standard deviation proportional to learning
-    rate over batch size.  The rule "sgd" keeps that deviation.
+    If sampling probability, noise multiplier and steps are equal, the noise that DP-SGD adds has a standard deviation
+    proportional to learning rate over batch size.  The rule "sgd" keeps that deviation.
 
     Parameters
     ----------

@@ -48,13 +48,14 @@ class Tuned:
     ----------
     params, config : the winner's parameters, a pytree, and its hyper-parameters.
     score : the score by which it won; NaN with status "none".
-    status : "tuned", or "none" where K was 0, or where the winner raised an exception because all candidates did or all
-        others are NaN.  Params are then first parameters, and no data enter the configuration.
+    status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  An exception counts as
+        the score NaN, which ranks last, so all other scores are then NaN too.  With "none", params are first
+        parameters, and no data enter the configuration.
     epsilon : that of the whole tuning at the plan's delta.
-    mechanism : the whole, as in the ledger.
+    mechanism : the whole tuning as one mechanism, as in the ledger.
     plan : the plan of the winner's training; None in `tune_with`.
-    candidates : what the claim takes the candidates for: "iid" for the library's spaces, "iid, declared" where the user
-        says so, or "adaptive".
+    candidates : the assumption about the candidates on which the claim rests: "iid" for the library's spaces, "iid,
+        declared" where the user says so, or "adaptive".
     winners : all that are released, as `Winner`: the best `top`, best first; in `tune_in_rounds` the winners of the
         first round, then those of the second, and so on.  Empty with status "none".
 
@@ -107,8 +108,9 @@ def tune(
     Parameters
     ----------
     loss_fn : (params, example) -> scalar; with rngs (params, example, key).
-    make_optimizer : config -> Optax transformation.  Candidates with equal words (such as the optimizer's name) train
-        side by side, 16 at a time, with their numbers traced; "clip_norm" in a config is the clip norm.
+    make_optimizer : config -> Optax transformation.  Candidates whose configs have equal words (such as the
+        optimizer's name) train side by side, 16 at a time; their numbers are traced.  "clip_norm" in a config is the
+        clip norm.
     space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`, and is independent of the data. Or
         an `Adaptive` search, whose proposals depend on earlier candidates, and which counts as adaptive.
     data : pytree of arrays, the plan's dataset_size examples along the first axis.
@@ -139,7 +141,7 @@ def tune(
 
     Raises
     ------
-    InputError : before anything is spent, if the whole, or the ledger's entries with it, exceed the plan's target.
+    InputError : before anything is spent, if the whole, alone or with the ledger's entries, exceeds the plan's target.
 
     References
     ----------
@@ -191,7 +193,7 @@ def tune_in_rounds(
     In every round K_r candidates, K_r fresh and secret, are drawn from the round's space and trained, and the best is
     released.  `update` makes the next space from all winners so far.  The cost is the composition of the rounds, far
     less than the cost of candidates that may see everything before them.  One entry for all rounds is on the disk
-    before the first candidate is trained, so that stopping early claims no less.
+    before the first candidate is trained, so that stopping early does not lower the claim.
 
     Parameters
     ----------
@@ -294,7 +296,7 @@ def tune_with(
     ('tuned', True, 'certified', 'adaptive')
     """
     kind, word = _taken_for(candidates, space)
-    word = "iid, declared" if kind == "iid" else kind  # that `train` is i.i.d. is the user's word in any case
+    word = "iid, declared" if kind == "iid" else kind  # only the user can say that `train` is i.i.d.
     several_best = int(check_one("top", top, TOP, "one number for all"))
     cost = whole(mechanism, repetitions, None, target_delta, relation, candidates=kind, top=several_best)
     require_pad(repetitions, space, pad)
@@ -366,7 +368,7 @@ def _tuned(
     programs: dict[Any, Any] = {}  # all rounds share the compiled programs
 
     def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
-        """Return the winners of one selection, and the release of a selection without a winner, which no data enter."""
+        """Return the winners of one selection, and what is released without a winner: a Winner that no data enter."""
         place = lambda number: secret.choice(b"setting", number, len(plans))
 
         def kind_of(config: Mapping[str, Any], number: int) -> Hashable:
@@ -409,7 +411,10 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return what candidates count as, "iid" or "adaptive", and the word for notes, "iid, declared" if users say so."""
+    """Return what candidates count as, "iid" or "adaptive", and the word for notes.
+
+    If only the user says that they are i.i.d., the word is "iid, declared".
+    """
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
