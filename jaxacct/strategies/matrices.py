@@ -1,4 +1,4 @@
-"""The matrices: Toeplitz, with equal columns; banded, with columns that differ; and trees."""
+"""The matrices C: Toeplitz, whose columns are shifts of one column; banded, whose columns differ; and trees."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Toeplitz(ToeplitzStrategy):
     coefficients : sequence of float
         c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
     steps, epochs : int
-        n, the size of the matrix, at least p; fixed epochs for which errors are stated, a divisor of n.
+        n, the size of the matrix, at least p; and fixed epochs for which errors are stated, whose number divides n.
 
     References
     ----------
@@ -130,7 +130,7 @@ class Identity(ToeplitzStrategy):
     Parameters
     ----------
     steps, epochs : int
-        n, the size of the matrix; fixed epochs for which errors are stated, a divisor of n.
+        n, the size of the matrix; and fixed epochs for which errors are stated, whose number divides n.
 
     References
     ----------
@@ -148,7 +148,7 @@ class Identity(ToeplitzStrategy):
 
 @dataclass(frozen=True)
 class Banded(ToeplitzStrategy):
-    """The banded Toeplitz matrix of least mean squared error of the prefix sums; its columns have norm 1.
+    """The banded Toeplitz matrix of least mean squared error of the prefix sums; its first column has norm 1.
 
     It is the best one for ``epochs`` fixed epochs of at least ``bands`` steps, and for cyclic Poisson sampling from at
     least ``bands`` groups: the privacy of both depends on C only through the norm of its first column.
@@ -158,7 +158,7 @@ class Banded(ToeplitzStrategy):
     bands : int
         p, the number of steps that share noise.
     steps, epochs : int
-        n, the size of the matrix; fixed epochs, a divisor of n with n/epochs >= p.
+        n, the size of the matrix; and the number of fixed epochs, which divides n, with n/epochs >= p.
     coefficients : tuple of float, optional
         The first column, if it is known; otherwise it is searched for.
 
@@ -189,7 +189,7 @@ class BLT(ToeplitzStrategy):
     buffers : int
         d, the number of terms.
     steps, epochs : int
-        n, the size of the matrix; fixed epochs for which the mean squared error is least, a divisor of n.
+        n, the size of the matrix; and fixed epochs for which the mean squared error is least, whose number divides n.
     scales, decays : tuple of float, optional
         d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
 
@@ -241,7 +241,7 @@ class BLT(ToeplitzStrategy):
 
 @dataclass(frozen=True)
 class BandedInverse(ToeplitzStrategy):
-    """The Toeplitz matrix whose inverse has a few bands: its noise is a sum of the last independent noises.
+    """The Toeplitz matrix whose inverse has p bands: a step's noise is a weighted sum of the last p independent noises.
 
     C itself is full, so no cyclic sampling amplifies its privacy. Its noise can be drawn again from the keys of the
     last steps alone.
@@ -251,7 +251,7 @@ class BandedInverse(ToeplitzStrategy):
     inverse_bands : int
         p, the number of bands of C^-1.
     steps, epochs : int
-        n, the size of the matrix; fixed epochs for which the mean squared error is least, a divisor of n.
+        n, the size of the matrix; and fixed epochs for which the mean squared error is least, whose number divides n.
     inverse : tuple of float, optional
         The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
@@ -303,7 +303,7 @@ def _divided(column: Sequence[float] | np.ndarray, steps: int) -> np.ndarray:
 
 
 def _buffered(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
-    """Return 1 and the sums of scales_k decays_k^j for j < n - 1, (n,)."""
+    """Return 1, followed by `sum_k scales_k decays_k^j` for j < n - 1, (n,)."""
     return np.append(1.0, scales @ decays[:, None] ** np.arange(steps - 1))
 
 
@@ -354,7 +354,7 @@ class ColumnNormalised(Strategy):
     bands : int
         p, the number of steps that share noise.
     steps, epochs : int
-        n, the size of the matrix; fixed epochs, a divisor of n with n/epochs >= p.
+        n, the size of the matrix; and the number of fixed epochs, which divides n, with n/epochs >= p.
     diagonals : array of shape (bands, steps), optional
         C[i + l, i] in row l, if the matrix is known; otherwise it is searched for.
 
@@ -424,7 +424,7 @@ class PrefixSum(Strategy):
     Parameters
     ----------
     steps, epochs : int
-        n, the number of leaves; fixed epochs for which errors are stated, a divisor of n.
+        n, the number of leaves; and fixed epochs for which errors are stated, whose number divides n.
     restarts : int
         Number of blocks, each with trees of its own; it divides ``steps``. With as many restarts as epochs each pass is
         one block.
@@ -448,8 +448,8 @@ class PrefixSum(Strategy):
             raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
 
     def taps(self, step: int) -> Taps:
-        # buffer k holds the last node of level k. The step numbered t from 1 adds a node, at the level of the last bit
-        # of t that is 1, and takes the nodes below it out of the sum.
+        # buffer k holds the last node of level k. Step t, counted from 1, adds a node at the level of the last bit of t
+        # that is 1, and takes the nodes of lower levels out of the sum.
         count = step % self.block + 1
         levels, level = np.arange(self.overlap.bit_length()), (count & -count).bit_length() - 1
         below, now = (levels < level).astype(float), (levels == level).astype(float)
@@ -464,7 +464,7 @@ class PrefixSum(Strategy):
 
     @property
     def block(self) -> int:
-        """Steps of a block."""
+        """Number of steps in a block."""
         return self.steps // self.restarts
 
     @property

@@ -43,7 +43,7 @@ def buffered(buffers: int, steps: int, epochs: int) -> tuple[tuple[float, ...], 
     """Return scales and decays of the best buffered linear Toeplitz matrix."""
 
     def parts(values: Any) -> tuple[Any, Any]:
-        # such scales sum to less than 1, and such decays are below 1: the column falls
+        # these scales sum to less than 1, and these decays are below 1, so the column falls
         logits, places = jnp.split(values, 2)
         scales = jax.nn.softmax(jnp.append(logits, 0.0))[:-1]
         return scales, jax.nn.sigmoid(places)
@@ -102,7 +102,10 @@ def banded_errors(diagonals: Any) -> Any:
 
 
 def _exponential_fit(buffers: int, steps: int, fastest: float) -> np.ndarray:
-    """Return a start for `buffered`: exponentials whose sum is near the square root of the prefix sums."""
+    """Return a start for `buffered`: exponentials whose sum is near the column of `_square_root`.
+
+    fastest : 1 - decay of the exponential that falls fastest.
+    """
     from scipy import optimize, special  # slow to import
 
     decays = 1.0 - np.geomspace(fastest, min(1.0 / steps, 0.5 * fastest), buffers)

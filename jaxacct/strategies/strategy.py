@@ -1,4 +1,6 @@
-"""A strategy: the matrix C of a matrix mechanism C X + Z, and its sensitivity for the ways of taking part in the steps.
+"""A strategy: the matrix C of a matrix mechanism C X + Z, and its sensitivity.
+
+The sensitivity depends on the steps in which a record may take part (`Participation`).
 
 The proof of the bounds of the sensitivity is in README.md, "Sensitivity".
 """
@@ -247,7 +249,8 @@ class Strategy(ABC):
         Returns
         -------
         Bounds
-            ``kind`` is "certified". The ends differ by rounding alone if C^T C >= 0 on the worst pattern.
+            ``kind`` is "certified". The ends differ by rounding alone if the entries of C^T C on the worst pattern are
+            all >= 0.
 
         References
         ----------
@@ -358,7 +361,7 @@ class Square(NamedTuple):
 
 
 def of_patterns(lags: Lags, separation: int, most: int) -> Square:
-    """Bound the largest squared sensitivity over patterns of at most `most` steps, each `separation` apart."""
+    """Bound the largest squared sensitivity over patterns of at most `most` steps, at least `separation` apart."""
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
     lower = max(_attained(lags, pattern), _attained(lags, [int(np.argmax(lags.lower[0]))]))
@@ -381,7 +384,7 @@ def of_epochs(lags: Lags, period: int) -> Square:
 
 
 def _weights(lags: Lags, separation: int, most: int) -> np.ndarray:
-    """Return, for each step i, a bound of |G_ii| + 2 sum_j |G_ij| over the later steps j of any pattern, (n,)."""
+    """Return for each step i a bound of |G_ii| + 2 sum_j |G_ij| over a pattern's later steps j, G = C^T C, (n,)."""
     magnitude = np.maximum(lags.upper, -lags.lower)
     count, steps = magnitude.shape
     possible = (count - 1) // separation  # later steps within the lags
@@ -429,7 +432,7 @@ def _search(lags: Lags, weights: np.ndarray, separation: int, most: int) -> tupl
 
 
 def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
-    """Return the largest sum of weights over at most `most` steps, each `separation` apart, and these steps."""
+    """Return the largest sum of weights over at most `most` steps, at least `separation` apart, and these steps."""
     steps = weights.size
     most = min(most, -(-steps // separation))
     free = most * separation >= steps  # no pattern has more steps than `most`
@@ -460,7 +463,7 @@ def _total(entries: np.ndarray, pattern: range | list[int]) -> float:
 
 
 def _attained(lags: Lags, pattern: range | list[int]) -> float:
-    """Return a squared norm that gradients s_i e_1 reach on a pattern; the signs s_i are chosen one by one."""
+    """Return a squared norm that gradients s_i e_1 surely reach on a pattern; signs s_i are chosen one by one."""
     steps = np.asarray(pattern)
     signs = np.ones(steps.size)
     total = 0.0

@@ -48,8 +48,8 @@ class Tuned:
     ----------
     params, config : the winner's parameters, a pytree, and its hyper-parameters.
     score : the score by which it won; NaN with status "none".
-    status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  An exception counts as
-        the score NaN, which ranks last, so all other scores are then NaN too.  With "none", params are first
+    status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  An exception counts
+        as the score NaN, which ranks last, so all other scores are then NaN too.  With "none", params are first
         parameters, and no data enter the configuration.
     epsilon : that of the whole tuning at the plan's delta.
     mechanism : the whole tuning as one mechanism, as in the ledger.
