@@ -24,7 +24,7 @@ __all__ = ["Clipped", "clipped_sum", "norm_methods", "sensitivity", "ways"]
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
-"""Range of the noise's deviation divided by the sensitivity.  Outside it float32 may give no noise, or NaN."""
+"""Range of the noise's standard deviation over the sensitivity.  Outside it float32 may give no noise, or NaN."""
 METHODS = ("auto", "vmap", "ghost")
 """Ways of finding norms; `clipped_sum` defines each."""
 
@@ -148,7 +148,8 @@ def _clipped_sum(
     rows_of = lambda bundle: [grads[i].reshape(examples, -1) for i in bundle]
     joined = [flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1) for flat in map(rows_of, bundles)]
 
-    # Each part of a gradient is 2^exponent times an array with an ordinary norm.  The first part, zeros, always exists.
+    # Each part of a gradient is 2^exponent times an array with an ordinary norm.  The first part is zeros, so that a
+    # part exists even if no parameter has a gradient.
     parts = [(jnp.full((1, examples), ghost.NOTHING), jnp.zeros((1, examples), dtype), jnp.ones((1, examples), bool))]
     parts += [tuple(a[None] for a in jax.vmap(_norm_squared)(g)) for g in joined]
     parts += [site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)]
@@ -182,7 +183,7 @@ def _clipped_sum(
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
     # The weights are used often below, and outside of a branch the compiler would compute them again for each use.  The
-    # places are data, as by `as_data`.  On a GPU the host waits for each branch, so one makes both.
+    # places must be data, as `as_data` makes them.  On a GPU the host waits for each branch, so one branch makes both.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)
@@ -384,7 +385,7 @@ def sensitivity(clip_norm: PyTree) -> float:
 
 
 def deviation(noise_multiplier: Any, norms: Sequence[Any]) -> Any:
-    """Return noise multiplier * sqrt(sum of squared clip norms) in float32, raised by more than its rounding error."""
+    """Return noise multiplier * sqrt(sum of squared clip norms) in float32, raised by more than the rounding error."""
     rounding = 1.0 + (16 + len(norms)) * 2.0**-24
     return jnp.float32(noise_multiplier) * jnp.sqrt(sum(jnp.float32(c) ** 2 for c in norms)) * rounding
 
@@ -416,5 +417,5 @@ def wide(dtype: Any) -> Any:
 
 
 def beside(dtype: Any) -> Any:
-    """Return the dtype in which values beside the gradients are summed: int32 for int32, else at least float32."""
+    """Return the dtype in which losses, aux or counts are summed: int32 stays, any other becomes at least float32."""
     return dtype if dtype == jnp.int32 else wide(dtype)

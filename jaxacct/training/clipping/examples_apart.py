@@ -28,15 +28,15 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 
 _LEAST_RUN = 16
-"""Shortest run, in rows, that shows that a constant holds data.  A run is consecutive rows that are in both."""
+"""Shortest run, in rows, that shows that a constant holds data.  A run is consecutive rows in data and constant."""
 _ALL_BYTES = 2**28
-"""Largest data, in bytes, that are compared whole.  Of larger data, and of any Source, only blocks are compared."""
+"""Largest data, in bytes, that are compared whole.  Of larger data, and of any Source, only some blocks of rows are."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
-"""Number of these blocks, and number of rows in a block."""
+"""Number of blocks that are compared of data beyond `_ALL_BYTES` or of a Source, and number of rows in a block."""
 _OWN_BYTES = 12
-"""Number of bytes by which compressed evidence must be longer than compressed zeros: simple rows agree by chance."""
+"""Number of bytes by which evidence, compressed, must exceed as many compressed zeros: simple rows agree by chance."""
 _MOST_COLUMNS = 64
-"""Largest number of columns, of the data or of a constant, that are also compared one by one."""
+"""Largest number of columns for which the columns, of the data or of a constant, are also compared one by one."""
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
@@ -140,13 +140,13 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
     unknown = [const for const in traced.consts if not _is_known(const)]
     examples = [jax.ShapeDtypeStruct((_ROWS, *aval.shape), aval.dtype) for aval in traced.in_avals]
     if sum(math.prod(a.shape) * a.dtype.itemsize for a in (*unknown, *examples)) > 2**28:
-        return  # too large for the runs of this check
+        return  # arrays too large to run the function on them
     form = " ".join(str(getattr(const, "aval", np.shape(const))) for const in traced.consts)
     digest = hashlib.sha256(f"{traced.jaxpr} {form}".encode()).digest()
     if digest in _looked_at:
         return
     x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    with ThreadPoolExecutor(1) as alone:  # a thread of its own: this one may be inside a trace
+    with ThreadPoolExecutor(1) as alone:  # in a thread of its own, since this thread may be inside a trace
         if not alone.submit(_rows_stay, traced, examples, x64).result():
             raise InputError(
                 f"{name} moves the result of one example when another changes, but must keep examples apart; call no "
@@ -224,7 +224,7 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
-        # `own` is false if another library gave its operation the name of one of JAX's
+        # `own` is false if the operation is another library's, with the name of an operation of JAX
         own = getattr(public, f"{operation.replace('-', '_')}_p", eqn.primitive) is eqn.primitive
         if operation not in LANE_BY_LANE or not own:
             call, why, remedy = _KNOWN_TO_MIX.get(operation, (operation, *_UNKNOWN))
@@ -278,7 +278,7 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of pytrees that does the same, and on CPUs runs every convolution with channels last."""
+    """Return a function of pytrees with the same results; on CPUs it runs every convolution with channels last."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
@@ -370,7 +370,7 @@ def _has_numbers(array: Any) -> bool:
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
     """Return rows of one array of the data, in the dtype that the array has on the device.
 
-    If the data are larger than `_ALL_BYTES` or a Source, the rows are those of some blocks; otherwise all rows.
+    If the data are a Source, or larger than `_ALL_BYTES`, only the rows of some blocks are returned, else all rows.
     """
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
@@ -387,7 +387,7 @@ def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
 
 
 def _says_enough(view: np.ndarray) -> bool:
-    """Return whether a constant can be evidence of data: it has enough rows for a run, or a row that is complex."""
+    """Return whether a constant can be evidence of data: it has enough rows for a run, or a row that is not simple."""
     return len(view) >= _LEAST_RUN or any(_own_bytes(row) >= _OWN_BYTES for row in view)
 
 
@@ -417,7 +417,7 @@ def _meet(ours: np.ndarray, rows: np.ndarray) -> bool:
             return True
     share = counts / len(rows)
     entropy = -float(np.sum(share * np.log2(share)))
-    # A run is evidence only with at least 96 bits of entropy, computed from how often each row of the data occurs.
+    # A run is evidence only if it has at least 96 bits of entropy, judged by how often each row of the data occurs.
     length = max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(rows) + 1
     if length > min(len(rows), len(ours)):
         return False
@@ -458,7 +458,7 @@ def _numbered(run: np.ndarray) -> np.ndarray:
 
 
 def _own_bytes(values: np.ndarray) -> int:
-    """Return how many bytes the compressed array is longer than compressed zeros of the same size."""
+    """Return by how many bytes an array, compressed, is longer than as many zeros, compressed."""
     content = np.ascontiguousarray(values).tobytes()
     return len(zlib.compress(content)) - len(zlib.compress(bytes(len(content))))
 

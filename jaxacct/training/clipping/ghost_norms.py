@@ -22,9 +22,9 @@ from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, m
 BLOCK = 64
 """Number of terms that a block adds one after the other.  Larger blocks round more; smaller blocks need more levels."""
 NOTHING = -(2**20)
-"""Exponent of an array without any normal number: its sum with any other exponent is below all other exponents."""
+"""Exponent of an array without any normal number: so low that it stays the lowest with any other exponent added."""
 HIGHEST = jax.lax.Precision.HIGHEST
-"""Precision of products: the error bounds need full float32 on devices that would round the factors first."""
+"""Precision of products: the error bounds need full float32, and some devices would round the factors first."""
 
 
 class Rows(NamedTuple):
@@ -113,7 +113,7 @@ class Site:
         return sums.reshape([size for size, _ in steps]).transpose(order).reshape(self.shape)
 
     def _each_group(self, function: Callable[..., Any], rows: Rows, *more: Any) -> Any:
-        """Apply a function to one group after the other: each time to the rows of all examples in that group."""
+        """Apply a function to each group in turn, with the rows that all examples have in this group."""
 
         def one(group: Any) -> Any:
             pick = lambda axis: lambda a: jax.lax.dynamic_index_in_dim(a, group, axis, keepdims=False)
@@ -274,7 +274,7 @@ def power(exponents: Any, dtype: Any) -> Any:
 
 
 def scaled(values: Any, exponents: Any) -> Any:
-    """Return values * 2^e for e from twice the smallest to twice the largest exponent of the dtype; below that zero."""
+    """Return values * 2^e, for e of at most twice the dtype's largest exponent; 0 below twice the smallest exponent."""
     half = exponents >> 1
     return values * power(half, values.dtype) * power(exponents - half, values.dtype)
 
@@ -303,7 +303,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return the share by which a clip norm is lowered, for the rounding of norms of these sizes and of scaling."""
+    """Return the share by which a clip norm is lowered; it covers the rounding of scaling, and of norms of `sizes`."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

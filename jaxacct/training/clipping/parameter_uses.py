@@ -56,7 +56,7 @@ _MODES = tuple(getattr(jax.lax.GatherScatterMode, name) for name in ("FILL_OR_DR
 
 
 def _dense(eqn: Any, operand: int) -> Product | None:
-    """Return the `Product` of a dot_general whose left or right operand is the parameter; None if it is empty."""
+    """Return the `Product` of a dot_general that has the parameter as an operand; None if an array has no entries."""
     along, batch = eqn.params["dimension_numbers"]
     w_aval, x_aval, y = eqn.invars[operand].aval, eqn.invars[1 - operand].aval, eqn.outvars[0].aval
     along_w, along_x, batch_w, batch_x = along[operand], along[1 - operand], batch[operand], batch[1 - operand]
@@ -119,7 +119,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
 def _embedding(eqn: Any, operand: int) -> Product | None:
     """Return the `Product` of a look-up of whole rows in the parameter; None for any other look-up.
 
-    A row number out of range adds nothing to the gradient; in the mode "clip" it adds to that of the nearest row.
+    A row number out of range adds nothing to the gradient; in the mode "clip" it adds to the nearest row's gradient.
     """
     p, shape = eqn.params, eqn.invars[0].aval.shape
     spec, y = p["dimension_numbers"], eqn.outvars[0].aval
@@ -144,7 +144,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
         inside = rows >= 0
         if shape[0] <= jnp.iinfo(rows.dtype).max:
             inside &= rows < shape[0]
-        # Nothing was read for a row number out of range: here it becomes K, where additions are dropped.
+        # For a row number out of range nothing was read.  It becomes K, so that what it adds is dropped.
         rows = jnp.where(inside, jnp.where(inside, rows, 0).astype(jnp.int32), shape[0])
         return rows[None], jnp.where(inside[:, None], dy, 0)[None]
 

@@ -62,7 +62,7 @@ def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def computed_once(true: Any, function: Callable[[], Any]) -> Any:
-    """Compute each array of the pytree ``function()`` once: as the outcome of a branch on an `unfolded_true`."""
+    """Compute each array of the pytree ``function()`` once, in a branch that ``true``, an `unfolded_true`, decides."""
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     outputs = jax.lax.cond(
         true,
@@ -78,7 +78,7 @@ def as_data(true: Any, places: Sequence[int]) -> list[Any]:
 
 
 def unfolded_true(values: Sequence[Any]) -> Any:
-    """Return True, computed from the first bits of the values, so that no compiler takes it for a constant."""
+    """Return True, computed from the first number of each value, so that no compiler takes it for a constant."""
     numbers = [
         value for value in values if jnp.size(value) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
     ]
