@@ -31,7 +31,7 @@ RUNS = {
     **{name: ("files", name) for name in ("sweep", "merge", "plot", "ledger", "report")},
     "warm": ("warm", "run"),
 }
-"""The file and function of each command; every other command is `questions.run`."""
+"""The file and the function that run a command; a command that is not listed runs `questions.run`."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -39,7 +39,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def command() -> int:
-    """Run `main` as a process of its own; collect garbage rarely, since the process ends soon."""
+    """Run `main` in a process that does nothing else; collect garbage rarely, since the process ends soon."""
     gc.set_threshold(200_000)
     received: list[int] = []
 

@@ -98,7 +98,7 @@ REQUIRED = {
 """Options that a command cannot do without, each with the error message."""
 
 Option = tuple[str, dict[str, Any]]
-"""The arguments of `add_argument`."""
+"""A flag or name, and the keyword arguments with which argparse's `add_argument` is called."""
 
 
 class Command(NamedTuple):
@@ -379,7 +379,7 @@ def _parser() -> _Parser:
 
 
 def _attach_negatives(arguments: Sequence[str]) -> list[str]:
-    """Join `--steps -1e3` to `--steps=-1e3`, so that a negative number is read and refused as a value."""
+    """Join `--steps -1e3` to `--steps=-1e3`; otherwise argparse would take the negative number for an option."""
     joined: list[str] = []
     for word in arguments:
         negative = re.match(r"-([0-9.]|inf|nan)", word)

@@ -38,7 +38,7 @@ SECONDS = 60.0
 """Default time limit of the second program for each configuration."""
 
 Run = Callable[[int], Mechanism]
-"""A function from a row's number to its mechanism, for rows that the columns do not describe."""
+"""A function from a row's number to the row's mechanism, for tables whose columns do not describe mechanisms."""
 
 
 def _fields(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

@@ -223,7 +223,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 @functools.lru_cache(maxsize=64)
 def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Expand a repeated step in every direction, which may raise. dp_accounting asks three times for each event."""
+    """Expand a repeated step in every direction; raise if that fails. dp_accounting asks three times an event."""
     for direction in directions(step, relation):
         components(repeat(step, count), relation, direction)
 
@@ -233,7 +233,7 @@ def _answers_at_random(step: Mechanism) -> bool:
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """Return the mechanism with the randomized responses that the relation defines (README.md)."""
+    """Return the mechanism; under "zero_out" randomized responses are compared with uniform answers (README.md)."""
     if relation != "zero_out" or not _answers_at_random(mechanism):
         return mechanism
 

@@ -187,7 +187,7 @@ def laws() -> dict[str, type[Any]]:
 
 @functools.cache
 def strategies() -> dict[str, type[Any]]:
-    """Return the strategies of matrix mechanisms, and the ways of participating in them, by name."""
+    """Return, by name, the strategies of matrix mechanisms and the ways in which records participate."""
     home = importlib.import_module("jaxacct.strategies")
     return {name: getattr(home, name) for name in home.__all__ if dataclasses.is_dataclass(getattr(home, name))}
 
@@ -274,7 +274,7 @@ def _decode_law(node: Any, path: str) -> Any:
 
 
 def _decode_strategy(node: Any, path: str) -> Any:
-    """Return a strategy or participation; refuse one without its numbers, which would be searched for."""
+    """Return a strategy or participation; refuse empty coefficients, for which the class would search."""
     cls = _class_of(node, path, strategies())
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     keys = _keys(node, path, {"type", *defaults})

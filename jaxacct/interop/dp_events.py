@@ -92,7 +92,7 @@ def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
 
 
 def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
-    """Read the noise itself in one dimension, otherwise its zCDP, for which a Euclidean sensitivity is enough."""
+    """In one dimension return the discrete Gaussian, otherwise its zCDP, which needs only a Euclidean sensitivity."""
     sigma, moved, dimension = number(event, "sigma", path), number(event, "sensitivity", path), event.dimension
     if dimension is not None and (type(dimension) is not int or dimension < 1):
         refuse(event, path, f"dimension = {dimension!r:.30} must be a whole number or None; use that of the vector")
@@ -172,13 +172,13 @@ LEAVES: dict[str, Leaf] = {
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     """Return the mechanism that a DpEvent describes, for the neighbouring relation of the later question.
 
-    All classes of dp_accounting 0.6.0 but UnsupportedDpEvent are known, and of later versions EpsilonDelta,
-    DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation. Classes are matched exactly.
+    All classes of dp_accounting 0.6.0 are known except UnsupportedDpEvent. Of later versions EpsilonDelta,
+    DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation are known. Classes are matched exactly.
 
     * NoOp and an empty composition become PureDP(0).
     * A composition inside a sample runs on one sample.
-    * DiscreteGaussian in one dimension is the noise itself. Otherwise it is zCDP with rho = sensitivity^2/(2 sigma^2),
-      where the sensitivity is Euclidean and that of the relation in use.
+    * DiscreteGaussian in one dimension becomes `DiscreteGaussian`. Otherwise it becomes zCDP with
+      rho = sensitivity^2/(2 sigma^2). Then the sensitivity is Euclidean, and belongs to the relation in use.
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
     * RandomizedResponse answers at random with a probability p, its noise parameter. The true answer then has the
       probability 1 - p + p/k, rounded up, so that the loss is never understated. The guarantee is for replacing a
@@ -188,7 +188,7 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     * ZCDp becomes `ZCDP`; rho and xi of several add up in a composition.
     * SingleEpochTreeAggregation is one Gaussian for each node above a leaf. The guarantee holds where no record moves
       to another leaf: for zero-out, not for add/remove.
-    * The source data set of a batch of a fixed size has the size of the larger of the two neighbours.
+    * For batches of a fixed size the event's data-set size is that of the larger of two neighbouring data sets.
 
     Parameters
     ----------
@@ -429,7 +429,7 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
 
     Randomized response needs a probability of at least 1/k. Its noise parameter is rounded down, so that the event
     never promises more. A sampling ratio becomes the smallest sample and data set with this ratio. A matrix mechanism
-    becomes the Gaussians that it is, sampled or not. dp_accounting 0.6.0 has no event for PureDP(epsilon > 0),
+    becomes the sampled or unsampled Gaussians that it equals. dp_accounting 0.6.0 has no event for PureDP(epsilon > 0),
     ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and RandomAllocation; later versions have such
     events.
 

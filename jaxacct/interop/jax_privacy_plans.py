@@ -29,8 +29,9 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     Returns
     -------
     Toeplitz, BLT, ColumnNormalised or MatrixMechanism
-        A plan becomes the MatrixMechanism that it runs, with as many groups as coefficients. The noise multiplier of
-        the plan counts in norms of the coefficients, also with ``column_normalize``, which gives the columns norm 1.
+        A plan becomes the MatrixMechanism that it runs, with as many groups as coefficients. The plan's noise
+        multiplier is relative to the norm of the coefficients. This holds also with ``column_normalize``, although the
+        columns then have norm 1.
 
     >>> from_jax_privacy([1.0, 0.5], steps=4)
     Toeplitz(coefficients=(1.0, 0.5), steps=4, epochs=1)
@@ -66,7 +67,7 @@ def _mechanism(plan: Any, relation: str) -> MatrixMechanism:
 
 
 def to_jax_privacy(thing: Strategy | MatrixMechanism) -> Foreign:
-    """Convert to what `from_jax_privacy` reads; all objects but arrays of coefficients need jax_privacy.
+    """Convert to what `from_jax_privacy` reads; results other than arrays of coefficients need jax_privacy.
 
     Parameters
     ----------

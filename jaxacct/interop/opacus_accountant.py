@@ -19,10 +19,10 @@ class OpacusAccountant(IAccountant):
     """An accountant for Opacus's DP-SGD (Poisson sampling, add or remove one record); answers are certified upper ends.
 
     `history` is Opacus's list of (noise_multiplier, sample_rate, steps), in which equal consecutive entries are
-    joined. Users may assign it, as Opacus's own `get_noise_multiplier` does; every read checks it. `len` is the number
-    of steps. Steps without noise make epsilon infinite.
+    joined. Users may assign `history`, as Opacus's own `get_noise_multiplier` does; every read checks the values. `len`
+    is the number of steps. Steps without noise make epsilon infinite.
 
-    After `register_opacus()` Opacus finds it by name: `PrivacyEngine(accountant="jaxacct")`,
+    After `register_opacus()` Opacus finds the accountant by name: `PrivacyEngine(accountant="jaxacct")`,
     `get_noise_multiplier(accountant="jaxacct", ...)`.
 
     >>> accountant = OpacusAccountant()

@@ -85,13 +85,13 @@ def write(source: Path, run: bool = True) -> None:
 
 
 def packages() -> list[str]:
-    """Return `jaxacct`, then its packages with public names, without `jaxacct.cli`: its page is made from the help."""
+    """Return `jaxacct` and its packages with public names, without `jaxacct.cli`, whose page is made from the help."""
     found = [f"jaxacct.{m.name}" for m in pkgutil.iter_modules(jaxacct.__path__) if m.ispkg and m.name != "cli"]
     return ["jaxacct", *(name for name in sorted(found) if getattr(importlib.import_module(name), "__all__", []))]
 
 
 def package_page(package: str) -> str:
-    """Return the page of a package: a list of its public names, then each name in full if `jaxacct` lacks it."""
+    """Return the page of a package: a list of its public names, then the docstrings of those that `jaxacct` lacks."""
     module = importlib.import_module(package)
     names = [name for name in module.__all__ if callable(getattr(module, name))]
     known = [name for name in names if package != "jaxacct" and getattr(module, name) is vars(jaxacct).get(name)]

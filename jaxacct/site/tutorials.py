@@ -21,7 +21,7 @@ from typing import Any
 
 BLOCK = re.compile(r"^```(python|bash)( not run)?\n(.*?)^```$|^<!-- check: (.*?) -->\n?", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 300
-"""Time limit of a tutorial, in seconds; it should take less than 20 seconds, or less than 40 if it trains a model."""
+"""Time limit of a tutorial. A tutorial should take less than 20 seconds, or less than 40 if it trains a model."""
 SHOWN_LINES = 60
 """Largest number of lines that are shown of the output of one block."""
 
