@@ -22,7 +22,7 @@ KINDS = {
     "asymptotic": "a limit law, no bound either way",
     "conditional": "true only under an extra assumption, named after a colon",
 }
-"""Kinds of statement, each with its meaning. "conditional: monotone score" names the assumption after the colon."""
+"""Kinds of statement, each with its meaning. For example, "conditional: monotone score" names the assumption."""
 
 _NEEDS_NO_ACTION = {
     "ok": "The bracket is as narrow as asked for, or as its method can give; use upper in a privacy claim.",
@@ -196,7 +196,7 @@ class Bounds:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Bounds:
-        """Return the bounds of a part of the batch, which any NumPy index selects."""
+        """Return the bounds of the part of the batch that a NumPy index selects."""
         if not self.shape and index is not Ellipsis and not (isinstance(index, tuple) and not index):
             raise TypeError("Bounds of a single configuration take no index; use .lower, .estimate and .upper")
         return Bounds(*(np.asarray(getattr(self, name))[index] for name in _SAVED))
@@ -262,7 +262,7 @@ class Bounds:
         return f"{', '.join(_formatted(one, spec) for one in flat)}{f', ... {rest}' if rest else ''}"
 
     def _repr_html_(self) -> str:
-        """Return the HTML table of a notebook, with the ends rounded outward. A long batch is cut."""
+        """Return the HTML table that a notebook shows, with the ends rounded outward. A long batch is cut."""
 
         def cells(index: tuple[int, ...]) -> list[str]:
             one = self[index]
@@ -316,13 +316,13 @@ _SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
 
 
 def _named(other: Any) -> str:
-    """Return the other side of a comparison for a message: a number or word itself, "x" for an array or a bracket."""
+    """Return what a message calls the value that a bracket was compared with: a number or word itself, else "x"."""
     known = isinstance(other, str | int | float | np.generic) or other is None
     return shown(other.item() if isinstance(other, np.generic) else other) if known else "x"
 
 
 def _formatted(one: Bounds, spec: str) -> str:
-    """Return one bracket as text, with its kind unless it is certified and its status unless it is ok."""
+    """Return one bracket as text. Only a kind other than "certified" and a status other than "ok" are named."""
     words = ([] if one.kind == "certified" else [one.kind]) + ([] if one.status == "ok" else [one.status])
     return " ".join([bracket(one.lower, one.upper, spec), *words])
 

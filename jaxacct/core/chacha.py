@@ -19,11 +19,14 @@ from jax.extend.random import define_prng_impl
 from jaxacct.core.validation import InputError
 
 _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
-"""Text "expand 32-byte k" as four words."""
+"""Constants of ChaCha20: the text "expand 32-byte k" as four words."""
 _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 """Last word of the nonce for each purpose, so that no two purposes share a block of the keystream."""
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
-"""Order of four rows after a shift by each number of places. `numpy.roll` takes longer than a round of ChaCha20."""
+"""For each shift from -3 to 3, the indices of four lines that are rotated down by this shift.
+
+Indexing with them replaces `numpy.roll`, which takes longer than a round of ChaCha20.
+"""
 _HOST_BLOCKS = 8192
 """Number of blocks that NumPy computes at a time: half a megabyte of state, which stays in the processor's cache."""
 
@@ -65,8 +68,8 @@ def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp)
 def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
     """Compute keystream for noise as uint32 of shape (16, n), a column for each triple (counter, first, second).
 
-    The three arguments have shape (n,). The caller must not use a triple twice. Noise shares no block with other
-    purposes.
+    The three arguments have shape (n,). The caller must not use a triple twice with one key. Noise shares no block of
+    the keystream with other purposes.
 
     >>> import numpy as np
     >>> ones = np.ones(3, np.uint32)
@@ -79,7 +82,8 @@ def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
 def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
     """Apply four quarter rounds to the columns and four to the diagonals. NumPy arrays are changed in place.
 
-    Only the order of the rows' lines relative to each other counts. XLA's program for CPUs is fastest where c stays.
+    `rows` is (a, b, c, d), of shape (4, n) each. Rotating a, b and d against c makes columns of the diagonals, as does
+    rotating b, c and d against a. XLA's program for CPUs is fastest if c stays.
     """
     a, b, c, d = _quarter_rounds(*rows)
     a, b, d = (_turned(row, by) for row, by in ((a, 2), (b, 1), (d, -1)))
@@ -107,7 +111,7 @@ def _rotate(x: Any, by: int) -> Any:
 
 
 def _turned(row: Any, by: int) -> Any:
-    """Return `row` with its four lines moved down by `by` places."""
+    """Return `row`, of shape (4, n), with its four lines rotated down by `by` places."""
     return row[_TURNS[by]] if isinstance(row, np.ndarray) else jnp.roll(row, by, axis=0)
 
 
@@ -139,11 +143,11 @@ def _fold_in(key: Any, data: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
-    """Return the keystream under a nonce of zeros. Two words make 64 bits; one word makes four numbers of 8 bits."""
+    """Return the keystream under a nonce of zeros, as numbers of `bit_width` bits; one of 64 bits takes two words."""
     count = math.prod(shape)
     words = -(-count * bit_width // 32)
     blocks = -(-words // 16)
-    if blocks > 2**32:  # the block counter has 32 bits [RFC 8439], so a longer keystream would repeat itself
+    if blocks > 2**32:  # the block counter has 32 bits [RFC 8439]; beyond that the keystream would repeat
         raise InputError(f"{count} draws from one key must be <= 2**36 words; split the key first")
     stream = block(key, jnp.arange(blocks, dtype=jnp.uint32), _nonce(_BITS)).reshape(-1)
     if bit_width == 32:

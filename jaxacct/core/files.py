@@ -37,7 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise unwritable(path, error) from None
     finally:
-        with contextlib.suppress(OSError):  # there is no temporary file where the parent is not a folder
+        with contextlib.suppress(OSError):  # unlink raises NotADirectoryError if the parent is no folder
             temporary.unlink(missing_ok=True)
     sync_folder(path)
 

@@ -1,4 +1,4 @@
-"""Names of other libraries that users try: an error says in one line what they are called here."""
+"""Names from other libraries that users try; an error says in one line which name to use here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "neighboring_relation": ("relation",),
     "adjacency": ("relation",),
 }
-"""Names of arguments and columns in other libraries, each with its names here, the likeliest first."""
+"""Names of arguments and columns in other libraries, each with the names in `jaxacct`, the likeliest first."""
 FRONT_DOOR = {
     **dict.fromkeys(("get_epsilon", "compute_epsilon", "eps", "compute_eps", "compute_dp_sgd_privacy"), "ja.epsilon"),
     **dict.fromkeys(("get_delta", "compute_delta"), "ja.delta"),

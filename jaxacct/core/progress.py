@@ -15,7 +15,7 @@ BAR_WIDTH = 24
 NOTEBOOK_PAUSE = 0.2
 """Smallest number of seconds between two updates in a notebook, since each update is a message to the browser."""
 NOTEBOOK_WAIT = 0.5
-"""Seconds of work after which a notebook shows a progress line by itself, since an output stays in the document."""
+"""Seconds of work before a notebook shows a line that was not asked for; short work leaves no output behind."""
 WAIT, TICK = 1.0, 0.5
 """Seconds that work takes before `waiting` shows a line, and seconds between two updates of the line."""
 _open: deque[Progress] = deque(maxlen=1)
@@ -29,8 +29,8 @@ class Progress:
 
     With `show` None the line is shown only on a terminal, or in a notebook after `NOTEBOOK_WAIT` seconds. `there` is
     the number of rows that were done before; they do not count for the rate. `pauses` are the smallest numbers of
-    seconds between two updates: on a terminal, and elsewhere. `apart` returns the seconds spent so far on other work,
-    such as compiling; they do not count for the rate.
+    seconds between two updates: on a terminal or in a notebook, and elsewhere. `apart` returns the seconds spent so far
+    on other work, such as compiling; they do not count for the rate.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ def waiting(total: int | None, unit: str = "rows") -> Iterator[Waiting]:
     """Show a progress line, updated every half second, once the `with` block has taken a second.
 
     The line appears on a terminal and in a notebook, unless another bar is there, and vanishes when the work is done.
-    Without a total the line is a count. If no line can be shown, since the terminal is gone, say, the work goes on.
+    Without a total the line is a count. If the line cannot be shown, as when the terminal is gone, the work goes on.
     """
     work = Waiting()
     if not (on_terminal() or in_notebook()) or not _waiting.acquire(blocking=False):

@@ -21,8 +21,8 @@ _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
     """Return `format(float(value), spec)`, rounded up if `up` and down otherwise.
 
-    A privacy claim copied from the text therefore holds. No text of this length on that side is nearer to the value.
-    All digits of the value count: the float .1 is more than the text "0.1".
+    A privacy claim copied from the text therefore holds. No other text of this format on that side is nearer to the
+    value. All digits of the value count: the float .1 is more than the text "0.1".
 
     >>> format(4.3771, ".3g"), outward(4.3771, ".3g", up=True), outward(4.3749, ".3g", up=True)
     ('4.38', '4.38', '4.38')
