@@ -1,4 +1,4 @@
-"""Contents: the total of a ledger's entries, the claims that follow, and whether another step fits.
+"""Contents: the total of a ledger's entries, the claims that follow, and whether another step fits the target.
 
 The stop rule needs no accounting as long as the releases so far and the next step are among the releases of a plan
 that meets its target.  Once a ledger has left its plan, the longest continuation that still meets the target is
@@ -28,7 +28,7 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, release_of_pass
 
 MANY_RELEASES = 300
-"""Number of different releases beyond which similar ones are grouped: an engine's time grows with their number."""
+"""Largest number of different releases that stay ungrouped; an engine's time grows with this number."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _Partition:
         """Return the releases that the partition costs: the costliest step's Gaussians, or one round."""
         if self.sampling != rules.ALLOCATION:
             return [release_of_pass(self.sampling, sigma, self.share) for sigma in self.dearest]
-        # lowered by more than the rounding of a sum of 1000 terms, so that `noise` never exceeds the exact noise
+        # The factor exceeds the rounding of a sum of 1000 terms, so that `noise` never exceeds the exact noise.
         noise = self.dearest if len(self.dearest) < 2 else [cost(self.dearest) ** -0.5 * (1.0 - 2.0**-40)]
         return [Release(rules.ALLOCATION, sigma, self.share) for sigma in noise]
 
@@ -81,7 +81,7 @@ class Spent:
     partitions : the passes of fixed batches and the rounds of random allocation, by their fingerprints.
     next : the step number that follows the last counted entry.
     looks : the `seen` entry of the current plan, or None.
-    owed : remaining steps of earlier plans, which count since these plans were replaced after a look at outputs.
+    owed : the steps that earlier plans still had.  They count if such a plan was replaced after a look at outputs.
     shared : the step from which steps of cyclic Poisson sampling share noise; None: their noise is independent.
     """
 
@@ -136,16 +136,16 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether `now` is the first step that shares noise, is noted already, or follows the last entry."""
+        """Return whether the step `now` is step `shared`, or is noted already, or follows the last entry."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
-        """Count one release.  A step of an unknown pass or round counts with share 1, whatever its entry says."""
+        """Count an entry as one release; if the batch rule has passes, its share is 1, whatever the entry says."""
         share = 1.0 if entry.sampling in rules.BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Count one more entry of a step in a partition; its records are in all entries of this step, and no other."""
+        """Count one more entry of a step in a partition.  Entries of one step share records; two steps share none."""
         before = partition.releases()
         mine = partition.steps.setdefault(entry.step, [])
         mine.append(entry.noise_multiplier)
@@ -158,8 +158,8 @@ class Spent:
     def within(self, plan: Plan, step: int, label: str | None) -> float:
         """Return what the partition of a plan's new step has cost before this step, as a sum of 1/sigma^2.
 
-        The cost is 0 if the step continues no partition, and -1 if `label` names a partition without room for it.  The
-        step continues a partition if all steps of the partition are in the step's pass, and none of them is this step.
+        The cost is 0 if the step continues no partition, and -1 if `label` names a partition without room for the step.
+        The step continues a partition if all steps of the partition are in the step's pass, and none is this step.
 
         label : the partition's fingerprint, by default that of the last step entry.
         """
@@ -179,12 +179,12 @@ def cost(noise: list[float]) -> float:
 
 
 def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Join similar releases so that the result costs at least as much (README.md, "Many releases that differ")."""
+    """Join similar releases; the result costs at least as much as they do (README.md, "Many releases that differ")."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES))
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Join similar releases at the most noise and lowest rate among them; the result costs at most as much."""
+    """Join similar releases at their most noise and lowest rate; the result costs at most as much as they do."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 
@@ -232,7 +232,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition.  If many releases differ, each of the two bounds groups similar ones."""
+    """Return epsilon of the composition.  If many releases differ, similar ones are grouped, for each bound anew."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -264,7 +264,7 @@ class Contents:
         return self.headers[self.run][-1].plan
 
     def releases(self, run: str | None = None) -> Counter[Release]:
-        """Count the training steps taken, of one run or of all runs."""
+        """Count the releases of the training steps that are noted, of one run or of all runs."""
         known = self.runs.values() if run is None else [self._known(run)]
         return sum((spent.releases for spent in known), Counter())
 
@@ -275,23 +275,23 @@ class Contents:
     def epsilon(
         self, delta: float, relation: str | None = None, run: str | None = None, *, whole: bool = False
     ) -> Bounds:
-        """Return lower and upper bounds of the epsilon that counts, of one run or of all.
+        """Return lower and upper bounds of the epsilon of all that counts, of one run or of all runs.
 
         If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
 
         relation : by default that of the plans.
-        whole : count every run to the end of its plan.  Needed if a run was ended because of outputs that were seen
-            outside of its callbacks, such as a process killed because of its checkpoints; the ledger cannot know this.
+        whole : whether to count every run to the end of its plan.  This is needed if a run was ended because of outputs
+            seen outside of its callbacks, such as a process killed because of its checkpoints: no ledger can know this.
 
-        A run whose plan was recalibrated from the data counts as all that its plan's filter allows.  This is composed
-        with the other releases at the filter's order, and the kind is "bound".  If the run has spent more than the
-        filter allows, epsilon is inf.
+        A run whose plan has a filter counts as all that the filter allows.  This is composed with the other releases
+        at the filter's order, and the kind is "bound".  If the run has spent more than its filter allows, epsilon is
+        inf.
         """
         names = self._names(run)
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
 
     def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Return epsilon of the entries alone; no claim if the run may have ended because of its outputs."""
+        """Return epsilon of the entries alone.  If a run may have ended because of its outputs, this is no claim."""
         return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
 
     def counting(self, run: str, whole: bool = False) -> Spent:
@@ -313,7 +313,7 @@ class Contents:
         return spent.owed + ahead(plan, spent, spent.next, until - spent.next, None)
 
     def unfinished(self, run: str | None = None) -> list[str]:
-        """Return the runs, of one or of all, that stopped before the end of their plan and have no `seen` entry."""
+        """Return the runs among `run`, or all, that stopped before the end of their plan and have no `seen` entry."""
         names = self._names(run)
         return [name for name in names if self.runs[name].looks is None and self.promised(name, whole=True)]
 
@@ -360,7 +360,7 @@ class Contents:
         return Torn(name, noise, 1.0 if sampling == rules.ALLOCATION else rate, sampling)
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether the entries and a plan's next `steps` steps together meet its target and Rényi filter."""
+        """Return whether all that counts and a plan's next `steps` steps meet the plan's target and Rényi filter."""
         held, others = _held(plan, self, self.run)
         more = lambda steps: ahead(plan, self.runs[self.run], next_step, steps, partition)
         wanted = held + more(steps)
@@ -387,7 +387,7 @@ class Contents:
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None) -> Counter[Release]:
-    """Return the releases of `steps` steps of a run, from `step` on, under a plan."""
+    """Return the releases that `steps` steps under a plan, from `step` on, add to what a run has spent."""
     if steps < 1:
         return Counter()
     end = step + steps
@@ -412,7 +412,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, partition: str | None
 
 
 def room(plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None) -> int:
-    """Return how many steps of a plan, from `step` on, fit its target and filter beside the ledger's entries."""
+    """Return how many steps of a plan, from `step` on, fit the plan's target and filter beside the ledger's entries."""
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:
@@ -448,14 +448,14 @@ def counted(plan: Plan, ledger: Contents, run: str | None = None) -> list[str]:
 
 
 def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
-    """Raise InputError if another plan has a Rényi filter, and this plan has none or one of another order."""
+    """Raise InputError if another plan has a Rényi filter, but this plan has none, or one of a different order."""
     orders = {other.filter.order for other in others if other.filter}
     if orders - {plan.filter.order if plan.filter else None}:
         raise InputError("the ledger has a Renyi filter of another order; nothing can be certified on top of it")
 
 
 def one_unit(plan: Plan, others: Iterable[Plan]) -> None:
-    """Raise InputError if one of the other plans counts users and the plan records, or the other way round."""
+    """Raise InputError unless all plans have the same unit, a record or a user."""
     units = {other.unit for other in others} - {plan.unit}
     if units:
         raise InputError(

@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     """Note that outputs of a run are about to be seen, after `step` steps of its plan.
 
     until : the step before which the run would have ended by itself.
-    looked : whether a callback looks at outputs or raises; False if something else ends a run that may have shown some.
+    looked : True if a callback looks at outputs or raises; False if something else ends the run.
     """
 
     run: str
@@ -114,7 +114,7 @@ BEGINNING = Chain(0, b"")
 
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
-    """Return a line as bytes, with its checksum, and the checksums that the next line continues."""
+    """Return a line as bytes that end in its checksum, and the `Chain` of all lines up to this one."""
     kind, fields = type(line).__name__.lower(), line._asdict()
     if isinstance(line, Run):
         head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}
@@ -173,7 +173,7 @@ def looks_like_a_step(fragment: bytes) -> bool:
 
 
 def run_of(fragment: bytes) -> str | None:
-    """Return the name of the run in the beginning of a line; None if it is not there whole."""
+    """Return the run's name in the beginning of a line; None if the name is not there, or not whole."""
     found = re.match(rb'\{"kind": "(?:step|torn)", "run": ("(?:[^"\\]|\\.)*")', fragment)
     try:
         return json.loads(found[1]) if found else None

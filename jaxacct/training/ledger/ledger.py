@@ -200,7 +200,7 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
-        self.lock = threading.RLock()  # held from the choice of a run to its entry: several threads may have runs
+        self.lock = threading.RLock()  # a thread holds it from its choice of a run to the entry
         self._chains = [ledger_format.BEGINNING]  # checksums before the first line, and after each line
 
     @classmethod
@@ -271,7 +271,7 @@ class Ledger(Contents):
         return self._file.is_open
 
     def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
-        """Begin another run in the same ledger, which becomes the current run; return its name.
+        """Begin another run in this ledger, make it the current run, and return its name.
 
         A plan whose unit differs from that of the ledger's runs is refused: their guarantees do not add up.
         """
@@ -285,7 +285,7 @@ class Ledger(Contents):
     def replan(self, plan: Plan) -> None:
         """Note that the current run continues with another plan, such as a recalibrated one.
 
-        A plan with other noise, or other groups, than those of steps with correlated noise is refused.
+        If steps with correlated noise are noted, a plan with other noise or other groups is refused.
         """
         self._require_unit(plan)
         if self.runs[self.run].numbers:
@@ -308,9 +308,10 @@ class Ledger(Contents):
         step : its number, from 0.
         key_fingerprint, batch_fingerprint : texts that are equal only if the step's results are equal, to the last bit.
         noise_multiplier, sampling_probability : of this step.
-        partition : of fixed batches, a fingerprint of how the data were cut for this pass; of random allocation, of the
-            slots that the records drew for this round.  Steps of one partition are assumed to have disjoint batches:
-            together they cost as much as the costliest, or one round.  Without a partition each costs a Gaussian.
+        partition : with fixed batches, a fingerprint of how the data were cut for this pass.  With random allocation, a
+            fingerprint of the slots that the records drew for this round.  Steps of one partition are assumed to have
+            disjoint batches: together they cost as much as the costliest of them, or as one round.  A step without a
+            partition costs a Gaussian.
 
         Raises
         ------
@@ -354,7 +355,7 @@ class Ledger(Contents):
         """
         with self.lock:
             spent = self.runs[self.run]
-            known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats steps of the ledger
+            known, step = spent.looks, max(int(step), spent.next)  # a resumed run repeats steps that are noted
             if known is None:
                 until = step + room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
                 self._append([ledger_format.checked_seen(Seen(self.run, step, until, looked))])
@@ -362,7 +363,7 @@ class Ledger(Contents):
                 self._append([known._replace(step=spent.next, looked=True)])
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return where a run whose outputs were seen ends now, or None if the end that was noted still holds.
+        """Return the step before which a run whose outputs were seen now ends; None if the end that was noted holds.
 
         A step moves the end if it is not the run's next step, or if its partition changes what the steps ahead cost.
         """
@@ -375,7 +376,7 @@ class Ledger(Contents):
         return step + room(plan, self, step, partition)
 
     def promise(self, step: int, until: int) -> None:
-        """Note, of a run whose outputs were seen, the next step and the step before which the run now ends."""
+        """Note the next step of a run whose outputs were seen, and `until`, the step before which the run now ends."""
         known = self.runs[self.run].looks
         if known is not None:
             self._append([known._replace(step=step, until=until)])

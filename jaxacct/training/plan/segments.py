@@ -134,7 +134,8 @@ def with_rates(
         return merged([s._replace(sampling_probability=1.0 / k, expected_batch_size=dataset_size / k) for s, k in each])
     if sampling == rules.CYCLIC:
         assert groups is not None
-        rate = lambda size: min(groups * size / dataset_size, 1.0)  # above 1 by rounding only: `_batches` refuses more
+        # the quotient exceeds 1 by rounding only, since `_batches` refuses larger batches
+        rate = lambda size: min(groups * size / dataset_size, 1.0)
         return tuple(s._replace(sampling_probability=rate(s.expected_batch_size)) for s in segments)
     return tuple(segments)
 
@@ -200,7 +201,7 @@ def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
 
 
 def begins_pass(known: Sequence[Block], step: int) -> bool:
-    """Return whether no pass is under way just before a step, or at the end of the run (step = the last end)."""
+    """Return whether no pass is under way just before a step; `step` may also be the end of the run."""
     found = next((block for block in known if step < block.end), known[-1])
     return (step - found.start) % found.length == 0
 
@@ -226,7 +227,7 @@ def releases(
             if first >= last:
                 continue
             noise = segment.noise_multiplier
-            # Passes `own` to `other - 1` have all their counted steps in this segment; other passes share several.
+            # Passes `own` to `other - 1` have all their counted steps in this segment; any other has some elsewhere.
             own = -(-(first - begin) // length) if first > low else (first - begin) // length
             other = (last - begin) // length if last < high else -(-(last - begin) // length)
             if own < other:
@@ -240,7 +241,7 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map releases to some `most` stand-ins, which cost at least as much (`dearer`), or at most as much.
+    """Map releases to about `most` stand-ins that cost at least as much (`dearer`), or that cost at most as much.
 
     The stand-ins are explained in training/ledger/README.md, "Many releases that differ".
     """
@@ -262,7 +263,7 @@ def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) ->
 
 
 def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
-    """Divide releases into some `most` groups, each of one kind; the group whose merging costs most is split first."""
+    """Divide releases into about `most` groups, each of one kind; the group whose merging costs most is split first."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
         """Return (minus the cost of merging the members, first member, field that differs most, members)."""

@@ -25,7 +25,7 @@ from jaxacct.training.plan.solver import unit_of_noise, why_not
 from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, ORDER, POISSON, WITH_NOISE
 
 BUFFERS = 4
-"""Number of buffers of the buffered noise."""
+"""Number of buffers of the `BLT` noise that is compared."""
 _ONE = "advice is for one run"
 
 
@@ -34,8 +34,8 @@ class StrategyOption:
     """One way to sample and to correlate noise, with the least noise that meets the budget.
 
     ``groups`` counts groups of records, slots of a round, or steps of a pass. ``noise_multiplier`` is that of `Plan`,
-    or NaN if none meets the budget. ``epsilon`` is a certified upper bound. ``relative`` is the error divided by that
-    of DP-SGD.
+    or NaN if none meets the budget. ``epsilon`` is a certified upper bound. ``relative`` is ``error`` divided by the
+    error of DP-SGD.
     """
 
     sampling: str
@@ -149,8 +149,8 @@ def advise_strategy(
     epochs, steps : float > 0, or int >= 1
         Length of the run; n = ceil(epochs dataset_size / batch_size).
     bands : int or sequence of int, optional
-        Numbers of bands, at most 1/q and n. By default 2, 4, 8, 16 and 32, as far as they fit, and floor(1/q) up to 64,
-        where nothing is sampled. One band is DP-SGD.
+        Numbers of bands, at most 1/q and n. By default 2, 4, 8, 16 and 32, as far as they fit, and the largest number
+        that fits, if it is at most 64: with b = 1/q bands nothing is sampled. One band is DP-SGD.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
         Neighbouring relation. A record that is added or removed must not move other records to other groups or steps.
 
@@ -179,7 +179,7 @@ def advise_strategy(
     rate, period, slots = batch / size, math.floor(size / batch), math.ceil(size / batch * (1.0 - ROUNDING))
     groups = [1, *_bands(bands, min(period, n)), slots]
     rates, counts = np.minimum(np.multiply(groups, rate), 1.0), np.ceil(np.divide(n, groups))
-    rates[-1] = counts[-1] = 1.0  # one Gaussian
+    rates[-1] = counts[-1] = 1.0  # a whole run in a fixed order is one Gaussian
     settings: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "relation": relation}
     options: list[StrategyOption] = []
     with waiting(len(groups) + 3, "options") as work:  # the calibrations count as two options
