@@ -61,25 +61,25 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
 GROWTH = 2.0**20
-"""Largest variance of a noisy prefix sum, divided by the variance of independent noise summed over all steps.
+"""Largest variance of a noisy prefix sum, divided by the variance of the sum of independent noise over all steps.
 
-Float32 does not hold sums of noise that grows further.
+If noise grows more than this, float32 does not hold its sums.
 """
 MANY_KINDS = 16
-"""Largest number of different releases for which a curve is exact.
+"""Largest number of different releases for which `Plan.epsilon_curve` is exact.
 
-More are replaced by at most three times as many stand-ins, each of which leaks at least as much.
+If there are more, some three times this number of stand-ins replace them; each leaks at least as much.
 """
 _CURVE_RTOL = 0.02
-"""Relative width of the brackets of epsilon along a curve; wide for speed, and the upper bounds hold at any width."""
+"""Relative width of the brackets of epsilon along a curve: wide, for speed.  Upper bounds hold at any width."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
 """Format and version that a document states; this release reads no other version."""
 _MAX_SEGMENTS = 10**6
-"""Largest number of segments in a document: one for each of a million steps; a longer list is refused unread."""
+"""Largest number of segments in a document, enough for a million steps that differ; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
 """Settings that a document holds unchanged."""
 _UNUSUAL = {"candidates": "iid", "cap": None, "unit": "record", "noise": None, "groups": None}
-"""Usual values of some settings.  A document holds only those that are not usual; older documents hold none of them."""
+"""Usual values of some settings.  A document holds such a setting only if its value is another one."""
 _SEGMENT_NUMBERS = {
     "steps": COUNT,
     "noise_multiplier": POSITIVE,
@@ -93,7 +93,7 @@ class Allowance(Protocol):
     """Question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers know plans; plans know no ledger."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether the ledger's entries and a plan's next `steps` steps together meet its target and filter."""
+        """Return whether the ledger's entries and the plan's next `steps` steps meet the plan's target and filter."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -120,8 +120,8 @@ class Plan(PlanRequest):
     steps, epochs : the length of the run.
     sampling : the batch rule.
         "poisson" : draws every record independently.
-        "truncated_poisson" : draws as "poisson", and of more than `cap` records a uniform subset of `cap`: all batches
-        have one shape.
+        "truncated_poisson" : draws as "poisson" does.  If it draws more than `cap` records, a uniform subset of `cap`
+        stays.  So all batches have one shape.
         "random_allocation" : at the start of a round of `slots` steps every record draws one slot independently,
         uniformly, and takes part in that step.  A round that has begun costs a whole round; the solver returns whole
         rounds.
@@ -145,9 +145,11 @@ class Plan(PlanRequest):
         is.  The steps compose through a Renyi filter, fixed here, which meets the target on every path.  The filter
         needs more noise than exact composition.
     candidates : "iid" or "adaptive", the assumption on the K runs (`jaxacct.selection.select`).
-    slots : of random allocation, in place of the batch size, which is then dataset_size/slots; by default
-        ceil(dataset_size/expected_batch_size), so that batches are no larger than asked for.
-    cap : of truncated Poisson sampling; by default one that costs nothing (`jaxacct.cap_for`).
+    slots : with random allocation, the number of slots of a round, given in place of the batch size, which is then
+        dataset_size/slots.  By default ceil(dataset_size/expected_batch_size), so that batches are no larger than asked
+        for.
+    cap : with truncated Poisson sampling, the largest batch; by default one that costs practically nothing
+        (`jaxacct.cap_for`).
     noise : the strategy of correlated noise (`jaxacct.strategies`), with sampling = "cyclic_poisson" or "fixed_order";
         independent noise by default.  The coefficients of ``strategies.Banded(32)`` are found when the number of steps
         is known.
@@ -155,10 +157,10 @@ class Plan(PlanRequest):
         relative to the clip norm times the largest norm of a column of C.  With "fixed_order" it is relative to the
         clip norm times the sensitivity of C for steps ceil(dataset_size / batch) apart.  The noise multiplier must not
         fall during the run.
-    groups : of cyclic Poisson sampling, at least the number of bands of the strategy, which is the default.  The rate
-        is groups * batch / dataset_size.
-    unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With users dataset_size is their
-        number, and `Trainer.fit` gets the user of each example.
+    groups : with cyclic Poisson sampling, the number of groups: at least the strategy's number of bands, which is the
+        default.  The rate is groups * batch / dataset_size.
+    unit : "record" or "user": the unit that is drawn and in which neighbours differ.  With "user", dataset_size is the
+        number of users, and `Trainer.fit` gets the user of each example.
 
     Raises
     ------
@@ -325,8 +327,8 @@ class Plan(PlanRequest):
         """Return the number of the pass in which a step is, the first step of this pass, and the step after its last.
 
         Fixed batches have passes, random allocation has rounds, and groups take turns in passes.  A new pass begins
-        where the batch size changes.
-        Within a pass the batches must be disjoint, and within a round each record must keep the slot that it drew.
+        where the batch size changes.  Within a pass the batches must be disjoint.  Within a round each record must keep
+        the slot that it drew.
         """
         self._require(step, self.steps - 1)
         if self.sampling not in rules.BY_PASS:
@@ -343,7 +345,7 @@ class Plan(PlanRequest):
         ]
 
     def begins_pass(self, step: int) -> bool:
-        """Return whether no pass or round is under way just before a step; `steps` stands for the end of the run."""
+        """Return whether no pass or round is under way just before a step; `step` may also be `steps`, the end."""
         self._require(step, self.steps)
         return self.sampling not in rules.BY_PASS or begins_pass(self._blocks, int(step))
 
@@ -353,7 +355,7 @@ class Plan(PlanRequest):
         return self.releases_between(0, step)
 
     def releases_between(self, first: int, end: int) -> Counter[Release]:
-        """Count the releases of steps `first` to `end - 1`; a pass that is only partly in this range counts whole."""
+        """Count the releases of steps `first` to `end - 1`; a pass that is partly in this range counts as a whole."""
         return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
 
     @property
@@ -397,7 +399,7 @@ class Plan(PlanRequest):
         return self.holds(self.mechanism)
 
     def holds(self, mechanism: Mechanism) -> bool:
-        """Return whether a run with this mechanism surely meets the target and, if there is a filter, fits into it."""
+        """Return whether a run with this mechanism surely meets the target and fits the filter, if there is one."""
         if self.filter is not None:
             promise = self.filter.epsilon(self.target_delta)
             return self._fits(mechanism) and (self.target_epsilon is None or promise <= self.target_epsilon)
@@ -413,13 +415,13 @@ class Plan(PlanRequest):
         return epsilon_of_run(self, mechanism)
 
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
-        """Return the epsilon that a filter promises, whenever the run ends; inf if the plan exceeds its own filter."""
+        """Return the epsilon that the filter promises, whenever the run ends; inf if the plan exceeds the filter."""
         assert self.filter is not None
         upper = np.full(shape, self.filter.epsilon(self.target_delta) if self._whole_fits else np.inf)
         return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self._whole_fits else "width", "rdp_filter")
 
     def _fits(self, mechanism: Mechanism) -> bool:
-        """Return whether the filter's budget would suffice if the run were this mechanism."""
+        """Return whether the filter's budget suffices for a run with this mechanism."""
         assert self.filter is not None
         return bool(spent_renyi(mechanism, self.filter, self.relation) <= self.filter.budget)
 
@@ -523,7 +525,7 @@ class Plan(PlanRequest):
         return hash(self.segments)
 
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
-        """Return some `points` evenly spaced steps of one run, and coarse bounds of epsilon after each of them.
+        """Return at most `points` evenly spaced steps of one run, and coarse bounds of epsilon after each of them.
 
         For a plan with many different steps, epsilon is only an upper bound (kind "bound"), never above that of the
         whole plan.  A few kinds of step then stand for all; each leaks at least as much as those that it stands for.
@@ -558,7 +560,7 @@ class Plan(PlanRequest):
     def live_epsilon(self, step: int) -> Bounds:
         """Return an upper bound of the epsilon of the first `step` steps, from a table that is computed once.
 
-        `upper` is the table's value at the first of its steps from `step` on, which is no smaller; the kind is "bound".
+        `upper` is the table's value at its first step that is not before `step`; the kind is "bound".
         """
         self._require(step, self.steps)
         if step == 0:
@@ -637,13 +639,13 @@ class Plan(PlanRequest):
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether a ledger's entries and the next steps together surely meet the target; True without a target.
 
-        If the plan has a Renyi filter, they must stay within its budget, too.  InputError if the ledger has a filter
-        that the plan does not share.  The answer costs nothing while the ledger follows the plan.  With repetitions
-        only the current run of the ledger counts.
+        If the plan has a Renyi filter, they must stay within the filter's budget, too.  InputError if the ledger has a
+        filter that the plan does not share.  The answer costs nothing while the ledger follows the plan.  With
+        repetitions only the current run of the ledger counts.
 
         next_step : the step to be taken, the first of `steps` steps.
-        partition : of fixed batches or a round, the partition with which the step will be noted; by default that of the
-            ledger's last step entry.
+        partition : for a batch rule with passes or rounds, the partition with which the step will be noted; by default
+            that of the ledger's last step entry.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
@@ -671,7 +673,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def load(text: str) -> Any:
-    """Load JSON whose objects have no key twice and whose numbers are finite; ValueError otherwise."""
+    """Load JSON; raise ValueError if an object has a key twice, or a number is not finite."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):

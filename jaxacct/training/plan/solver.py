@@ -71,13 +71,13 @@ _RULES: dict[str, Constraint] = {
     "cap": SIZE,
     "groups": SIZE,
 }
-"""Names of a plan's numbers, each with the values that it may have."""
+"""Names of the numbers that a caller may give, each with the values that it may have."""
 _OPEN = {
     "noise_multiplier": ("noise_multiplier",),
     "steps": ("steps", "epochs"),
     "sampling_probability": ("sampling_probability", "expected_batch_size", "batch_schedule", "slots"),
 }
-"""The three things that a plan can be solved for, and the arguments that would give each of them."""
+"""Settings that a plan can be solved for, each with the arguments that would give it instead."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +252,7 @@ def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarr
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays (orders, runs): the budget that a run needs at an order, and the epsilon of that budget."""
-    # the factor covers the rounding when the same steps are summed in another order
+    # the factor covers rounding: the same steps summed in another order give another sum
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)
     promised = [epsilon_from_renyi([order], np.asarray(one)[None], terms.target_delta).upper for order, one in pairs]
@@ -260,7 +260,7 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 
 
 def _filter_of(mechanism: Mechanism, terms: PlanRequest) -> Filter:
-    """Return a plan's filter: the order of least epsilon, and the run's divergence at that order as its budget."""
+    """Return a plan's filter: the order of least epsilon, and as its budget the run's divergence at this order."""
     used, promised = _filters(mechanism, terms)
     best = int(np.argmin(promised))
     if not np.isfinite(used[best]):
@@ -360,7 +360,7 @@ def _solved(request: PlanRequest) -> Solution:
     batches = _batches(request, n)
     if opened == "steps":
         if request.sampling == rules.TRUNCATED:
-            # the number of steps is not known yet: a million is more than most runs have
+            # the cap needs a number of steps, which is not known yet: a million is more than most runs have
             request = replace(request, cap=_cap_of(request, batches[0].value / n, 10**6))
         steps = _most_steps(request, batches[0].value / n, n)
     elif request.steps:
@@ -370,7 +370,7 @@ def _solved(request: PlanRequest) -> Solution:
         steps = steps_of(batches, request.epochs * n)
     segments = with_rates(joined(noise, batches, steps, int(n)), request.sampling, request.groups, int(n))
     if request.sampling not in (rules.ALLOCATION, *rules.OF_ONE_SIZE) and request.sampling_probability is not None:
-        rate = request.sampling_probability  # not computed from the batch size, which rounds
+        rate = request.sampling_probability  # as given: a rate computed from the batch size is rounded
         segments = tuple(s._replace(sampling_probability=rate) for s in segments)
     if request.sampling == rules.TRUNCATED:
         request = replace(request, cap=_cap_of(request, max(s.sampling_probability for s in segments), steps))
@@ -482,7 +482,7 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     target = _target(request)
     if request.sampling == rules.ORDER:
         raise InputError("steps is missing; give it or epochs, to which the noise of 'fixed_order' is relative")
-    # random allocation takes whole rounds: a part of a round costs as much as the whole
+    # the search counts whole rounds or passes: a part of one costs as much as the whole
     length = slots_for(n, rate * n) if request.sampling == rules.ALLOCATION else request.groups or 1
     if request.sampling in (rules.ALLOCATION, rules.CYCLIC):
         rate = 1.0 / length if request.sampling == rules.ALLOCATION else min(rate * length, 1.0)
@@ -588,7 +588,7 @@ def _infeasible(target: float, status: str) -> InputError:
 
 
 def _warn_not_reached(target: float, name: str, value: float, epsilon: float) -> None:
-    """Warn that every searched value meets the target, so that the plan spends less than it may."""
+    """Warn that the search ended at its limit, where the plan spends less than the target."""
     warnings.warn(
         f"target_epsilon = {target!r} is not reached: {name} = {value!r} is the limit of the search, and gives "
         f"epsilon = {epsilon:.6g}; give another number yourself to spend more, or lower the target",
@@ -607,7 +607,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return the segments already run, and those left to run (numbered from step 0, with noise yet to be scaled)."""
+    """Return the segments already run, and those left to run: numbered from step 0, their noise yet to be scaled."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")
@@ -634,7 +634,7 @@ def rest_of_run(
     rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
     if (
         sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
-    ):  # keep the rate, which was rounded anew
+    ):  # keep the rate of the steps so far: the new one was rounded anew
         rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
     return spent, rest
 
