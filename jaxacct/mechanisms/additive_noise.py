@@ -17,7 +17,7 @@ from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Largest number of outcomes of noise on the integers that are kept apart.
+"""Largest number of outcomes of noise on the integers that are kept as separate losses.
 
 With more, the outcomes of the discrete Gaussian are grouped, and the discrete Laplace mechanism is refused. The work of
 the lattice engine grows with the number of losses.
@@ -33,7 +33,7 @@ LOSS_CELLS = 2048
 PROFILE_POINTS = (2000, 500)
 """Numbers of points of a profile: 2000 until delta is e^-72, and 500 more until e^-684, near the smallest float64.
 
-So many points add about 1e-5 to epsilon.
+With so many points, the chords between them add about 1e-5 to epsilon.
 """
 
 
@@ -156,8 +156,8 @@ class Laplace(AdditiveNoise):
 def laplace_pair(largest: np.ndarray) -> FinitePair:
     """Return a pair that dominates Laplace noise of largest loss l.
 
-    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4). The end l has half of that and 1/2 more, and the
-    end -l has half of that and e^{-l}/2 more.
+    Losses x at equal distances d have masses e^{(x - l)/2} tanh(d/4). The loss l has half this mass and 1/2 more; the
+    loss -l has half this mass and e^{-l}/2 more.
     """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
@@ -308,7 +308,7 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 def _grouped(
     at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split each outcome between the two nodes around it: the profile becomes its chords (README, "Discrete noise")."""
+    """Split each outcome between the two nodes around it, which makes the profile its chords ("Discrete noise")."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
     # grouping with so many nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
@@ -376,7 +376,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
 
 
 def _pair(m: float, smoothness: float) -> FinitePair:
-    """Return the pair whose profile is the maximum of the three, at the losses of quantiles of N(m, R^2)."""
+    """Return the pair of the largest of the three profiles in `families`, at the losses of quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
     # the tail is 6e-300 at 37 deviations; so many quantiles add about 1e-5 to epsilon
@@ -389,7 +389,10 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the larger and the smaller x where log N(m, R^2)/N(0, 1) = epsilon, in deviations of each of the laws."""
+    """Return four arrays: the larger and the smaller x where log N(m, R^2)/N(0, 1) = epsilon, standardised by each law.
+
+    The first two arrays hold (x - m)/R, the last two x.
+    """
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)

@@ -31,7 +31,7 @@ M = TypeVar("M")
 
 
 class Mechanism(ABC):
-    """Mechanism, or batch of mechanisms: one configuration for each element of the broadcast of the numeric fields.
+    """Mechanism, or batch of mechanisms: one configuration for each element of the numeric fields' common shape.
 
     Subclasses are frozen dataclasses that ``register`` makes pytrees. A field named in ``constraints`` is numeric: the
     constructor checks it and stores it as float64 (a Python float, or a read-only NumPy array). A field named
@@ -50,7 +50,7 @@ class Mechanism(ABC):
     exact_pair: ClassVar[bool] = False
     """Whether neighbouring data sets are proved to attain the pair of `expand`; if not, answers are of kind "bound"."""
     replaced_apart: ClassVar[bool] = False
-    """Whether no pair is known for a replaced record, which is then removed and added."""
+    """Whether no pair is known for a replaced record; a bound then removes the record and adds another one."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -90,7 +90,7 @@ class Mechanism(ABC):
         """Return whether the remove and add directions coincide for every element of the batch."""
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return, for each Gaussian, its noise and the factors of its count; None unless all releases are Gaussians."""
+        """Return each Gaussian's noise, and factors whose product is its count; None if any release is no Gaussian."""
         return None
 
     def displaces(self) -> bool:
@@ -115,7 +115,7 @@ class Mechanism(ABC):
         The kind of a mechanism made of others is the weakest of their kinds. A kind that is conditional on an
         assumption is weaker than "bound". `composed` says whether the mechanism runs more than once or beside others. A
         pair may join several pairs of neighbours, each of them the worst at some eps. One step attains such a pair, but
-        it only bounds a composition.
+        for a composition the pair is only a bound.
         """
         own = "certified" if self.exact_pair else "bound"
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
@@ -215,7 +215,7 @@ def weakest(kinds: Iterable[str]) -> str:
 
 
 def register(cls: type[M]) -> type[M]:
-    """Make a frozen dataclass a pytree; fields of metadata ``static=True`` are no leaves. Unflattening checks none."""
+    """Make a frozen dataclass a pytree; fields of metadata ``static=True`` are no leaves. Unflattening skips checks."""
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
         raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))
@@ -238,7 +238,7 @@ def register(cls: type[M]) -> type[M]:
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     if issubclass(cls, Mechanism):
-        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]  # of a class that is just made
+        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]  # the class is still being made
     return cls
 
 
@@ -263,9 +263,9 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 
 
 def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Broadcast values against a batch of mechanisms; return the common shape, flat rows of the batch, and flat values.
+    """Broadcast values against a batch of mechanisms; return the common shape, and rows and values of shape (B,).
 
-    Rows and values have shape (B,), with one entry for each element of the common shape.
+    For each element of the common shape, the row is the place of its mechanism in the flat batch.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> shape, rows, deltas = on_batch(Gaussian([1.0, 2.0]), "delta", [[1e-5], [1e-6]])
@@ -333,7 +333,7 @@ def element(mechanism: M, index: tuple[Any, ...]) -> M:
 
 
 def take_rows(mechanism: M, rows: np.ndarray) -> M:
-    """Return some configurations of a batch, by their numbers in its flat order; refuse a law of the number of runs."""
+    """Return the configurations at `rows` of the flat batch; refuse a mechanism with a law of the number of runs."""
 
     def law(owner: Any, value: Any) -> Any:
         raise InputError(f"a batch of {type(owner).__name__} is not taken apart here; ask for one at a time")
@@ -345,7 +345,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any, Any], Any]) -> Any:
-    """Return part of a batch of mechanisms, or of tuples of them; `law` picks from a law of the number of runs."""
+    """Return part of a batch of mechanisms or of a tuple of them; `law` picks from a law of the number of runs."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

@@ -32,7 +32,7 @@ from jaxacct.mechanisms.profile import either_order
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 
 MOST_DIGITS = 2**20
-"""Largest number of binary digits of an exact power; a float64 to the power of some 20,000 steps has as many."""
+"""Largest number of binary digits of an exact mass at infinity; a float64 to the power 20,000 has about as many."""
 
 
 @register
@@ -185,7 +185,7 @@ class Composed(Combinator):
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
     def _mixes_orders(self, relation: str) -> bool:
-        """Return whether, for a replaced record, several mechanisms have two laws in an order of their own."""
+        """Return whether a record is replaced in several mechanisms whose two laws differ; each has its own order."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
@@ -199,7 +199,7 @@ class Composed(Combinator):
 
 
 def _is_checked(steps: Any) -> bool:
-    """Return whether a count is a number or an array, and no tracer or placeholder of a pytree transformation."""
+    """Return whether a count is a number or an array, not a tracer or a placeholder of a pytree transformation."""
     return isinstance(steps, float | np.ndarray)
 
 
@@ -211,7 +211,7 @@ def _without_one(mechanism: Mechanism) -> Mechanism:
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
-    """Return the parts under a symmetric relation, where each finite part covers its two laws in either order."""
+    """Return the parts for a replaced record; a finite part becomes one that bounds both orders of its two laws."""
     parts: list[tuple[Part, np.ndarray]] = []
     forward, reverse = (mechanism.expand(relation, direction) for direction in DIRECTIONS)
     for (one, count), (two, _) in zip(forward, reverse, strict=True):
@@ -273,10 +273,10 @@ def compose(*mechanisms: Mechanism) -> Composed:
 class ProposeTestRelease(Combinator):
     """Release ``mechanism`` only if a noisy distance says that the data is far from unstable data.
 
-    The distance to instability is the least number of steps of the neighbouring relation to data where ``mechanism``
-    does not have its guarantee. One step moves the distance by at most 1. The distance is released with Laplace noise
-    of scale ``test_scale``, and the mechanism is run if the noisy distance exceeds ``threshold``. On two unstable
-    neighbours the mechanism may reveal everything, but it is run with probability at most
+    The distance to instability is the least number of steps of the neighbouring relation that lead to data where
+    ``mechanism`` does not have its guarantee. One step moves the distance by at most 1. The distance is released with
+    Laplace noise of scale ``test_scale``, and the mechanism is run if the noisy distance exceeds ``threshold``. On two
+    unstable neighbours the mechanism may reveal everything, but it is run with probability at most
 
         delta_infinity = e^{-threshold/test_scale}/2.
 

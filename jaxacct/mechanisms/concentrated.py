@@ -19,7 +19,7 @@ from jaxacct.mechanisms.profile import pair_of_profile, stacked
 ORDERS = 24
 """Number of Rényi orders that are tried for each point of the profile."""
 LEAST_ORDER = 1e-6
-"""Smallest alpha - 1 that is tried, alpha the Rényi order."""
+"""Smallest value of alpha - 1 that is tried, where alpha is the Rényi order."""
 
 
 @register
@@ -78,8 +78,8 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
         return (np.array([0.0, xi]), top) if xi > LEAST_ORDER**2 else (np.zeros(1), top[:1])
     corner = _corner(rho, xi)
     far = max(xi + rho + np.sqrt(2.0 * rho) * 37.5, 1.1 * corner)  # delta is about 1e-307 at 37.5 deviations
-    # s: log-ratios of the output that is likelier under P, from that of the optimal test at epsilon 0 upwards;
-    # the chords between so many points add about 1e-4 to epsilon
+    # s is the log-ratio of the output that is likelier under P; it starts at the optimal test for epsilon 0.
+    # With so many s, the chords between the points add about 1e-4 to epsilon.
     s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, 1000)[1:]])
     t, c = _boundary(s, rho, xi)
     epsilon, delta = _tangent(s, t, c, rho, xi)
@@ -112,12 +112,12 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Return a grid of alpha - 1. For an output of probability p the best alpha - 1 is at most (-log p/rho)^1/2."""
+    """Return a grid of alpha - 1; the best value for an output of probability p is at most sqrt(-log(p)/rho)."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return t and c for each s: the log-ratios of the two outputs are s and -t, and the order 1 + c limits q most."""
+    """Return t and c for each s: the two outputs have log-ratios s and -t, and the order 1 + c allows the least q."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):

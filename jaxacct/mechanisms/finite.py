@@ -237,7 +237,9 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
 
 
 def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Compute log(p/q) of positive masses up to 8 roundoffs of the value; exchanging p and q only changes the sign.
+    """Compute log(p/q) of positive masses, with an error of at most 8 roundoffs of the value.
+
+    Exchanging p and q only changes the sign of the answer.
 
     `difference` is p - q, known to a few roundoffs, and is used where p and q are near. Otherwise the ratio is known to
     a few roundoffs, and its logarithm is at least .4. The difference of logarithms is used only beyond 690, where it
@@ -277,7 +279,7 @@ class FiniteOutput(FiniteMechanism):
     Parameters
     ----------
     p, q : array_like in [0, 1]
-        The last axis runs over the outputs, of which both have the same number. The axes before it are the batch and
+        The last axis runs over the outputs, whose number is the same for p and q. The axes before it are the batch and
         broadcast. Each vector sums to 1 within 1e-12, and is divided by its sum.
 
     References
@@ -318,8 +320,8 @@ class FiniteOutput(FiniteMechanism):
         above_p, above_q = (sums(np.concatenate([x, -np.ones_like(x[..., :1])], -1))[..., None] for x in given)
         p, q = (x / (1.0 + above) for x, above in zip(given, (above_p, above_q), strict=True))
         common = (p > 0.0) & (q > 0.0)
-        # p/q - 1 and log p/q come from the numbers as given, whose difference is exact where they are near, and
-        # from the excess of each sum over 1, which is small and has all its digits
+        # p/q - 1 and log p/q are computed from the numbers before the division by their sums. The difference of two
+        # near numbers is exact, and `above_p` and `above_q`, by which the sums exceed 1, have all their digits.
         one, two = (np.where(common, x, 1.0) for x in given)
         with np.errstate(over="ignore"):
             excess = (one - two) / two
@@ -337,7 +339,7 @@ class FiniteOutput(FiniteMechanism):
         return sum((x for x, other in zip(masses, q, strict=True) if other == 0.0), Fraction(0)) / sum(masses)
 
     def symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions, to the last bit; if not, both are computed."""
+        """Return whether the loss has the same law in both directions, to the last bit; if not, each is computed."""
         pair = self.pair()
         here, there = _sorted_law(pair.loss, pair.p), _sorted_law(-pair.loss, pair.q)
         return bool(np.array_equal(here, there) and np.array_equal(pair.p_infinity, pair.q_infinity))
