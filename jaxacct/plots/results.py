@@ -57,9 +57,9 @@ def plot(
     result : Table, or the path of a .csv or .parquet result
     out : path ending in .png, .svg or .pdf
     kind : {"curve", "heatmap", "profile", "tradeoff"}
-        A value against an input with its bracket as a band; a value as colour over two inputs; delta against
-        epsilon, or the trade-off function, of some rows.  By default a curve, or a heat map where two inputs
-        have more than eight values each.
+        A curve shows a value against an input, with the value's bracket as a band.  A heat map shows a value as colour
+        over two inputs.  "profile" shows delta against epsilon for some rows, and "tradeoff" their trade-off functions.
+        By default a curve, or a heat map where two inputs have more than eight values each.
     x, by : names of inputs
         The input along the horizontal axis, and the input of a family of curves or along the vertical axis.  By default
         the inputs with the most values; every other input is held at the value that most rows have.

@@ -186,8 +186,8 @@ def _elements(name: str, whole: Profile, room: int) -> list[_Curve]:
 def _epsilons(curves: list[_Curve]) -> np.ndarray:
     """Return values of epsilon, denser near 0, from 0 to the largest epsilon at which a curve ends.
 
-    The epsilon at which a curve ends is one of the values.  Its delta is the smallest of `ENDS_TRIED` whose epsilon is
-    finite; a curve for which none is finite ends at epsilon 10.
+    A curve ends at the epsilon of the smallest delta in `ENDS_TRIED` whose epsilon is finite, or at epsilon 10 if none
+    is finite.  All these ends are among the values.
     """
     ends = []
     for _, one in curves:
@@ -234,7 +234,7 @@ def _draw(axes: Any, look: tuple[_Curve, Any, str], grid: np.ndarray, found: Bou
 
 
 def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return points on the chords between the given points (e^eps, delta), and the given points.
+    """Return points on the chords between neighbouring points (e^eps, delta), with the given points among them.
 
     >>> at, chord = _chords(np.array([0.0, 1.0]), np.array([1.0, 0.0]))
     >>> at.size, bool(np.allclose(chord, 1 - np.expm1(at) / np.expm1(1.0)))

@@ -162,9 +162,10 @@ def attacker_curve(readings: Readings) -> str:
 
 
 def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a line that is nowhere below the rates of the best attacker, some of which are `points`.
+    """Return the corners of a line that is nowhere below the rates of the best attacker.
 
-    True-positive rates only grow with the false-positive rate, and the quotient TPR/FPR only falls.
+    `points` are some of these rates.  True-positive rates only grow with the false-positive rate, and the quotient
+    TPR/FPR only falls.
 
     >>> _above([(0.1, 0.4), (0.2, 0.5)])
     [(0.1, 0.4), (0.125, 0.5), (0.2, 0.5)]

@@ -51,7 +51,7 @@ from jaxacct.sweeps.table import (
 )
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Limits of the default number of rows between two writes, which is a sixteenth of the grid.
+"""Limits of the default number of rows between two writes: a sixteenth of the grid, rounded up to a power of 2.
 
 Fewer rows would not fill the compiled programs; with more rows a kill would lose more work.
 """
@@ -123,7 +123,8 @@ def sweep(
     progress : bool, optional
         Show a progress bar on standard error; by default only on a terminal.
     block : int, optional
-        Rows solved between two writes; by default a sixteenth of the grid, at least 512 and at most 4096.
+        Rows solved between two writes; by default a sixteenth of the grid, rounded up to a power of 2, at least 512 and
+        at most 4096.
     resume : bool
         Continue from the journal of an interrupted run, if there is one, with its block size.
     overwrite : bool
@@ -139,8 +140,8 @@ def sweep(
     Table
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
         upper, kind, status, engine.  A solved noise multiplier, sampling probability or steps has its own column, and
-        the bracket is that of the epsilon at the solved value.  Rows are in the order of the grid, or of this slice if
-        the slices are not merged.
+        the bracket is that of the epsilon, or of the risk that was the target, at the solved value.  Rows are in the
+        order of the grid, or of this slice if the slices are not merged.
 
     Raises
     ------
@@ -257,8 +258,8 @@ class _Run:
     ) -> Iterator[Journal]:
         """Lock the journal of the slice, take the rows of an interrupted run from it, and close it in the end.
 
-        taken : files that must not exist when a sweep begins, each with the remedy.  A journal that exists already
-        was begun where these files did not exist or could be replaced, so a continued sweep may replace them.
+        taken : files that must not exist when a sweep begins, each with the remedy.  A continued sweep may replace
+        these files: when its journal was begun, they did not exist or could be replaced.
         """
         path = journal_path(out, self.work.shard)
         journal = Journal.hold(path)

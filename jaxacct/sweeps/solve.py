@@ -30,7 +30,7 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 }
 """The function that solves for each calibrated quantity."""
 BASES_AT_ONCE = 16
-"""Largest number of base runs, which selections repeat, that are solved together; a profile of each takes 2 MB."""
+"""Largest number of base runs (the runs that selections repeat) that are solved together; each profile takes 2 MB."""
 USUAL = "usual"
 """The `relation` in `Settings` of a sweep in which each row has the usual relation of its batch rule."""
 

@@ -38,9 +38,9 @@ ROWS_PER_PIECE = 8192
 class Table:
     """The result of a sweep: columns of equal length, one row per configuration in the order of the grid.
 
-    Numbers are float64, words are text.  `lower`, `estimate` and `upper` bracket the epsilon or delta of the row, and
-    in a calibration the epsilon at the solved value.  NaN marks an input that does not apply, and the answer of an
-    infeasible configuration, whose `status` gives the reason.
+    Numbers are float64, words are text.  `lower`, `estimate` and `upper` bracket the epsilon or delta of the row.  In
+    a calibration they bracket the epsilon, or the risk that was the target, at the solved value.  NaN marks an input
+    that does not apply, and the answer of an infeasible configuration, whose `status` gives the reason.
 
     Parameters
     ----------
