@@ -37,7 +37,7 @@ LEAST_DELTA = 1e-290
 ROUNDINGS_PER_TERM = 8.0
 """Allowance for the relative error of one factor of a product, or of one term of a sum, in units of ROUNDOFF."""
 NODES_BY_LATTICE = 8
-"""Largest number of nodes that the lattice engine computes again where the contour engine leaves wide brackets."""
+"""Largest number of nodes k whose profile the lattice engine computes again if the contour engine leaves it wide."""
 MOST_ROUNDS = 12
 """Largest number of times that nodes are added for one eps, and of passes of the search for one delta."""
 LAST_EPS = 1e300
@@ -204,7 +204,7 @@ class Mixture:
         self.most, self.hard = 3000, np.zeros(0, np.intp)
         size = weights.k.size
         beyond = np.cumsum(weights.high[::-1])[::-1]
-        # the first nodes are the k with these probabilities of K >= k, as shares of the listed probability
+        # the first nodes are the k at which Pr[K >= k] has fallen to these shares of the listed probability
         first = np.array([0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8])
         spread = np.searchsorted(-beyond, -beyond[0] * first) if size else []
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
@@ -217,7 +217,7 @@ class Mixture:
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            with backend.job(nodes.size, apart=True):  # NumPy or XLA as for one selection
+            with backend.job(nodes.size, apart=True):  # uses NumPy or XLA as one selection alone would
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
                 self.most = 96  # fewer nodes, since the lattice engine takes some 20 ms for each

@@ -38,7 +38,7 @@ _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 """Number of eps in one direction at which each engine evaluates the profile: a slower engine has fewer."""
 LAST_DELTA = 1e-18
-"""Excess of delta over the mass at infinity at the last eps at which the profile is evaluated."""
+"""The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this."""
 PROFILE_RTOL = 0.01
 """The rtol with which the engines are asked for the profile.  The contour engine errs by a hundredth of it at most,
 which moves a selection's eps by 1e-5.
@@ -281,7 +281,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> tuple[n
         # half of the mass has losses beyond the engines' range: the bounds from the base alone answer instead
         at = np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS])
         return at, np.zeros((2, 3)), np.ones((2, 3))
-    with backend.job(1, apart=True):  # NumPy or XLA as for a single base, whatever the size of the caller's batch
+    with backend.job(1, apart=True):  # uses NumPy or XLA as a single base would, whatever the caller's batch
         found = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
         engine = str(found.engine)
         count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)

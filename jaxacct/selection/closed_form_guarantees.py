@@ -145,7 +145,7 @@ def thresholds(k: TruncatedNegativeBinomial, epsilon: float, delta: float, targe
 
     Let delta_G be the profile of the (epsilon, delta)-DP Gaussian.  eps_1 minimises the sum
     `e^{eps_1} + (1-gamma)/gamma delta_G(eps_1)`, and delta_1 = delta_G(eps_1).  At eps_2 the profile delta_G is
-    delta_2 = target_delta/m.  If every candidate meets both points, `two_point_selection` holds at target_delta.
+    delta_2 = target_delta/E[K].  If every candidate meets both points, `two_point_selection` holds at target_delta.
     The certified engines decide whether a candidate meets them.
 
     Parameters

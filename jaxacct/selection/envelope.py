@@ -1,6 +1,7 @@
 """Envelope: a cheap upper bound of the worst score's leak, for every law of K and eps >= 0.
 
-With T the concave trade-off curve of the base, L the slope of T, p = T(0) and E = e^eps,
+Let phi be the generating function of K, T the concave trade-off curve of the base, L the slope of T, p = T(0) and
+E = e^eps.  The selection's profile delta_A has the bound
 
     delta_A(eps) <= E int_0^1 M_+(L(u)/E) du + phi(1) - phi(1 - p),   M(r) = max_v (r phi'(T(v)) - phi'(v)).
 
@@ -245,10 +246,10 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, weight: float = 1.0) -> Points:
-    """Return the integral of the highest of lines of ascending gain: a point for each r where another becomes highest.
+    """Return the integral of the highest of some lines as Points; the lines have ascending gains.
 
-    The sum of points is at least every line that is kept, even where rounding puts some r_j out of order: `(r - r_j)_+`
-    is at least r - r_j, and at least 0.
+    There is a point for each r_j at which another line becomes the highest.  The sum of points is at least every line
+    that is kept, even where rounding puts some r_j out of order: `(r - r_j)_+` is at least r - r_j, and at least 0.
     """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
@@ -365,14 +366,14 @@ def _missed(made: Envelope, excess: np.ndarray, eps: np.ndarray) -> np.ndarray:
 
 
 def _turns(made: Envelope) -> np.ndarray:
-    """Return how much the slope of M's bound rises around each interval of nodes, except for the kink at the first."""
+    """Return how much the slope of M's bound rises around each interval of nodes, without the kinks at both ends."""
     turn = made.sums[0].weight.copy()
     turn[:, 0], turn[:, -1] = turn[:, 1], turn[:, -2]
     return 0.5 * (turn[:, 1:] + turn[:, :-1])
 
 
 def _between(made: Envelope, eps: np.ndarray) -> np.ndarray:
-    """Estimate the Q-mass of `loss - eps` between neighbouring nodes, times the likelihood ratio at the first one."""
+    """Estimate for each node the Q-mass of losses from `eps + node` to eps + the next node, times e^(eps + node)."""
     nodes, _, profile = made.sums[0]
     _, fall = profile.about(eps[:, None] + nodes)
     return np.maximum(fall[:, :-1] - fall[:, 1:] * np.exp(-np.diff(nodes)), 0.0)
@@ -494,10 +495,10 @@ def cells(mu: np.ndarray, law: Law, x: np.ndarray) -> Cells:
 
 
 def _risen(mu: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return estimates and lower bounds of B = 1 - T at floats y near the Q-masses below x, and a bound at the last y.
+    """Return estimates and lower bounds of B = 1 - T at floats y, and another lower bound at the last y.
 
-    y misses the Q-mass by less than `missed`.  B is convex, so over this distance it falls by at most its slope times
-    `missed`.  B(1) = 1.
+    y is near the Q-mass of the scores below x, and misses this mass by less than `missed`.  B is convex, so over this
+    distance B falls by at most its slope times `missed`.  B(1) = 1.
     """
     missed = LINE_ERROR * np.minimum(y, special.ndtr(-x)) + np.where(x > 0.0, 2.0 * ROUNDOFF, 0.0)
     loss = np.where(y < 1.0, np.exp(mu * (x - 0.5 * mu)) * (1.0 + LINE_ERROR) * missed, 0.0)

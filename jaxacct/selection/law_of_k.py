@@ -141,9 +141,9 @@ class Law(ABC):
         """Draw one K, which must stay secret; a batch of laws raises InputError.
 
         The privacy guarantees do not hold against an observer who learns K, or how long the selection ran.  The draw
-        inverts float64 tails, which are relatively accurate to r = 1e-11, at a uniform multiple of 2^-53.  For every n
-        the total variation between the draw and the law is at most `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` (README.md
-        of this folder, "What is drawn").
+        inverts the tails Pr[K > k] at a uniform multiple of 2^-53.  The tails are float64 numbers with relative errors
+        of at most r = 1e-11.  For every n the total variation between the draw and the law is at most
+        `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` (README.md of this folder, "What is drawn").
 
         Parameters
         ----------
@@ -170,7 +170,7 @@ class Law(ABC):
             yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
     def taken(self, index: Index) -> Self:
-        """Return laws of a flattened batch at given indices, or at an array's index such as [:, None], unchecked."""
+        """Return, unchecked, the laws at an array's index of a flattened batch; `(rows, None)` also adds an axis."""
         found = object.__new__(type(self))
         for name in self.constraints:
             object.__setattr__(found, name, getattr(self, name)[index])
@@ -280,7 +280,7 @@ class TruncatedNegativeBinomial(Law):
         return np.where(k >= 1.0, np.minimum(self._scale() * np.exp(np.minimum(log, 700.0)), 1.0), 1.0)
 
     def _scale(self) -> Any:
-        """Return `eta/(1 - gamma^eta)`, at eta = 0 `1/log(1/gamma)`."""
+        """Return `eta/(1 - gamma^eta)`; at eta = 0 this is `1/log(1/gamma)`."""
         whole = np.asarray(self.eta) * np.log(self.gamma)
         flat = np.abs(whole) < 1e-290
         return np.where(flat, -1.0 / np.log(self.gamma), -self.eta / np.where(flat, 1.0, np.expm1(whole)))[()]
@@ -290,7 +290,7 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        # from z = 30 on one Stirling series gives the difference of the two log-gammas: in two, leading terms cancel
+        # from z = 30 on, one series gives the difference of the log-gammas; in two, the leading terms would cancel
         far = np.maximum(z, 30.0)
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
@@ -621,8 +621,8 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
     The scale is 0 if K < order always.  A law that is not of this library raises InputError.
 
     Negative binomial: phi is an affine function of `b^-eta` with b linear in x.  So phi^(j) is a multiple of
-    `b^-(eta+j)`, as is phi' of the law with eta + j - 1.  Poisson: phi' = mean phi.  Binomial: a trial less for each
-    derivative.  Other finite laws: `phi^(j-1)` is a polynomial with coefficients >= 0, which is a multiple of a
+    `b^-(eta+j)`, as is phi' of the law with eta + j - 1.  Poisson: phi' = mean phi.  Binomial: each derivative takes
+    away one trial.  Other finite laws: `phi^(j-1)` is a polynomial with coefficients >= 0, which is a multiple of a
     generating function.
 
     >>> from jaxacct import selection

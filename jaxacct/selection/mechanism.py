@@ -40,7 +40,7 @@ ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 @register
 @dataclass(frozen=True, eq=False)
 class Selection(AnySelection):
-    """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best: its worst case over scores.
+    """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best, in the worst case over scores.
 
     The profile bounds H_E(A(X) || A(X')) of README.md of this folder, "The worst score".  It holds for every score that
     is a total preorder of a candidate's own output and does not depend on K.  Candidates must be i.i.d. given the data;
@@ -180,7 +180,7 @@ def select(
 def certified(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, width: float = 0.0
 ) -> np.ndarray:
-    """Return lower and upper bounds (2, *shape) at the worst score, narrowed by other bounds where not close."""
+    """Return lower and upper bounds (2, *shape) at the worst score; other bounds narrow those that are not close."""
     most = SAYS_NOTHING[quantity]
     # at a delta below LEAST_DELTA the lower bound at LEAST_DELTA still holds; the upper bound does not, and is reset
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
@@ -283,6 +283,6 @@ def _sum_of(laws: Sequence[Law]) -> Law | None:
     if len(fixed) == len(laws):
         return PointMass(math.fsum(float(law.repetitions) for law in fixed))
     if all(type(law) is Poisson for law in laws):
-        # the mean is rounded up: the adaptive profile D does not decrease in the mean
+        # a mean that is rounded up gives a bound, since the profile of adaptive candidates does not fall in the mean
         return Poisson(math.nextafter(math.fsum(float(law.mean) for law in laws), math.inf))
     return None

@@ -46,7 +46,7 @@ MONOTONE_KIND = "conditional: monotone score"
 MONOTONE_ORDERS = 1.0 + np.geomspace(0.05, 60.0, 40)
 """Rényi orders of `monotone_score_epsilon`, from 1.05 to 61, evenly spaced in log(order - 1)."""
 CHUNK = 256
-"""Rows computed at once: their arrays stay in the processor's cache."""
+"""Number of rows computed at once: their arrays stay in the processor's cache."""
 PANELS = (32, 64, 256)
 """Numbers of panels in the sums for Rényi divergences; a row takes the first number whose panels are narrow enough."""
 PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
@@ -102,7 +102,10 @@ def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
 
 
 def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (eps_1, log of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`), a sum convex in e^{eps_1}."""
+    """Return the eps_1 of the least `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`, and the logarithm of this least sum.
+
+    The sum is convex in e^{eps_1}.
+    """
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
     # an eps_1 at which delta of the base is below 1e-12 gains nothing
     high = upper_epsilon(run, np.asarray(1e-12), relation)

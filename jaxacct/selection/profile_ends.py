@@ -52,7 +52,7 @@ from jaxacct.selection.worst_case import known_curves
 MASS_ERROR = 16.0 * ROUNDOFF
 """Upper bound of the absolute error of a mass: masses are at most 1, and a difference of two takes a few roundings."""
 RELATIVE_ERROR = 4e-12
-"""Upper bound of the relative errors of masses, of phi, and of phi', an exponential with an exponent up to 700."""
+"""Upper bound of the relative errors of masses, phi and phi'.  phi' is an exp whose exponent may reach 700."""
 ROUNDED_UP = 1.0 + 1e-11
 """Factor by which bounds from the base alone are rounded up; it exceeds the rounding of each of their formulas."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
@@ -66,7 +66,7 @@ KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 LARGEST_LOSS = 650.0
 """Largest loss of a base for which R is bounded cell by cell and orders are tried: its exp is far from overflow."""
 LEAST_SLOPE = 1e-290
-"""Value to which a smaller phi' is rounded up, and least cost of an order that is used: less may have left float64."""
+"""Value to which a smaller phi' is rounded up, and least cost of an order that is used: float64 loses digits below."""
 
 
 class Limits(NamedTuple):
@@ -94,7 +94,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Narrow brackets (2, *shape) by the limits where `rows` is True; a bracket disjoint from them becomes trivial."""
+    """Narrow brackets (2, *shape) by `Limits` where `rows` is True; a bracket disjoint from these becomes trivial."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, row, base, one in each_pair(run, law, shape, rows):
@@ -286,8 +286,9 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     start = np.maximum(slopes(law, 1.0 - slope * reach - MASS_ERROR) * (1.0 + 2.0 * RELATIVE_ERROR), LEAST_SLOPE)
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
-    # `before` bounds the ratio for all v before a cell, `after` for all v from the cell on.  Begin at the last cell
-    # whose `before` is no more than a ratio reached from there on; if there is none, where the larger bound is least
+    # `before` bounds the ratio for all v before a cell, `after` for all v from the cell on, `least` for all v.  Begin
+    # at the last cell whose `before` is at most a ratio reached from there on, and whose `least` is within 10 % of the
+    # least one.  If there is no such cell, begin where `least` is least
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
@@ -357,7 +358,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     mean, tried = float(law.mean) * ROUNDED_UP, max(1.0 - none * ROUNDED_UP - 4.0 * ROUNDOFF, once / ROUNDED_UP)
     base = _direction(run, side)
     grown = growth(law, base)
-    # with probability phi(1 - delta(0)) all coupled candidates agree: delta is at most 1 less this
+    # with probability phi(1 - delta(0)) all coupled candidates agree, so delta is at most 1 - phi(1 - delta(0))
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward)[0]

@@ -116,7 +116,7 @@ def subset_epsilon(
 def subset_renyi(
     tuning: ArrayLike, training: ArrayLike, sampling_probability: float, *, variant: str = "rest"
 ) -> np.ndarray:
-    """Bound the Rényi divergences at whole orders 2, ..., A of tuning on a sample and training, the larger direction.
+    """Bound the Rényi divergences of tuning on a sample and training, in the larger direction, at orders 2, ..., A.
 
     Parameters
     ----------

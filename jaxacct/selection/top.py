@@ -44,7 +44,7 @@ from jaxacct.selection.profile_ends import RELATIVE_ERROR
 TOP = Constraint("use a whole number of candidates from 1 to 16", 1, 16, integral=True)
 """Allowed values of j: the bound for the best j needs the profiles of 1, ..., j runs."""
 MOST_ATOMS = 1500
-"""Largest number of outcomes of several runs of a finite base for which the law of these runs is multiplied out."""
+"""The law of several runs of a finite base is multiplied out if they have at most this many outcomes together."""
 
 
 @register
@@ -117,7 +117,7 @@ class TopSelection(AnySelection):
         shape = np.broadcast_shapes(batch_shape(run), self.law.shape, np.shape(values))
         wanted, found = np.broadcast_to(values, shape).reshape(-1), np.empty(int(np.prod(shape)))
         for here, _, base, one in each_pair(run, self.law, shape):
-            # NumPy or XLA as for a single selection, whatever the caller's batch; `_of_one` makes NaN a trivial bound
+            # uses NumPy or XLA as a single selection would, whatever the batch; `_of_one` makes NaN a trivial bound
             with backend.job(1, apart=True), np.errstate(all="ignore"):
                 found[here] = _of_one(quantity, base, one, self.top, wanted[here], relation, rtol)
         return found.reshape(shape)

@@ -24,7 +24,7 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, Curve, curves, meet, si
 from jaxacct.selection.law_of_k import Law, evaluated, require_law
 
 LARGEST_EPS = 600.0
-"""Largest searched eps, far from the overflow of exp.  For a larger eps the delta at this eps is an upper bound."""
+"""Largest searched eps, far from the overflow of exp.  For a larger eps the delta at LARGEST_EPS is an upper bound."""
 PER_CALL = 16
 """Configurations in one call of a compiled program.  The calls are shared among all cores."""
 WIDTH = 1e-4
@@ -33,7 +33,7 @@ WIDTH = 1e-4
 
 def known_curves(run: Mechanism, coarse: bool = False) -> list[dict[str, Curve]]:
     """Return the curves of each configuration of a base; with `coarse` from half as many points of its profile."""
-    with backend.job(1, apart=True):  # NumPy or XLA as for a single base, whatever the caller's batch
+    with backend.job(1, apart=True):  # uses NumPy or XLA as a single base would, whatever the batch
         return _kept_curves(run, coarse, backend.on_numpy(1))
 
 
@@ -282,7 +282,7 @@ def output_law(probabilities: ArrayLike, k: Law) -> np.ndarray:
     """Compute the probability with which "run K times, release the best" releases each outcome of a finite base.
 
     With phi the generating function of K, and F the distribution function of the base along the order of the scores:
-    `Pr[y] = sum_k Pr[K = k] (F(<= y)^k - F(< y)^k) = phi(F(<= y)) - phi(F(< y))`.  No two outcomes have one score.
+    `Pr[y] = sum_k Pr[K = k] (F(<= y)^k - F(< y)^k) = phi(F(<= y)) - phi(F(< y))`.  No two outcomes have equal scores.
     The absolute error is at most 1e-14.
 
     Parameters
