@@ -2,7 +2,7 @@
 
 A wide enclosure of delta(eps) costs almost nothing and refutes grossly false brackets.  Its lower end is
 P(S) - e^eps Q(S) for some sets S of outcomes, among them the best test of a single step.  For Poisson-sampled
-Gaussians the upper end is the delta of the same Gaussians without sampling.  This is at least as large, since
+Gaussians the upper end is the delta of the same Gaussians without sampling.  Sampling does not make delta larger, since
 H_E(P || Q) is convex in P and in Q.
 """
 

@@ -331,7 +331,10 @@ def _whole(steps: list[_Step], grown: Any, aims: _Aims) -> Any:
 
 
 class _Two:
-    """Part of delta from two steps, given the ratio m of a third below its cut (README.md, "Two and three steps")."""
+    """Part of delta from two steps, given the ratio m of a third step whose output is below the third step's cut.
+
+    Proof: README.md, "Two and three steps".
+    """
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims

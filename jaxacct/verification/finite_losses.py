@@ -232,7 +232,7 @@ def discrete_gaussian(sigma: float, shift: int) -> Masses:
 
     Each tail has Pr[X >= m] = Pr[X <= -m] <= e^{-m^2/(2 sigma^2)}.
     """
-    reach = math.ceil(24 * sigma) + 1  # the mass of each tail beyond is below e^{-288}
+    reach = math.ceil(24 * sigma) + 1  # the mass of each tail beyond `reach` is below e^{-288}
     if 2 * reach + shift > MOST_OUTCOMES:
         raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")
     square = 2 * ball(sigma) ** 2

@@ -17,7 +17,7 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
-"""The largest contributions are left out as long as the sum of their weights is below this bound."""
+"""Contributions of many records are left out if the sum of their probabilities is below this bound."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
@@ -33,7 +33,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return Pr[`batch` draws from `size` records have j of a `group`] for j = 0, 1, ..., and 0 for larger j."""
+    """Return Pr[`batch` draws from `size` records have j of a `group`] for j = 0, 1, ..., and 0 for the rest."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -120,7 +120,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window for all peaks of N(u) mix^e, where u is e/sigma times the mean of the shares given u."""
+        """Return one window for all peaks of N(u) mix^e; at a peak u = e/sigma times the mean of the shares given u."""
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))
@@ -155,7 +155,7 @@ class PairOfMixtures:
         return ("PairOfMixtures", numbers, len(self.p))
 
     def hockey_stick(self, epsilon: Any) -> Any:
-        """Integrate (p - e^eps q)_+ over a half line, whose end is enclosed by bisection; else nan."""
+        """Integrate (p - e^eps q)_+ over a half line whose end is found by bisection; nan if the sign changes twice."""
         terms = self._terms(epsilon.exp())
         signs = [1 if c > 0 else -1 if c < 0 else 0 for _, c in terms]
         if 0 in signs:
@@ -237,7 +237,7 @@ class RevealedPairs:
 
 @dataclass(frozen=True)
 class Revealed(RevealedPairs):
-    """`RevealedPairs` that can be composed: M(z) is the sum over the pairs of chance times M_i(z), which is known."""
+    """`RevealedPairs` that can be composed, since M_i(z) of every pair is known: M(z) = sum_i Pr[pair i] M_i(z)."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))

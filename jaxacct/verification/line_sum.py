@@ -25,7 +25,8 @@ from jaxacct.verification.sampled_gaussian import Cut
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
 """Positions Re z of the line that are tried, as shares of the saddle point; below 1 the aliases may fall faster."""
 LONG_SUM_PRODUCTS = 400_000
-"""Products (of a node in t and a node in x) from which a sum counts as long: then plans with cuts are tried too."""
+"""Number of products from which a sum counts as long; then plans with cuts are tried too. Each node of the sum takes as
+many products as M(z) has nodes."""
 REUSE_SHARE = 1e-3
 """Largest relative distance from the epsilon of a kept sum at which that sum still serves."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
@@ -164,7 +165,7 @@ def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
         below = arb(orders.below)
         bound += _chernoff(parts, below, epsilon) / (((c - below) * period).exp() - 1)
     else:
-        # delta(e) = P - e^e Q + E_P[(e^{e - loss} - 1)_+]
+        # with the masses p and q: delta(eps) = p - e^eps q + E_P[(e^{eps - loss} - 1)_+]
         p, q = _masses(parts)
         if plan.small_loss:
             one, two = plan.small_loss.masses(parts)
@@ -231,7 +232,7 @@ class Plan:
     count : nodes of the sum.
     smoothing : deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
     bits : accuracy of the values of M, in natural digits.
-    cost : products (of a node in t and a node in x) that the sum takes.
+    cost : products that the sum takes: its nodes times the nodes of one M(z).
     small_loss : the cuts by which steps with small loss are taken apart, None where they are not taken apart.
     cuts : the cuts of each part above which its largest outputs are left out; empty if none are left out.
     """

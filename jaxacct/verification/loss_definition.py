@@ -372,7 +372,7 @@ def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, gr
 
 @defines(known.MatrixMechanism)
 def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: Any) -> list[Part]:
-    """Define independent releases: a sampled record moves each release by the norm of a vector."""
+    """Define independent Gaussian releases; a record that is sampled moves each release as far as `_moves` says."""
     _refuse(asked, "MatrixMechanism")
     rate, moves = _moves(strategy, participation, ctx.prec)
     if rate.is_zero():
@@ -483,7 +483,7 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair for e^eps >= 1: in place of an undrawn x, -x (remove) or another x (add) is drawn."""
+    """Return the worst pair for e^eps >= 1: if the record, x, is not drawn, -x (remove) or x (add) is in its place."""
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))

@@ -63,7 +63,7 @@ def _column_normalised(bands: int, steps: int, diagonals: Sequence[Sequence[floa
 
 
 def _tree(steps: int, restarts: int) -> list[Column]:
-    """Return columns with 1 at each node (block, level, place) above the step's leaf that ends within the block."""
+    """Return a column for each step: 1 at every node (block, level, place) above its leaf that fits into the block."""
     _require_size(steps, steps.bit_length())
     size = steps // restarts
     nodes = lambda leaf: [(k, leaf >> k) for k in range(size.bit_length()) if ((leaf >> k) + 1) << k <= size]
@@ -77,8 +77,8 @@ def _product(one: Column, other: Column) -> Any:
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
-    The square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  Contributions that are parallel but for their signs
-    reach the lower end.  The mean over all signs is the trace.
+    The square is sum_ij G_ij <x_i, x_j>, at most sum_ij |G_ij|.  Contributions +x or -x with the best signs reach
+    the lower end.  The mean over all signs is the trace.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 
@@ -158,11 +158,11 @@ MATRICES: dict[type, Callable[..., list[Column]]] = {
     known.ColumnNormalised: _column_normalised,
     known.PrefixSum: _tree,
 }
-"""The columns of each class of strategy, from its fields but `epochs`, on which no matrix depends."""
+"""For each class of strategy: its columns from its fields, without `epochs`, on which no matrix depends."""
 WAYS: dict[type, Callable[..., Moves]] = {
     known.SingleParticipation: lambda columns: _squared_move(columns, [(step,) for step in range(len(columns))]),
     known.FixedEpochs: _in_epochs,
     known.MinSeparation: _apart,
     known.CyclicPoisson: _cyclic,
 }
-"""The moves of C X by one record, for each class of participation, from the columns and its fields."""
+"""For each class of participation: how far one record moves C X, from the columns of C and the class's fields."""

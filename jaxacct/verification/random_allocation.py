@@ -110,7 +110,7 @@ class AllocationLoss:
                 yield [product[i, b] + spread for b in range(plan.width)]
 
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
-        """Return weights w, exponents x and error of phi(z) = sum w e^{zx}, valid for Re z >= c, on a turned path."""
+        """Return weights w, exponents x and error of phi(z) = sum w e^{zx} for Re z >= c; `angle` turns the path."""
         s, t, down = 1 / self.sigma, self.slots, angle * self.sigma
         width = strip * self.sigma
         h = 2 * arb.pi() * width / arb(plan.digits + float((2 * width * width).upper()))
@@ -124,7 +124,8 @@ class AllocationLoss:
         grown = (down * down / 2).exp()
         far = -(s * last * h - s * s / 2).exp() / t
         outside = gaussian_tail(-first * h) + gaussian_tail(last * h) * (c * angle.cos() * far).exp()
-        if bool(angle > 0):  # the error is bounded on lines `width` above and below the path; the upper one may be real
+        # the error is bounded on two lines, `width` above and `width` below the path; the upper line may be real
+        if bool(angle > 0):
             if not (strip <= angle and angle + strip <= arb.pi() / 2):
                 raise Unplanned("its path is turned too far")
             sizes = ((width - down) ** 2 / 2).exp() + ((width + down) ** 2 / 2).exp()
@@ -157,7 +158,7 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # natural digits of phi: its error relative to phi(c) is multiplied by t and by the number of terms
+        # natural digits wanted of phi: the error of phi, relative to phi(c), is multiplied by t and the number of terms
         small = float(self._log_phi(np.array([self.c]))[0])
         self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)

@@ -188,12 +188,12 @@ class SampledGaussian:
         return (stretch * angle**2 / 2).exp()
 
     def _grown(self, c: Any, angle: Any) -> Any:
-        """Bound |N(u) mix^e| on the line at this angle, divided by its value on the real line, for a real e."""
+        """Bound the size of N(u) mix^e on the line at this angle, relative to the real line, for a real e."""
         risen = self._risen(angle)
         return risen if self.direction == "remove" else risen * (angle / 2).cos() ** -c
 
     def _apart(self, c: Any, angle: Any, strip: Any) -> Any:
-        """Bound `_grown` if log mix is replaced by the mean of its values at angle + strip and angle - strip."""
+        """Bound as `_grown`, with the mean of log mix at angle + strip and at angle - strip in place of log mix."""
         risen = self._risen(angle) * self._risen(strip)
         if self.direction == "remove":
             return risen
@@ -426,7 +426,7 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Return the u where -log of N times the shares that fall towards `side` has the slope `slope`, in floats."""
+        """Return the u at which -log(N times the shares that fall towards `side`) has the slope `slope`, in floats."""
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:

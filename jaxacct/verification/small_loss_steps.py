@@ -1,4 +1,4 @@
-"""Sampled Gaussian steps with small loss are taken apart from the others, and the largest outputs are left out.
+"""Sampled Gaussian steps with small loss, taken apart from the others; and steps without their largest outputs.
 
 A smooth cut divides each output u.  The share chi(u) = Phi((u - place)/width) counts as a large loss, and the share
 1 - chi(u) as a small one.  The moment generating function of a step becomes M = A + B: the small losses are in
@@ -101,7 +101,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Choose in floats the cuts, equally far above each least loss, with which the sum costs least; None if none."""
+    """Choose in floats cuts, equally far above each least loss, for which the sum costs least; None if no cuts do."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
@@ -173,7 +173,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Return parts without the largest outputs, which make M(c) huge; their P-mass is planned to be below e^wanted."""
+    """Return parts without the largest outputs, which make M(c) huge; the P-mass left out is aimed below e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
