@@ -1,4 +1,4 @@
-"""Balls in bins with a banded matrix mechanism: the bins' normals, and the pairs of the whole run for compositions."""
+"""Balls in bins with a banded matrix mechanism: coefficients of bins, brackets of a run, its pairs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from jaxacct.mechanisms.random_allocation import RandomAllocation
 from jaxacct.strategies.strategy import Strategy
 
 KEPT = 64
-"""Number of runs whose contours are kept."""
+"""Number of runs whose coefficients and contours are cached."""
 
 
 def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return |C[i, i]| and |C[i, i - 1]|, 0 for i = 0, (n,) each; refuse what no bound is known for."""
+    """Return |C[i, i]| and |C[i, i - 1]| (0 for i = 0) of every step, (n,) each; refuse runs without a known bound."""
     from jaxacct.strategies.matrices import ColumnNormalised, ToeplitzStrategy  # loads JAX's optimisers
 
     if strategy.overlap > 2:
@@ -54,7 +54,7 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.lru_cache(maxsize=KEPT)
 def normals_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Bins:
-    """Return the normals of a run, or of a run that it dominates (`below`)."""
+    """Return the coefficients of the bins of a run; with `below`, those of bins that the run dominates."""
     diagonal, beside = bands_of(strategy, bins)
     rows = -(-strategy.steps // bins)
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins)
@@ -62,14 +62,14 @@ def normals_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Bins
     own, one[0, 0] = float(one[0, 0]), 0.0
     first, second = (np.sqrt(np.sum(np.ascontiguousarray(each.T) ** 2, axis=1)) for each in (one, two))
     cosine = np.sum(one * two, axis=0) / np.maximum(first * second, 1e-300)
-    if below:  # bins with a smaller covariance are dominated
+    if below:  # a smaller `second` makes the covariances of the bins smaller, and the run dominates such bins
         second = np.where(cosine >= 1.0 - 16.0 * ROUNDOFF, second, second * np.clip(cosine * (1.0 - 1e-12), 0.0, 1.0))
     return Bins(first, np.roll(second, -1), own)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def contours_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Profile:
-    """Return the profile of a run; both sides of its bracket share one profile if their normals agree."""
+    """Return the profile of a run, or with `below` of bins that the run dominates; equal bins share one profile."""
     found = normals_of(strategy, bins, noise, below)
     if below and np.array_equal(found.second, normals_of(strategy, bins, noise, False).second):
         return contours_of(strategy, bins, noise, False)
@@ -77,7 +77,7 @@ def contours_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Pro
 
 
 def largest_epsilon(mu: float, delta: float) -> float:
-    """Return an eps at which the run has at most delta, by the Gaussian of sensitivity mu, which reveals the bin."""
+    """Return an eps where the Gaussian of sensitivity mu has at most `delta`; revealing the bin, it bounds the run."""
     high = mu * (0.5 * mu + 40.0)
     eps = np.linspace(0.0, high, 4001)
     return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
@@ -86,7 +86,7 @@ def largest_epsilon(mu: float, delta: float) -> float:
 def epsilon_of_bins(
     strategy: Strategy, bins: int, noise: float, sign: float, delta: float
 ) -> tuple[float, float, float]:
-    """Bracket eps of one direction (sign 1 remove, -1 add), (lower, estimate, upper)."""
+    """Return (lower, estimate, upper) of eps in one direction: `sign` is 1 for remove and -1 for add."""
     above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
     most = largest_epsilon(float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF), delta)
     low, middle, high = above.epsilon(sign, delta, most)
@@ -98,7 +98,7 @@ def epsilon_of_bins(
 def delta_of_bins(
     strategy: Strategy, bins: int, noise: float, sign: float, epsilon: np.ndarray, width: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bracket delta of one direction at each epsilon, (lower, estimate, upper)."""
+    """Return (lower, estimate, upper) of delta at each epsilon in one direction, for a relative width `width`."""
     above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
     at, back = np.unique(epsilon, return_inverse=True)
     mu = float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF)
@@ -112,7 +112,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     """Bracket delta of a run at some hundred losses, in both directions."""
     above, below = (contours_of(strategy, bins, noise, side) for side in (False, True))
     mu, found = float(above.bins.sizes.max()) * (1.0 + 16.0 * ROUNDOFF), []
-    # random allocation with so many slots has the same deviation
+    # the losses are those chosen for random allocation, with so many slots that dP/dQ has the same deviation
     slots = max(np.expm1(min(mu * mu, 600.0)) / above.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign in (1.0, -1.0):
@@ -130,7 +130,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
 @register
 @dataclass(frozen=True, eq=False)
 class SharedBins(Mechanism):
-    """Balls in bins whose neighbours share noise, as the pairs of one profile: what a composition composes."""
+    """Balls in bins whose neighbouring bins share noise, as pairs above and below its profile, for compositions."""
 
     strategy: Strategy = field(metadata={"static": True})
     noise_multiplier: Leaf

@@ -57,13 +57,13 @@ RATES = ("sampling_probability", "batch_size", "slots")
 LENGTHS = ("steps", "epochs")
 """Numbers that give the length of the run. A run has exactly one of these numbers."""
 OF_RULES = ("slots", "cap", "bands", "groups")
-"""Numbers that some batch rules alone take."""
+"""Numbers that only some batch rules take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
-"""The other numbers from which the sampling probability may follow, and those from which the steps may follow."""
+"""For the sampling probability and for the steps, the other numbers from which each may be computed."""
 NOISE_RANGE = (0.1, 1e6)
 """Smallest and largest noise multiplier that searches try."""
 ROUNDING = 1e-15
-"""Relative error that a quotient may have. It is taken off before rounding up, so that the error adds no step."""
+"""Relative error that a quotient may have; rounding a quotient to a whole number of steps allows for it."""
 
 
 @with_hints
@@ -111,7 +111,7 @@ def dp_sgd(
     Parameters
     ----------
     noise_multiplier : array_like > 0, finite
-        Standard deviation of the noise over the clip norm, the add/remove sensitivity.
+        Standard deviation of the noise divided by the clip norm, which is the add/remove sensitivity.
     sampling_probability : array_like in [0, 1]
         q, the chance of each record to be in a batch; 1/q is a whole number for "random_allocation" and "shuffled".
     steps : array_like of whole numbers from 1 to 2**53
@@ -121,8 +121,8 @@ def dp_sgd(
         Number of records of the larger data set under add/remove.
     slots : array_like of whole numbers >= 1
         Batches of a round or of an epoch, for "random_allocation" and "shuffled"; q = 1/slots. `batch_size` gives
-        `ceil(dataset_size / batch_size)` slots. Shuffled batches with `steps` have `floor` of the quotient, so that
-        no epoch is missed.
+        `ceil(dataset_size / batch_size)` slots. For "shuffled" with `steps` it gives `floor` of this quotient: a loader
+        may drop a smaller last batch, and the same steps are then more epochs.
     epochs : array_like > 0
         Passes over the data.
     sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement", "with_replacement", \
@@ -195,7 +195,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
     if rule.in_turns:
         reason = "or blocks of one record overlap, for which no bound is known; train with more groups or fewer bands"
         require_at_most("bands", np.asarray(checked["bands"]), "groups", groups, reason)
-        fields["groups"] = _plain(np.maximum(groups, checked["bands"]))  # in the common shape of groups and bands
+        fields["groups"] = _plain(np.maximum(groups, checked["bands"]))  # `groups` in the common shape
     if "batch_size" in fields:
         batch = np.asarray(check("batch_size", fields["batch_size"], COUNT if rule.of_one_size else POSITIVE))
         size = np.asarray(checked["dataset_size"])
@@ -205,7 +205,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
             require_at_most("batch_size", batch, "dataset_size / groups", size / groups, remedy)
         fields["sampling_probability"] = _plain(np.minimum(groups * batch / size, 1.0))
         if rule.in_passes:
-            # some loaders drop a smaller last batch: an epoch then has one step less, and these steps are more epochs
+            # a loader may drop a smaller last batch: an epoch then has one step less, and `steps` make more epochs
             dropped = rule.of_one_size and "epochs" not in fields
             whole = np.floor(size / batch * (1.0 + ROUNDING)) if dropped else np.ceil(size / batch * (1.0 - ROUNDING))
             fields["slots"] = _plain(np.maximum(whole, 1.0))
@@ -230,7 +230,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
-    """Return the numbers of a described run that `dp_sgd` needs for a batch rule, without those that follow."""
+    """Return the numbers of a described run that `dp_sgd` needs for a batch rule, without those it computes itself."""
     rule = rule_of(sampling)
     needs = (*_needs(rule, group), *(["groups"] if rule.in_turns else []))
     rate = () if "batch_size" in needs else ("sampling_probability",)
@@ -276,10 +276,10 @@ class Rule(NamedTuple):
     """A batch rule: the mechanism of a step, or of a pass, and the numbers of a run that its constructor takes.
 
     `taken_for_groups` are further numbers that the constructor takes for a group. `instead_of_groups` says what to use
-    if groups are not accounted for. `in_passes` says that the steps are in rounds or epochs of `slots` batches, each of
-    which has every record once. `in_turns` says that `groups` groups of records take turns, and that `bands` steps
-    share noise. `of_one_size` says that every batch has the same whole number of records. `relation` is used when the
-    caller gives none.
+    if groups are not accounted for. `in_passes` says that the steps form rounds or epochs of `slots` batches, and that
+    a record is in one batch of each round or epoch. `in_turns` says that `groups` groups of records take turns, and
+    that `bands` steps share noise. `of_one_size` says that every batch has the same whole number of records. `relation`
+    is used when the caller gives none.
     """
 
     step: Callable[..., Mechanism]
@@ -299,7 +299,7 @@ class Rule(NamedTuple):
 
     @property
     def period(self) -> str:
-        """Name of the number of steps after which a record may take part again; "" if it may in every step."""
+        """Name of the number of steps after which a record may take part again; "" if it may do so in every step."""
         return "slots" if self.in_passes else "groups" if self.in_turns else ""
 
     def knows(self, name: str) -> bool:
@@ -353,7 +353,7 @@ MEANING = {
     "batch_size": "the number of draws of a step",
     "bands": "the number of steps that share noise",
 }
-"""Meaning of each number, for the message about a missing number."""
+"""What each number means, in the words of the message that the number is missing."""
 
 
 def _plain(value: Any) -> float | np.ndarray:

@@ -28,7 +28,7 @@ LARGEST_GROUP = 1000
 MOST_TERMS = 20_000
 """Largest number of values that the law of a count may have, such as the number of group records in a batch."""
 LEAST = Decimal("1e-300")
-"""Total probability of the values of a count that are left out; the bound of delta includes this probability."""
+"""Largest total probability of the values of a count that are left out; bounds of delta include it."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
 """Numbers of quantiles within 9 deviations of the range of the means, and in each tail from 9 to 37 deviations.
 
@@ -95,7 +95,7 @@ def profile_of_points(forward: Points, reverse: Points, scale: float) -> FiniteP
     delta, back = np.concatenate([forward[1], none[1]]), np.concatenate([none[0], reverse[1]])
     order = np.argsort(epsilon, kind="stable")
     epsilon, delta, back = epsilon[order], delta[order], back[order]
-    # where several points nearly coincide, the last is kept, with the least delta of them
+    # where several points nearly coincide, the last one is kept, with the least delta of these points
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
     keep = np.append(np.diff(epsilon) > least, True)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])
@@ -220,7 +220,7 @@ def binomial(trials: int, chance: Decimal) -> np.ndarray:
 
 
 def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
-    """Return the chance that j of `group` records are among `batch` of `size`, drawn without replacement, j = 0..group.
+    """Return, for j = 0..group, the chance that `batch` draws without replacement from `size` records hit j of a group.
 
     >>> hypergeometric(4, 2, 2).round(12).tolist()
     [0.166666666667, 0.666666666667, 0.166666666667]
@@ -238,7 +238,7 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """Return the loss of a mixture if only the output's cell is seen; P-masses are rounded down and Q-masses up."""
+    """Return the law of the loss if only the cell of the output is seen; P-masses are rounded down, Q-masses up."""
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
@@ -255,7 +255,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the masses of N(0, 1) between edges shifted by `moved`, each from the nearer tail, and their errors."""
+    """Return the masses of N(0, 1) between edges that were shifted by `moved`, by the nearer tail, and their errors."""
     from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]
@@ -282,19 +282,20 @@ class Branch(NamedTuple):
 class OfGaussianMixtures(Mechanism):
     """Mechanism with branches for engines/mixture.py.
 
-    Other engines take upper ends from `expand`, and lower ends from the loss if only the cell of the output is seen.
+    Other engines take upper ends from `expand`. Their lower ends are those of an observer who sees only the output's
+    cell on a grid.
     """
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        """Return the branches for "remove", or None: one list for each configuration. "add" exchanges the laws."""
+        """Return each configuration's branches for "remove", or None; "add" exchanges the two laws of each branch."""
 
     def ordinary(self) -> bool:
         """Return whether the mechanism is a Gaussian, sampled or not, which other engines can answer too."""
         return False
 
     def of_gaussians(self) -> bool:
-        """Return whether there are branches at all."""
+        """Return whether the mechanism has branches under some relation."""
         return True
 
     @abstractmethod
@@ -360,8 +361,8 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     increases in x. Sensitivities 0, 1, ..., k with binomial probabilities are a group of k records under Poisson
     sampling; s = (0, 1) and p = (1-q, q) is the Poisson sampled Gaussian. If contributions are vectors, the s_i are
     bounds of their norms. Alone, repeated, or composed with Gaussians, the mechanism has certified brackets of this
-    pair as answers. Otherwise a pair with 2500 losses that dominates it is used, which adds about 1e-4 to epsilon, and
-    ``kind_under`` is "bound". The answers hold for add and remove; ``replace_one`` is refused.
+    pair as answers. Otherwise another pair is used, which has 2500 losses and dominates this one. It adds about 1e-4 to
+    epsilon, and ``kind_under`` is "bound". The answers hold for add and remove; ``replace_one`` is refused.
 
     Parameters
     ----------

@@ -149,7 +149,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     (scale, rate), n = _columns(counted, LaplacePart, shape)
     sampled.append((scale, rate, np.where(rate > 0.0, n, 0.0)))
     noise = []
-    for scale, rate, n in sampled:  # keep parts present in some row, with dummies where the count is 0
+    for scale, rate, n in sampled:  # keep a part if any row has it; rows without it get dummies and the count 0
         scale, rate, n = (np.compress(n.any(axis=0), x, axis=1) for x in (scale, rate, n))
         noise.append((np.where(n > 0.0, scale, 1.0), np.where(n > 0.0, rate, 0.5), n))
     gauss, laplace = noise
@@ -179,7 +179,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 
 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
-    """Return the directions of a relation; the larger of the answers in these directions is that for the relation.
+    """Return the directions of a relation; the answer for the relation is the largest of the answers in them.
 
     remove_one and add_one need their own direction. add_or_remove_one, replace_one and zero_out need both directions,
     or only ``("remove",)`` where the two coincide (nothing is sampled at 0 < q < 1).
@@ -242,7 +242,7 @@ def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _columns(
     counted: list[tuple[Part, np.ndarray]], kind: type[Part], shape: tuple[int, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the fields and the counts (B, J) of the parts of one kind: a column for each part, equal parts joined."""
+    """Return the fields and the counts, (B, J), of the parts of one kind; each distinct part has a column."""
     joined: dict[tuple[bytes, ...], tuple[list[np.ndarray], np.ndarray]] = {}
     for part, count in counted:
         if not isinstance(part, kind):

@@ -117,7 +117,7 @@ class MatrixMechanism(Combinator):
         return self.equivalent(below=True).expand_below(relation, direction)
 
     def has_bracket(self) -> bool:
-        return True  # noise divided by a sensitivity is rounded
+        return True  # the quotient of noise and sensitivity is rounded down for upper ends, up for lower ends
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return weakest(["bound", self.equivalent().kind_under(relation, composed)])
@@ -135,7 +135,7 @@ class MatrixMechanism(Combinator):
 
 
 def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float]]:
-    """Return bounds (lower, upper) of ||C e_i|| for the blocks of a record; all lower ones belong to one group."""
+    """Return bounds (lower, upper) of ||C e_i|| for the blocks of a record; all lower bounds are those of one group."""
     require_groups(strategy, groups)
     lower, upper = strategy.squared_norms()
     blocks = -(-strategy.steps // groups)
@@ -148,7 +148,7 @@ def _norms_of_blocks(strategy: Strategy, groups: int) -> list[tuple[float, float
 
 
 def _runs(divisors: list[float], below: bool) -> list[tuple[float, int]]:
-    """Return falling divisors as (divisor, count); those that differ by rounding alone become the safe one of them."""
+    """Return falling divisors as (divisor, count); of those that differ only by rounding, the safe one is kept."""
     runs: list[tuple[float, int]] = []
     for divisor in divisors:
         if runs and divisor >= runs[-1][0] * (1.0 - SAME):

@@ -17,7 +17,7 @@ from jaxacct.mechanisms.parts import FinitePair, GaussianPart, LaplacePart, Part
 from jaxacct.mechanisms.profile import stacked
 
 LOSS_CELLS = 1024
-"""Number of cells of the loss grid of a bounded-range mechanism; the grid raises epsilon by about a millionth."""
+"""Number of cells of a bounded-range mechanism's loss grid; this grid raises epsilon by about a millionth."""
 
 
 @register
@@ -105,7 +105,7 @@ class ReportNoisyMax(FiniteMechanism):
             return super().part(rate, relation, direction)
         epsilon = np.asarray(self.epsilon, np.float64)
         noisy = epsilon > 0.0
-        scale = np.nextafter(1.0 / np.where(noisy, epsilon, 1.0), 0.0)  # the scale is rounded down, the safe side
+        scale = np.nextafter(1.0 / np.where(noisy, epsilon, 1.0), 0.0)  # rounded down, since less noise is less private
         return LaplacePart(scale, np.where(noisy, rate, 0.0))
 
 

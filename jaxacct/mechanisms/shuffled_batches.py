@@ -22,7 +22,7 @@ from jaxacct.mechanisms.random_allocation import RandomAllocation
 ATTACKS = ("largest", "allocation")
 """Outputs that an attack sees: the largest of a pass ("largest"), or all outputs of a pass ("allocation")."""
 MOST_PASSES, MOST_ROWS = 1000, 16
-"""Largest number of passes, and of answers at once, for which attacks are computed; each takes up to a second."""
+"""Largest numbers of passes and of answers for which attacks are computed; an answer's attack takes up to 1 s."""
 
 
 @register
