@@ -2,7 +2,7 @@
 
 Remove is (P, Q), add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) and S = dP/dQ. Then
 delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. Newton's method finds epsilon. It takes
-a few steps on one contour; then the contour is placed again at the eps that it reached.
+a few steps on one contour. Then the contour is placed again, for the eps that the steps have reached.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from jaxacct.kernels.contour.allocation import (
 ROUNDS = 14
 """Largest number of placements of the contour in one search for epsilon."""
 NARROW = 1e-2
-"""Share of the wanted relative width: a search ends once its bracket is this narrow."""
+"""A search ends when the relative width of its bracket is at most this share of the wanted width."""
 CUT_OFF = 3e-3
-"""Tolerance of the first contour of a search (terms left out, relative to delta), as a share of the wanted width."""
+"""The terms that the first contour of a search leaves out, relative to delta, are this share of the wanted width."""
 NEAR = 0.01
-"""Newton's method on one contour ends at steps this small, relative to the width at which the search ends."""
+"""Newton's method on one contour ends when its step is at most this share of the width at which the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
 """Sign of each direction. 1: delta is the call option E(S - k)_+. -1: delta is e^eps times the put option E(k - S)_+.
 """
@@ -135,7 +135,7 @@ def reach(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of delta by theorems, without a contour.
 
-    They are closed forms. One more upper bound is the delta of the Gaussian mechanism that also reveals the slot.
+    The theorems are closed forms. One of them: the Gaussian mechanism that also reveals the slot has a larger delta.
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
@@ -231,7 +231,7 @@ def _epsilon_block(
     if one.any():
         exact = closed_form.epsilon(s[one], delta[one], 4.0 * ROUNDOFF * np.ones(one.sum()))
         low[one], mid[one], high[one] = exact.lower, exact.estimate, exact.upper
-    # delta is largest at eps = 0. If an upper bound of it (Scarf's, for one) meets the target, epsilon is 0.
+    # If an upper bound of delta(0), such as Scarf's, is at most the target, epsilon is 0.
     zero = theorems_of(sign, s, t, np.zeros_like(s))[1] <= delta
     low[zero], mid[zero], high[zero] = 0.0, 0.0, 0.0
     if rtol >= ROUGH:
@@ -250,7 +250,7 @@ def _epsilon_block(
 
 
 def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Return the largest eps, of those tried, at which theorems show a delta above the target; 0 if there is none."""
+    """Return the largest eps of a bisection where theorems show that delta exceeds the target; 0 if there is none."""
     low, high = np.zeros_like(s), np.minimum(most, 600.0)
     for _ in range(12):
         middle = 0.5 * (low + high)
@@ -409,7 +409,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of epsilon about the estimate eps; a bracket of delta at each bound proves it.
+    """Return lower and upper bounds of epsilon about the estimate eps, each proved by a bracket of delta at that bound.
 
     A lower bound without a proof is 0, an upper bound without a proof inf.
     """

@@ -42,7 +42,8 @@ CHUNK_POINTS = 2**14
 """Number of quadrature points in a chunk on NumPy, over all its configurations. With smaller chunks there are more
 calls. Larger chunks do not fit into a cache."""
 NODES_A_POINT = 16
-"""Number of terms of a finite part that count as one quadrature point, which needs so many entries of tables."""
+"""Number of terms of a finite part that count as one quadrature point. A point needs about so many entries of tables, a
+term needs one."""
 
 
 class _Path(NamedTuple):
@@ -63,7 +64,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
 
     size : number of configurations of the whole job.
     backend : the user's choice for this job and the jobs inside it.
-    apart : whether the path of the enclosing job is ignored, unless the user chose it.
+    apart : whether to ignore the path of the enclosing job. A path that the user chose is not ignored.
     """
     around = _path.get()
     if backend == "numpy" and not _holds():
@@ -111,7 +112,7 @@ def _suits(size: int, selections: bool = False) -> bool:
     most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
     if size > most or devices.platform() != "cpu" or not _holds():
         return False
-    # Where `jaxacct warm` has kept the programs, XLA is faster already for smaller jobs.
+    # If `jaxacct warm` has kept the programs, nothing is compiled, and XLA is faster from 1,500 configurations on.
     return selections or size <= 1_500 or not programs.are_kept()
 
 
@@ -128,8 +129,8 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
     """Return the leaves of a kernel's answer for a batch of configurations.
 
     chunk : number of configurations in a call of a compiled program.
-    static : the kernel's keywords. `points`, the number of quadrature points, decides how many configurations fit into
-        a cache.
+    static : the kernel's keywords. Its numbers of quadrature points (`points`) and of contour nodes (`count`) decide
+        how many configurations fit into a cache.
     """
     path = _path.get()
     if not (_suits(size) if path is None else path.numpy):
@@ -176,7 +177,7 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
             piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
             if len(each) > 1:
                 piece = jax.device_put(piece, each[start // chunk % len(each)])
-            # Results are copied: a view would keep alive JAX's array, whose bookkeeping takes more memory than numbers.
+            # Results are copied. A view would keep JAX's array alive, which takes more memory than its numbers.
             return [np.array(x) for x in compiled(*piece)]
 
     whole = _joined(one, range(0, size, chunk), max(os.cpu_count() or 1, 2 * len(each) - 1))
@@ -192,8 +193,8 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 class Compiled:
     """A function of pytrees whose programs are loaded or compiled at the first call. A call returns the leaves.
 
-    Arguments of new shapes or on another device need a new program. Several threads may call at once. The label
-    identifies the function together with the digest of its sources.
+    Arguments of new shapes or on another device need a new program. Several threads may call at once. The label and the
+    digest of the sources together identify the function.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
@@ -246,8 +247,7 @@ def _compiled(kernel: Callable[..., Any], static: tuple[str, ...]) -> Callable[.
 BLOCK = 256
 """Largest number of configurations that are evaluated together."""
 LEAST = 64
-"""Smallest size to which a batch is divided for the threads: at least so many configurations are evaluated together.
-"""
+"""Smallest number of configurations in a block when a batch is divided among threads."""
 MOST_THREADS = 8
 """Largest number of threads. NumPy releases the interpreter's lock only in long loops, so more threads would wait."""
 ROWS_WITH_PROGRESS = 300
@@ -288,7 +288,7 @@ def on_cores(
     sizes: Sequence[int] | None = None,
     threads: int = MOST_THREADS,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield (index, `work(item)`) of every item, in any order. Move the bar by each item's size, or by 1.
+    """Yield (index, `work(item)`) of every item, in any order. Move the bar by each item's size (1 without `sizes`).
 
     A single item runs in the caller's own thread, and so do all if `threads` = 1. An interrupt cancels the items that
     have not begun.

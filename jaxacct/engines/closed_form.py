@@ -3,8 +3,9 @@
     delta(eps) = Phi(-a) - e^eps Phi(-b),   a = eps/mu - mu/2,  b = eps/mu + mu/2.
 
 With the Mills ratio `R(x) = Phi(-x)/phi(x)` and `e^eps phi(b) = phi(a)`, delta is `phi(a) (R(a) - R(b))`. This form is
-accurate relative to delta itself down to 1e-300. For small mu the difference is `int_a^b K(x) dx` by Gauss-Legendre,
-and `K = -R' = 1 - x R` is positive. One Poisson sampled Gaussian reduces to the function G = delta of the Gaussian:
+accurate relative to delta itself down to 1e-300. For small mu the difference R(a) - R(b) is computed as `int_a^b K(x)
+dx` by Gauss-Legendre, where `K = -R' = 1 - x R` is positive. The delta of one Poisson sampled Gaussian follows from G,
+the delta of the Gaussian without sampling:
 
     remove: delta(eps) = q G(log(1 + (e^eps - 1)/q)),
     add:    delta(eps) = k G(log(q e^eps/k)),   k = 1 - (1 - q) e^eps, and 0 once k <= 0.
@@ -26,13 +27,14 @@ from jaxacct.engines import contour
 from jaxacct.engines.protocol import Answer
 
 LEAST_GAP = 1e-300
-"""Smallest value of a divisor, which is a difference of two Mills ratios or a slope."""
+"""Smallest value of a difference of Mills ratios, of a delta at a <= 0, and of a slope. Smaller ones are raised to it,
+so that their logarithms and quotients are finite."""
 LARGEST_FLOAT = np.finfo(np.float64).max
 """Largest float64. A lower bound of epsilon that exceeds it is replaced by it, which is a lower bound as well."""
 LEAST_EPSILON = 2.0**-1060
-"""Bisection halves the exponent of epsilon above this (subnormal) value, and epsilon itself below it."""
+"""Bisection halves the exponent of epsilon down to this (subnormal) value. Below it, epsilon itself is halved."""
 BISECTIONS = 78
-"""Number of bisection steps: 11 or 12 for the exponent of epsilon, 53 for its digits, and some to spare."""
+"""Largest number of bisection steps: 11 or 12 for the exponent of epsilon, 53 for its digits, and some to spare."""
 NEWTON_STEPS = 40
 """Number of Newton steps for epsilon, the same in all rows. The bounds are certified wherever Newton ends."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
@@ -54,7 +56,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
         at = x[:, None] + some[:, None] * _NODES
         k = 1.0 - at * np.sqrt(np.pi / 2) * scipy.special.erfcx(at / np.sqrt(2))
         gap[small] = some * (np.maximum(k, 0.0) @ _WEIGHTS)
-        # K > 1/(x^2 + 3) has an error of a few units of 1 + x^2 K.
+        # The error of K is a few units of 1 + x^2 K. Since K > 1/(x^2 + 3), it is a few units of (3 + 2 x^2) K at most.
         rounding[small] = gap[small] * (8.0 + np.square(np.abs(x) + some))
     gap = np.maximum(gap, LEAST_GAP)
     log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)
@@ -72,9 +74,9 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}`, for log delta known up to `slack`.
+    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}`; the given log delta is known up to `slack`.
 
-    Newton's method starts above the solution and stays above it, since log delta is concave in eps.
+    Newton's method starts above the solution and stays above it, since log delta(eps) is concave in eps.
     """
     target = np.log(delta)
     reach = np.sqrt(np.maximum(-2.0 * target, 0.0))
@@ -102,7 +104,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
     """Return the bounds of epsilon by the two inequalities in the module's docstring. They hold for every mu.
 
-    They are at most `mu (2 |z| + 1)` apart.
+    For delta <= .49 the two bounds are at most `mu (2 z + 1)` apart, with `z = sqrt(-2 log(2 delta))`.
     """
     z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
     upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * ROUNDOFF)
@@ -186,9 +188,9 @@ def delta_of_one_step(
 def _most_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> np.ndarray:
-    """Bound delta from above where the error of k or eps is large, by the least possible eps and the largest k for it.
+    """Bound delta from above where the error of k or eps is large, at the least possible eps with the largest k there.
 
-    `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k.
+    This is a bound, since `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+` rises with k.
     """
     eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
@@ -206,7 +208,8 @@ def profile_of_one_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian, for any real eps.
 
-    For eps < 0 it is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`, where H is the delta of the other direction.
+    For eps < 0 the divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`. Here `H_{e^-eps}(Q || P)` is the delta of the
+    other direction at -eps.
 
     off : error of eps.
     """
@@ -223,7 +226,7 @@ def profile_of_one_step(
 
 
 def _exponentials(value: np.ndarray, error: np.ndarray) -> Answer:
-    """Return a bracket of e^value. Its upper bound does not underflow to 0. A value that is not known gives [0, 1]."""
+    """Return a bracket of e^value. Its upper bound is 0 only for -inf. A value without a finite error gives [0, 1]."""
     with np.errstate(invalid="ignore", over="ignore"):
         high, low = np.exp(value + error), np.exp(value - error)
         upper = np.where(value > -np.inf, np.maximum(high, contour.LEAST_DELTA), 0.0)
@@ -245,7 +248,7 @@ def epsilon_of_one_step(
     top = np.where(removing, largest, np.minimum(largest, -np.log1p(-q) * (1.0 + 4.0 * ROUNDOFF)))
 
     def crossing(certain: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return (low, high) around the least eps where delta meets the target: surely if `certain`, else possibly."""
+        """Return (low, high) around the least eps with delta <= target: surely so if `certain`, otherwise possibly."""
         low, high = np.zeros_like(top), top.copy()
         for turn in range(BISECTIONS):
             # The exponent of epsilon is halved first, since epsilon may be as small as the smallest float64.

@@ -33,7 +33,7 @@ class Rung(NamedTuple):
     rounds: int  # how often the contour is placed
     chunk: int  # configurations per call of an optimised program
     split: bool = False  # whether the rung is one of the split contour
-    tolerance: float = 0.0  # smallest size of aliases and cut-off terms that the nodes can reach
+    tolerance: float = 0.0  # smallest size of aliases and cut-off terms, relative to delta, that the nodes can reach
 
 
 TOLERANCE = 1e-8
@@ -43,11 +43,13 @@ LEAST_DELTA = 1e-305
 LOWEST_LOG_DELTA = -700.0
 """Where log delta is below this value, the lower bound of delta is 0, because exp would lose digits."""
 PLAIN_TRUST = 5.0
-"""The split contour starts from a plain rung's estimate if the saddle point's estimate agrees within this factor."""
+"""The split contour starts from a plain rung's estimate if the saddle point approximation is within this factor of it.
+"""
 BOUND_OUTWARD = 1.0 + 1e-12
 """Factor that covers the rounding errors of the total variation and of the largest loss."""
 DELTA_ROUNDS = 2
-"""Number of placements of the split contour for delta: one and a correction. Its best place hardly depends on delta."""
+"""Number of placements of the split contour for delta: a first one and a correction. More are not needed, since the
+best place hardly depends on delta."""
 LADDER = (
     Rung(64, 32, 1, 128),
     Rung(192, 64, 2, 32),
@@ -103,7 +105,7 @@ def reach(parts: Components) -> Reach:
 
 
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
-    """Return the index of the first rung that has the needed (points, nodes), (B, 2); the last rung's if none has."""
+    """Return (B,) the index of the first rung with the points and nodes in `needs` (B, 2); the last rung's if none."""
     fits = [np.all(needs <= (rung.points, rung.nodes), axis=1) for rung in ladder]
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
 
@@ -127,14 +129,14 @@ class _Question(NamedTuple):
 
     parts: Components
     reach: Reach
-    kernel: Callable[..., Any]
-    split: Callable[..., Any]
-    values: tuple[np.ndarray, ...]
+    kernel: Callable[..., Any]  # of the plain contour
+    split: Callable[..., Any]  # of the split contour
+    values: tuple[np.ndarray, ...]  # arguments of both kernels that say what is asked
     start: Start  # where the split contour begins; `_step` writes what it learns into these arrays
     floor: np.ndarray  # a row whose upper bound is at most this is not refined
     width: float  # relative width of a bracket that is narrow enough
     in_logs: bool  # whether answers are logarithms, whose difference is the relative width
-    log_tol: float
+    log_tol: float  # log of the tolerance: size of aliases and cut-off terms, relative to delta
     ceiling: np.ndarray  # an upper bound of the answer, known before any rung is tried
     enough: np.ndarray  # a row whose upper bound is at most this is finished
     hint: Hint | None = None

@@ -20,8 +20,8 @@ from jaxacct.core import progress
 from jaxacct.core.validation import InputError
 
 CLOSE_UNITS = 4.0
-"""Largest relative difference, in units of 2^-52, between an operation and NumPy's. float64 stays within it; pairs of
-float32 do not."""
+"""Largest relative difference, in units of 2^-52, between a device's result and NumPy's. float64 stays within it; pairs
+of float32 do not."""
 WORDS = 120
 """Number of characters that are shown of a device's error message."""
 
@@ -82,7 +82,7 @@ def _default() -> jax.Device:
 
 
 def _first() -> jax.Device | None:
-    """Return the default device if it certifies. Otherwise warn once, and return the host's CPU, or None if absent."""
+    """Return the default device if it certifies. If not, warn once, and return the host's CPU; None if JAX has none."""
     default = _default()
     if fault(default) is None:
         return default
@@ -91,7 +91,7 @@ def _first() -> jax.Device | None:
 
 @functools.cache
 def _instead(default: jax.Device) -> jax.Device | None:
-    """Return the host's CPU in place of a device that does not certify, if JAX has it, and warn the user."""
+    """Return the host's CPU in place of a device that does not certify, or None if JAX has no CPU. Warn the user."""
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
@@ -104,10 +104,11 @@ def _instead(default: jax.Device) -> jax.Device | None:
 
 @functools.cache
 def fault(device: jax.Device) -> str | None:
-    """Return what a device lacks for certificates, in words that follow "it has", or None. Ask it once per process.
+    """Return what a device lacks for certificates, as words that complete "it has ..."; None if it lacks nothing.
 
-    The question is whether the device has float64 and complex128 at all. How accurate its elementary functions are is
-    an assumption of kernels/README.md. CPUs are not tried, since JAX has both types there.
+    Each device is tried once per process. The trial shows whether it has float64 and complex128 at all. How accurate
+    its elementary functions are is an assumption of kernels/README.md. CPUs are not tried, since JAX has both types
+    there.
     """
     if device.platform == "cpu":
         return None

@@ -34,19 +34,20 @@ LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 QUICK = 2**18
 """Length beyond which lattices are made only to reach `enough`. It is a sixteenth of the longest lattice's length."""
 NARROW = 2e-4
-"""A row is given up if the longest lattice would leave its bracket relatively wider than both this and `enough`."""
+"""A row is given up if even the longest lattice would leave it a bracket wider, relatively, than this and `enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width has a useless lower bound, or no upper bound."""
 STALLED = 0.5
-"""A width above this share of the one before is not due to the lattice's spacing, and none longer is made."""
+"""If a bracket is wider than this share of the bracket by the lattice before, the lattice's spacing does not cause its
+width. Then no longer lattice is made."""
 UNSURE = 0.1
-"""Above this width the prediction that it falls as length^-2 is tried on a lattice of QUICK nodes first."""
+"""Widths should fall as length^-2. Above this relative width, a lattice of QUICK nodes first tests that prediction."""
 NEARLY_AS_NARROW = 1.5
-"""Delta is read off a composition for another eps while its bracket is at most so many times as wide as at that eps."""
+"""A composition also serves other eps than its own, while brackets there are at most this many times as wide."""
 ATTEMPTS = 3
 """Largest number of plans for one length. If the solution is far from a plan's eps, it gets a new plan."""
 FAR_OFF = 1e3
-"""A bracket whose middle is so many times the plan's eps is no estimate of eps."""
+"""If the middle of a bracket is more than this many times the plan's eps, it is not used as an estimate of eps."""
 ARRAYS, ARRAYS_PER_LAW = 40, 12
 """Numbers of float64 arrays of the lattice's length that are alive at once (measured): in any case, and for each law.
 """
@@ -62,7 +63,8 @@ SHARE_OF_LATTICE = 0.1
 UNDERFLOW = 1e-300
 """Upper bound of what a payoff loses by underflow: at most 2^22 terms of 2.3e-308.
 
-The scale of delta is capped at e^700, and e^700 times this bound exceeds 1. So an upper bound of delta holds if capped.
+The factor of delta is capped at e^700. Where the cap takes effect, an upper bound of delta is at least e^700 times this
+number. That exceeds 1, so the bound holds.
 """
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
@@ -97,16 +99,16 @@ class Case(NamedTuple):
     """The laws of the lower pair, which the mechanism dominates; the same list object where there is only one pair."""
     rtol: float
     enough: float
-    """A relative width, at least rtol, that is narrow enough. Only to reach it are lattices longer than QUICK made."""
+    """A relative width, at least rtol, that is narrow enough. Lattices longer than QUICK are made only to reach it."""
     memory_bytes: int
     run: Runner
 
     def two(self) -> bool:
-        """Return whether the mechanism is known between two pairs of distributions."""
+        """Return whether the mechanism is only known to lie between two pairs of distributions."""
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with its finite laws composed to fewer, larger ones. Losses of mass e^cut are left out."""
+        """Return the case with finite laws that have more atoms and fewer steps. Losses of mass e^cut are left out."""
         most = MOST_PAIRS_OF_ROUNDS if self.two() else MOST_PAIRS
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -155,7 +157,7 @@ def epsilon(
     log_delta, share = float(np.log(delta_lower)), share_of(case.rtol)
     plan = plan_for(case.above, None, log_delta, share)
     pieces = case.pieces(plan.cut)
-    least = LOST_MASS * sum(law.count for law in pieces.above)  # either bound of delta is off by this much at least
+    least = LOST_MASS * sum(law.count for law in pieces.above)  # both bounds of delta are off by at least this much
     if delta_upper <= least or unresolved(case.above, plan, fitting(pieces)[-1]):
         return NOTHING if case.two() else _answer(low, high, case.rtol)
     tried: list[tuple[int, float]] = []
@@ -240,7 +242,8 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
         middle = now[len(now) // 2]
         low, high, sides = _composed_for(case, epsilon[middle])
         found[middle] = low, high
-        # The bracket widens with the distance from this eps. For two pairs it is wide even here.
+        # `farther` is the width allowed at other eps: brackets widen away from this eps, and for two pairs even the
+        # bracket here is wide.
         farther = max(case.enough, NEARLY_AS_NARROW * (high - low) / high if high > 0.0 else 0.0)
         before, after = range(middle - 1, now[0] - 1, -1), range(middle + 1, now[-1] + 1)
         for side, enough in ((before, farther if case.two() else case.enough), (after, farther)):
@@ -254,7 +257,7 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
 
 
 def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side, Side]]:
-    """Return a lower and an upper bound of delta at one eps, and the last two compositions (dominated, dominating)."""
+    """Return a lower and an upper bound of delta at one eps, and the last compositions made: dominated, dominating."""
     share = share_of(case.rtol)
     log_delta = plan_for(case.above, epsilon, 0.0, share).cut - share
     low, high, pieces = 0.0, 1.0, case
@@ -346,8 +349,8 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
     """Return whether discretisation contributes little to the width of the last bracket for two pairs.
 
-    The bracket before was wider by discretisation alone, which shows how much is left. log(upper/lower) is compared,
-    since relative widths never exceed 1.
+    The bracket before was wider only because of discretisation. From this difference follows what discretisation still
+    contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
     """
     length, width = tried[-1]
     if width <= rtol:
@@ -440,7 +443,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
         curvature = variance + theta**-2.0 + (1.0 + theta) ** -2.0
         return k, at, k - theta * at - np.log(theta * (theta + 1.0)) - 0.5 * np.log(2 * np.pi * curvature)
 
-    # The tilt is about the inverse of the standard deviation of the loss.
+    # The search begins at 1e-3 of the inverse of the loss's standard deviation, since the tilt is near that inverse.
     spread = max(1.0, float(np.sqrt(_cumulants(sketches, 0.0)[2])))
     low, high = np.log(1e-3 / spread), np.log(1e6)
     for _ in range(26):
@@ -453,7 +456,8 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     centre = max(at, 0.0) if eps is None else max(eps, 0.0)
     if log_delta == 0.0:
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
-    # delta/e^{K - theta eps} is small if the tilted law has two modes, as where a record is rarely sampled.
+    # delta/e^{K - theta eps} is small if the tilted law has two modes. This happens where a record is rarely sampled.
+    # The mass that may be left out is lowered by as much.
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
     up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
@@ -647,11 +651,11 @@ def evaluate(side: Side, eps: float) -> tuple[float, float]:
 
 
 def crossing(side: Side, target: float, guess: float, tolerance: float) -> tuple[float, float]:
-    """Return (a, b) with delta(a) > target >= delta(b), for the side's bound of delta.
+    """Return (a, b): the side's bound of delta is above the target at a, and at most the target at b.
 
-    The bound is evaluated at a and b; a = 0 needs no proof. Newton's method on log delta stays between a and b. On an
-    upper side b is 0 if delta(0) <= target. b is inf if no such eps was found. Where nothing is known, the bound is 1
-    (upper) or 0 (lower), which cannot make a or b wrong.
+    The bound is evaluated at a and b, except at a = 0, where nothing need be shown. Newton's method on log delta
+    searches between a and b. b is 0 if an upper bound of delta(0) is at most the target, and inf if no b was found.
+    Where nothing is known of delta, the bound is 1 (upper) or 0 (lower), which cannot make a or b wrong.
     """
     if side.upper and evaluate(side, 0.0)[0] <= target:
         return 0.0, 0.0

@@ -23,7 +23,8 @@ from jaxacct.kernels.lattice_laws import Cells
 MOST_PAIRS = 2**17
 """Largest number of sums of two atoms when finite laws are convolved. Sorting them takes some ten milliseconds."""
 CUT_SHARE = 1e-6
-"""Of the mass that may be left out, this share is cut off. So small a share keeps only a few more atoms."""
+"""Share of the mass that may be left out which is cut off at either end of a finite law. That it is so small costs only
+a few more atoms."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
@@ -65,14 +66,14 @@ class LatticePart(ABC):
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P, without the highest losses, whose mass in all steps is e^cut."""
+        """Return an approximate loss law under P. It may lack high losses of mass e^cut in all steps together."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
-        """Return the range of the ratio coordinate to put on the lattice.
+        """Return the range of the ratio coordinate that the lattice must hold.
 
-        In the composition, losses above the range have P-mass at most e^cut. Losses below the range have tilted mass at
-        most e^share.
+        In the composition, losses above the range have a P-mass of at most e^cut. Losses below the range have a tilted
+        mass of at most e^share.
         """
 
     @abstractmethod
@@ -199,12 +200,12 @@ class SampledGaussian(LatticePart):
     sign: float
 
     def _rise(self, u: np.ndarray | float) -> np.ndarray:
-        """Return log mix - log(1 - q) at the output u, in deviations."""
+        """Return log mix - log(1 - q) at the output u, which counts standard deviations of the noise."""
         y = np.asarray(u) / self.sigma - 0.5 / self.sigma**2
         return np.logaddexp(0.0, y + np.log(self.q) - np.log1p(-self.q))
 
     def _mean_rise(self, u: float) -> float:
-        """Return the log of the mean of mix over outputs below u, less log(1 - q)."""
+        """Return log(mean of mix over outputs below u) - log(1 - q)."""
         log_mean = log_ndtr(u - 1.0 / self.sigma) - log_ndtr(u)
         return float(np.logaddexp(0.0, log_mean + np.log(self.q) - np.log1p(-self.q)))
 
@@ -287,7 +288,7 @@ class SampledGaussian(LatticePart):
         return self._mean_rise(float(brentq(excess, low, high, xtol=1e-14, rtol=1e-15))), True
 
     def _shift(self, rise: float, span: float) -> float:
-        """Bound the error of log mix at every node: p_k |error of y_k|, with p_k = q e^{y_k}/mix_k."""
+        """Bound the error of log mix at every node k: that of y_k = u_k/sigma - 1/(2 sigma^2) times q e^{y_k}/mix_k."""
         odds = self.q / (1.0 - self.q)
         heavy = -np.expm1(-(rise + span))
         far = abs(np.log(self.q)) + 0.5 / self.sigma**2 + 4.0
@@ -475,9 +476,9 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (nodes, masses) of laws on the lattice whose sum is dominated by the law of the atoms.
+    """Return (nodes, masses) of laws on the lattice, the sum of which is dominated by the law of the atoms.
 
-    The atoms lie at l = cell * step + inside.
+    The atoms lie at `l = cell * step + inside`.
     """
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
@@ -517,13 +518,13 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 
 
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
-    """Return the masses at the nodes less the corners of the polygon c (README.md).
+    """Return the masses at the nodes minus the corners of the polygon c (README.md).
 
     a_j and b_j are the hat masses of the cell from node j to node j + 1.
     """
     growth = np.expm1(step)
-    # g_j is c/alpha at node j. At both nodes of a cell c is at least E, by which the chord exceeds the profile. At the
-    # first and last node of the law c is 0, and the slope of c there makes up for that.
+    # g_j is c/alpha at node j. At both nodes of a cell, c is at least E, the amount by which the chord exceeds the
+    # profile. At the first and last node of the law c is 0. In their cells the slope of c makes up for that.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
@@ -602,7 +603,7 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
     """Return the law in ascending order of the loss, without light losses at either end.
 
-    In ``count`` steps together the mass cut off is at most e^cut times CUT_SHARE at the bottom, and as much at the top.
+    The mass cut off at either end is at most CUT_SHARE e^cut, in `count` steps together.
     """
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
@@ -615,9 +616,9 @@ def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Ato
 
 
 def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tuple[Atoms, float]]:
-    """Return (law, how often it is composed) of laws that together make up ``atoms`` composed ``count`` times.
+    """Return pairs (law, number of compositions of it) that together are `atoms` composed `count` times.
 
-    most_pairs : largest number of pairs of atoms that are added up for one sum of two laws.
+    most_pairs : largest number of pairs of atoms that one sum of two laws may add up.
     """
     doubled = [atoms]
     while 2.0 ** len(doubled) <= count and doubled[-1].loss.size ** 2 <= most_pairs:
@@ -633,7 +634,7 @@ def powers(atoms: Atoms, count: float, most_pairs: int = MOST_PAIRS) -> list[tup
 
 
 def _sum(first: Atoms, second: Atoms) -> Atoms:
-    """Return the law of the sum of two independent losses. Sums that differ by rounding only become one atom."""
+    """Return the law of the sum of two independent losses. Sums that differ only by rounding become one atom."""
     loss = np.add.outer(first.loss, second.loss).ravel()
     mass = np.multiply.outer(first.mass, second.mass).ravel()
     most = np.multiply.outer(first.mass + first.wrong, second.mass + second.wrong).ravel()

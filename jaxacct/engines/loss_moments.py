@@ -32,7 +32,7 @@ NODES_AT_ONCE = 2**21
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 """Gauss-Legendre rule on [-1, 1], used on panels between the two atoms of sampled Laplace noise."""
 _LEGENDRE_ERROR = 1e-22
-"""Relative error of that rule on a panel, proved in README.md."""
+"""Relative error of the rule above on a panel, proved in jaxacct/representations/README.md."""
 _LARGEST_EXPONENT = 700.0
 """Cap of exponents x, at which e^x is still finite."""
 
@@ -47,9 +47,9 @@ class Interval(NamedTuple):
 class _Nodes(NamedTuple):
     """A quadrature rule for expectations under Q.
 
-    log_weight, loss : (rows, nodes), logarithm of each weight and log mix at each node.
-    weight_rounding, loss_rounding : rounding errors of `log_weight` and `loss` in units of ROUNDOFF.
-    relative : (rows, 1), the error of the rule relative to the moment.
+    log_weight, loss : (rows, nodes), logarithm of each node's weight, and log mix at each node.
+    weight_rounding, loss_rounding : rounding errors of `log_weight` and of `loss`, in units of ROUNDOFF.
+    relative : (rows, 1), error of the rule, relative to the moment.
     """
 
     log_weight: np.ndarray
@@ -292,7 +292,7 @@ def _difference(
     added = rise - p * line
     wrong = (64.0 + nodes.weight_rounding) * np.abs(added) + 8.0 * (np.abs(rise) + np.abs(p * line))
     wrong += 4.0 * np.abs(exponent) * lifted + np.abs(p) * np.abs(lifted - mixed) * nodes.loss_rounding
-    # Where |exponent| >= 1, exp of large logarithms is computed, whose rounding errors count.
+    # Where |exponent| >= 1, the rounding errors of the logarithms `raised` and `log_weight` count, which may be large.
     steep = np.abs(raised) * lifted + np.abs(nodes.log_weight) * base
     wrong += 8.0 * np.where(gentle, 0.0, steep)
     wrong += 8.0 * np.abs(p) * np.where(np.abs(nodes.loss) < 1.0, 0.0, np.abs(nodes.log_weight + nodes.loss) * mixed)

@@ -1,7 +1,7 @@
 """Compositions of Gaussian mixtures: the parts of each row (configuration), and brackets in one direction at a time.
 
-Each direction is composed by itself. A row that the contour cannot answer gets the bracket [-inf, inf]; then the caller
-asks the finite laws that dominate.
+Each direction is composed by itself. A row that the contour cannot answer gets the bracket [-inf, inf]. The caller then
+answers by the finite laws that dominate the mixtures.
 
 A single step that draws one of several mixtures (its branches) has a certified closed form. The loss of every branch is
 monotone in the output u. So delta is attained on a half line of u, whose endpoint solves loss = eps. A half line with
@@ -49,10 +49,11 @@ Row = list[tuple[float, list[Branch]]]
 """One configuration: for each part, how often it is composed, and the branches of one step."""
 Ends = tuple[float, float, float]
 Known = dict[float, list[Nodes]]
-"""Contours of one row in one direction. The keys are the probabilities of what was left out."""
+"""Contours of one row in one direction. The keys are values of `LEFT_OUT`."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 LEFT_OUT = (1e-60, 1e-290)
-"""Probabilities that contributions left out may have in all steps together. The first that is small enough is taken."""
+"""Limits, tried in turn, on the probability that a contribution left out occurs in any step. The first limit with a
+negligible effect on delta is taken. For epsilon, limits are multiplied by delta."""
 PLACEMENTS = 4
 """Largest number of contours that are placed for one epsilon."""
 NARROW = 1e-6
@@ -64,7 +65,7 @@ SHARE_LEFT_OUT = 1e-12
 
 
 def attained(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether neighbouring data sets attain the branches of all mechanisms, so that they are no mere bound."""
+    """Return whether the branches of every mechanism are exact under the relation, and not only an upper bound."""
     return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
 
 
@@ -181,7 +182,7 @@ def _by_contour(parts: list[Part], low: float, high: float) -> Ends:
             return best
         if stalled:
             break
-    try:  # delta may be near or above delta(0)
+    try:  # epsilon is 0 where the given delta is above delta(0)
         if not best[2] <= 0.0 and delta_bracket(nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low:
             return 0.0, 0.0, 0.0
     except FAILURES:
@@ -334,7 +335,7 @@ def delta_of_step(
 def epsilon_of_step(
     shares: tuple[float, ...], doubt: float, laws: tuple[BranchLaw, ...], low_delta: float, high_delta: float
 ) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper) of eps >= 0; `upper` holds for low_delta, `lower` for high_delta."""
+    """Return (lower, estimate, upper) of eps >= 0; the upper bound holds for low_delta, the lower for high_delta."""
 
     def at(eps: float) -> tuple[float, float, float]:
         return delta_of_step(shares, doubt, laws, eps)
@@ -367,7 +368,7 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
 
     if law.sign < 0.0 and shift[0] == 0.0 and goal <= log_weight[0]:
         return 0.0, 0.0  # the loss never exceeds eps
-    # log mix is convex and increasing in u. It starts above the goal, so Newton's method descends to the goal.
+    # log mix is convex and increasing in u, and above the goal at the first u. So Newton's method descends to the goal.
     u = float((goal + 0.5 * shift[-1] ** 2 - log_weight[-1]) / shift[-1])
     for _ in range(MOST_STEPS):
         terms = log_weight + shift * u - 0.5 * shift**2

@@ -306,17 +306,20 @@ STEP_SECONDS = 1.0
 
 
 def kept_step(lowered: jax.stages.Lowered, label: str, trial: Callable[[jax.stages.Compiled], Any]) -> Any:
-    """Return the compiled form of a lowered training step: the one kept under a label, or a new one, which is kept.
+    """Return the compiled form of a lowered training step: the program kept under a label, or a new one.
 
-    label : a digest of all that the program depends on.  trial : runs a program once; one that does not run, once
-    loaded, is not kept.  JAX's own cache takes the place of this one where a user has set it.
+    A new program is kept if compiling took STEP_SECONDS, and if `trial` runs a copy loaded from its serialised form. If
+    the user has set JAX's own cache, no program is kept here.
+
+    label : a digest of all that the program depends on.
+    trial : runs a program once.
     """
     folder = _folder(create=True) if jax.config.values["jax_compilation_cache_dir"] is None else None
     path = None if folder is None else path_of(folder, f"step {label}", devices.local()[0])
     open_ = functools.partial(deserialize_and_load, in_tree=lowered.in_tree, out_tree=lowered.out_tree)
     payload = None if path is None else read(path)
     if payload is not None:
-        with contextlib.suppress(Exception), loading.running():  # as in `load`
+        with contextlib.suppress(Exception), loading.running():  # a program that does not load is compiled anew
             found = open_(payload)
             loading.add()
             return found
@@ -478,7 +481,7 @@ def seconds() -> float:
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
-    """Count a compilation, and announce it once this process has compiled for more than a second."""
+    """Count a compilation. Announce it as soon as this process has compiled for NOTICE_SECONDS in all."""
     timer = None
     if not _once.locked() and _shown():
         timer = threading.Timer(max(NOTICE_SECONDS - compiling.seconds, 0.0), _say)
@@ -509,7 +512,7 @@ def _say() -> None:
 
 
 def _shown() -> bool:
-    """Return whether to show progress: on a terminal or in a notebook, unless the user has asked for quiet."""
+    """Return whether to show progress: yes on a terminal or in a notebook, unless the user has asked for quiet."""
     return not devices.quiet() and (progress.on_terminal() or progress.in_notebook())
 
 
@@ -523,7 +526,7 @@ class CacheInfo:
     Parameters
     ----------
     folder : Path or None
-        Where programs are kept; None where this is turned off or no such place exists.
+        Where programs are kept; None if keeping is turned off, or if there is no such place.
     used : bool
         Whether programs are loaded from the folder.
     reason : str
@@ -535,7 +538,7 @@ class CacheInfo:
     loaded, compiled, saved : int
         How many programs this process has loaded, compiled, and kept.
     load_seconds, compile_seconds, save_seconds : float
-        The time that each has taken; compiling includes tracing.
+        The time that loading, compiling and keeping programs have taken. Compiling includes tracing.
 
     >>> import jaxacct as ja
     >>> isinstance(ja.cache_info(), ja.CacheInfo)

@@ -33,8 +33,8 @@ class Effort(NamedTuple):
     memory_bytes: int = GIBIBYTE
     """Limit on an engine's memory."""
     in_search: bool = False
-    """Whether a search asks, which only compares the answer with a target. Then no engine refines further than rtol,
-    however cheap refining is."""
+    """Whether the question comes from a search, which only compares the answer with a target. If so, no engine refines
+    beyond rtol, even where refining is cheap."""
 
 
 class MechanismQuestion(NamedTuple):
@@ -55,7 +55,7 @@ class MechanismQuestion(NamedTuple):
     """Whether the engine also looks for attacks that raise the lower bound, which takes longer."""
 
     def flat(self) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-        """Return (shape of the answer, configuration of each flat row, given value of each flat row)."""
+        """Return the answer's shape and, for each flat row, the index of its configuration and its given value."""
         mine, other = batch_shape(self.mechanism), "delta" if self.quantity == "epsilon" else "epsilon"
         shape = broadcast_shape({"the mechanism": mine, other: np.shape(self.given)})
         rows = np.broadcast_to(np.arange(int(np.prod(mine))).reshape(mine), shape).reshape(-1)
@@ -72,12 +72,12 @@ class Kinds(NamedTuple):
     sampled_steps: np.ndarray
     """(B,) the number of sampled Gaussian steps; 0 where the composition has other parts."""
     beyond_kernels: np.ndarray
-    """(B,) whether mu^2 of Gaussians under- or overflows beside other parts, so that the kernels would take mu for 0.
-    """
+    """(B,) whether mu^2 of Gaussians is too small or too large for the kernels, which take mu^2, and other parts are
+    present."""
     nearly_always_sampled: np.ndarray
-    """(B,) whether a sampling rate is so high that sampling may change an answer by less than its bracket's width."""
+    """(B,) whether a sampling rate is so high that sampling may change the answer by less than the bracket's width."""
     answered_by: dict[str, np.ndarray]
-    """Under the name of each engine that leaves `supports` as it is: (B,) whether that engine can answer."""
+    """For each engine that does not override `supports`, under its name: (B,) whether that engine can answer."""
 
 
 class Question(NamedTuple):
@@ -86,11 +86,12 @@ class Question(NamedTuple):
     parts: Components
     kinds: Kinds
     target: np.ndarray
-    """(B,) delta less the mass at infinity, or epsilon."""
+    """(B,) the given delta minus the mass at infinity, or the given epsilon."""
     slack: np.ndarray
-    """(B,) relative error of a delta; 0 for an epsilon."""
+    """(B,) relative error of `target` if it is a delta; 0 if it is an epsilon."""
     floor: np.ndarray
-    """(B,) the lower bound in the other direction. A row whose upper bound is at most this is not refined."""
+    """(B,) lower bound of the answer in the other direction. A row is not refined if its upper bound is at most this.
+    """
     effort: Effort
     hint: Any = None
     """`MechanismQuestion.hint`, row by row."""
@@ -126,7 +127,7 @@ class MechanismEngine(ABC):
 
     name: ClassVar[str]
     cost: ClassVar[float] = 0.0
-    """0: these engines are asked before the engines of compositions, in the order of their registration."""
+    """0 puts these engines before the engines of compositions. They are asked in the order of their registration."""
     classes: ClassVar[tuple[type[Mechanism], ...]]
     """The classes of mechanisms that the engine may answer for."""
     steps: ClassVar[tuple[type[Mechanism], ...]] = (Mechanism,)
@@ -134,14 +135,15 @@ class MechanismEngine(ABC):
     relations: ClassVar[tuple[str, ...]] = RELATIONS
     """The engine is asked only under these relations."""
     if_engine_is_named: ClassVar[str] = "refuses"
-    """What the engine does if a user names an engine of compositions. It "refuses", "stands back" because the parts
-    bound the mechanism as well, or "answers" and asks the named engine about other mechanisms."""
+    """What happens if a user names an engine of compositions. "refuses": InputError is raised. "stands back": the named
+    engine answers by the parts, which bound the mechanism as well. "answers": this engine answers. Where it needs other
+    mechanisms, it asks the named engine about them."""
     by_rows: ClassVar[bool] = False
     """Whether the engine's time grows with the rows of a batch, so that a search asks only for the rows that it needs.
     """
 
     def supports(self, question: MechanismQuestion) -> bool:
-        """Return whether the engine answers for this mechanism, which has one of its classes, under this relation."""
+        """Return whether the engine answers this question, whose mechanism has one of the engine's `classes`."""
         return True
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The cheapest theorems with which answers are compared, without SciPy, and tails of the binomial law (README.md)."""
+"""The cheapest of the theorems that check answers, computed without SciPy, and tails of binomial laws (README.md)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxacct.mechanisms.loss_components import Components
 LARGEST_LOSS_UNITS = 256.0
 """Error of a largest loss, in units of rounding: 128 for a finite part's own loss, the rest for the sum."""
 LOG_ERROR = 1e-12
-"""Error of a logarithm, absolute if its size is at most 1 and relative beyond."""
+"""Error that is allowed for a logarithm: absolute if its size is at most 1, otherwise relative."""
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
 """Thresholds of the tests on sums, as deviations below the mean under P."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
-"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the mass under P above the threshold."""
+"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the P-mass above the threshold that lies x deviations below the mean."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 """Pr[N(0, 1) > -1], rounded down."""
 TAIL_TERMS = 16
@@ -28,7 +28,7 @@ TAIL_TERMS = 16
 class LargestLoss(NamedTuple):
     """The supremum of the loss of the Laplace and finite parts, 0 where it is negative."""
 
-    near: np.ndarray  # off by at most LARGEST_LOSS_UNITS units of its terms
+    near: np.ndarray  # an estimate, off by at most LARGEST_LOSS_UNITS units of its terms
     above: np.ndarray  # rounded up
 
 
@@ -45,7 +45,7 @@ def largest_loss(parts: Components) -> LargestLoss:
         top = np.max(finite, axis=2, initial=-np.inf)
         finite = parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0)
         terms = [*laplace.T, *finite.T]
-        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # 32 for a Laplace part
+        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # units of rounding of each term
         total = sum(terms)
         above = total + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
     return LargestLoss(np.maximum(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
@@ -83,7 +83,7 @@ def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarr
 
 
 def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower bounds of log P(S; loss finite) and upper bounds of log Q(S) for tests S, (B, M) each."""
+    """Return lower bounds of log P(S; loss finite) and upper bounds of log Q(S) for M tests S of each row, (B, M)."""
     with np.errstate(all="ignore"):
         mu = parts.mu[:, None]
         log_p = np.where(mu > 0.0, np.log(_BELOW)[None, :] - LOG_ERROR, -np.inf)
@@ -113,7 +113,8 @@ def _sampled(
     sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     s, root = 1.0 / sigma, np.sqrt(n)
-    # Tests on the sum of the outputs, in units of its deviation without hits. Chernoff bounds the mixture's lower tail.
+    # Tests on the sum of the outputs. The unit is the sum's standard deviation if no step samples the record. Chernoff
+    # bounds the mixture's lower tail.
     spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
     x = np.where(removing, root * q * s - DEVIATIONS * spread, DEVIATIONS)
     v = np.maximum(root * q * s - x, 0.0) / root
@@ -123,8 +124,8 @@ def _sampled(
     of_mixture = np.where(low < -LOG_ERROR, np.log(-np.expm1(np.minimum(low, -LOG_ERROR))) - LOG_ERROR, -np.inf)
     log_p = np.where(removing, of_mixture, np.log(_BELOW) - LOG_ERROR)
     log_q = np.where(removing, _crude_tail(x * (1.0 - LOG_ERROR)), low)
-    # Tests on the number of outputs above u, one deviation below the mean of a hit. Under the mixture an output lies
-    # above u with a chance of at least q Phi(1).
+    # Tests on the number of outputs above u, which lies one deviation below the mean output of a step that samples the
+    # record. Under the mixture an output lies above u with a chance of at least q Phi(1).
     u = (s - 1.0) * (1.0 - LOG_ERROR)
     hit, tail = np.log(q) + math.log(_HIT), np.minimum(_crude_tail(u), -math.log(2.0))
     zero = np.zeros_like(u)
@@ -136,8 +137,8 @@ def _sampled(
     k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
-    # For add: the test that all outputs are at least four deviations below the mean of a hit. Under Q this nearly
-    # requires that no step is a hit.
+    # For add: the test that all outputs lie at least four deviations below the mean output of a step that samples the
+    # record. Under Q, the mixture, this hardly happens unless no step samples the record.
     none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
     never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]
@@ -215,7 +216,7 @@ def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, 
 
 
 def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return an upper bound of log Pr[N >= k], k >= 1 whole."""
+    """Return an upper bound of log Pr[N >= k] for the number N of hits in n steps; k is whole and at least 1."""
     divergence, log_term, error = _divergence(n, k, hit)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         most = hit.log_p + hit.error_p
@@ -230,7 +231,7 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
 
 
 def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return a lower bound of log Pr[N >= k], k >= 1 whole: the tail's first terms, or 1 less Chernoff's bound."""
+    """Return a lower bound of log Pr[N >= k], as above: by the tail's first terms, or by 1 - (bound of Pr[N < k])."""
     _, log_term, error = _divergence(n, k, hit)
     fewer, _, off = _divergence(n, k - 1.0, hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -245,7 +246,7 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)
-        # An upper bound of log Pr[N < k] by Chernoff; 0 where Chernoff does not apply.
+        # `below` is an upper bound of log Pr[N < k], by Chernoff where it applies, otherwise 0.
         least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
         below = np.where(k - 1.0 <= least, np.minimum(off - fewer, 0.0), 0.0)
         none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * ROUNDOFF)

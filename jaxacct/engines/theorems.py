@@ -1,8 +1,8 @@
 """Bounds that need no engine: lower ones from tests on the outputs, upper ones from theorems (README.md, "Theorems").
 
-They answer where no engine does, and engines are compared with them. The contour and the lattice engine share no code
-with the tests. Masses are kept as logarithms, so that even e^{-10^300} does no harm. Masses under P are bounded from
-below, masses under Q from above, part by part. Upper bounds are rounded up.
+These bounds answer where no engine does, and check the answers of engines. The contour and the lattice engine share no
+code with the tests. Masses are kept as logarithms, so that even e^{-10^300} does no harm. For each part, masses under P
+are bounded from below and masses under Q from above. Upper bounds are rounded up.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from jaxacct.engines.quick_bounds import Chance, chance, largest_loss, log_tail_
 from jaxacct.mechanisms.loss_components import Components
 
 RARE_SHARES = (0.5, 0.9, 0.999, 1e-3)
-"""Shares of delta, tried in turn, for the probability of more than k hits. The best bound of epsilon counts."""
+"""Probabilities of more than k hits that are tried, as shares of delta. The best bound of epsilon counts."""
 RARE_LOG_MASSES = (-690.0, -400.0, -200.0, -100.0, -60.0, -40.0, -25.0, -15.0, -10.0, -6.0, -3.0)
-"""Log probabilities, tried in turn, of more than k hits. The best bound of delta counts."""
+"""Logarithms of the probabilities of more than k hits that are tried. The best bound of delta counts."""
 BISECTIONS = 60
 """Largest number of bisection steps for the number of hits, which is whole and at most 2^53."""
 LEAST_DELTA = 1e-307
 """Smallest delta for which the closed form of the Gaussian is used."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
-"""Thresholds of single outputs: standard quantiles about either mode."""
+"""Thresholds of single outputs, as distances from either mode in standard deviations."""
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
 """Thresholds of counts and means, as deviations below the mean under P."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
-"""Minus logarithms of the tails in which thresholds of counts are tried."""
+"""Thresholds of counts are tried where the count's tail has about these probabilities, given as minus logarithms."""
 CHERNOFF_SHARES = (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1)
 """Exponents tried in Chernoff's bound of a mixture's tail, relative to the best exponent for a normal law."""
 LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
@@ -39,10 +39,10 @@ LAPLACE_DROPS = np.array([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 3
 LOG_ERROR = 1e-12
 """Rounding error that is allowed for a logarithm of size 1."""
 SHARE_MARGINS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)
-"""A step's delta is taken to be (1 + one of these) delta/n, since `_any_step` subtracts (n - 1) p d. The best
-bound counts."""
+"""Values m that are tried: one step's delta is taken to be (1 + m) delta/n, since `_any_step` subtracts (n - 1) p d
+from it. The best bound counts."""
 EXP_ERROR = 1024.0 * ROUNDOFF
-"""Relative error of e^x above SUBNORMAL: its argument is below 745 and known to a unit."""
+"""Relative error of e^x where e^x exceeds SUBNORMAL. There |x| is below 745, and known to one unit of itself."""
 SUBNORMAL = 1e-307
 """Upper bound of the rounding error of numbers below float64's normal range."""
 
@@ -124,7 +124,7 @@ def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndar
         s = 1.0 / sigma
         odds = np.where(eps > 1.0, eps - np.log(q), np.log1p(np.expm1(np.minimum(eps, 1.0)) / q))
         u = (odds * sigma + 0.5 * s) * (1.0 - 64.0 * ROUNDOFF)
-        # u is rounded down and the tails are rounded up: p and d are those of the best test, or larger.
+        # u is rounded down and the tails are rounded up, so that p and d are at least those of the best test.
         (far, wrong), (near, off) = log_tail(u, 0.0 * s), log_tail(u, s)
         d = np.exp(np.log(q) + near + off) * (1.0 + EXP_ERROR)
         p = (np.exp(far + wrong) + d) * (1.0 + EXP_ERROR)
@@ -174,12 +174,12 @@ def plain(parts: Components) -> Tests:
 
 
 def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
-    """Return tests whether at least k of n steps are hits, for (B, C) chances of a hit and several k."""
+    """Return tests "at least k of n steps are hits", for several k and for C chances of a hit in each row, (B, C)."""
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # Where few hits are expected, these k do not reach into the tail. More k come from Poisson's tail, roughly.
+    # Where few hits are expected, these k do not reach into the tail. A rough formula for Poisson's tail gives more k.
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
@@ -205,8 +205,8 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
     def normal(side: float) -> tuple[np.ndarray, np.ndarray]:
         return log_tail(side * u, 0.0 * s)
 
-    # remove: the mixture is P, under which large outputs are likelier. add: it is Q, and small outputs are likelier
-    # under P.
+    # remove: the mixture is P, and large outputs are likelier under P. add: the mixture is Q, and small outputs are
+    # likelier under P.
     removing = parts.sign[:, None] > 0
     mixed = [np.where(removing, *pair) for pair in zip(mixture(1.0), mixture(-1.0), strict=True)]
     mixed_rest = [np.where(removing, *pair) for pair in zip(mixture(-1.0), mixture(1.0), strict=True)]
@@ -222,7 +222,7 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
 
 
 def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
-    """Return tests on the sum of the outputs, in deviations of the law without hits."""
+    """Return tests on the sum of the outputs. Its unit is its standard deviation if no step is a hit."""
     sigma, q, n = (x[:, None] for x in (sigma, q, n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
@@ -300,7 +300,7 @@ def finite_counts(parts: Components, column: int) -> Tests:
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
-    # Relative error of the mass outside the set: the error of the mass inside over the mass outside.
+    # The relative error of the mass outside the set is the error of the mass inside, divided by the mass outside.
     spread, spread_q = (
         _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
     )
@@ -404,7 +404,7 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Return (B,) the smallest upper bound of epsilon at the finite part's delta, known up to a relative slack."""
+    """Return (B,) the smallest upper bound of epsilon; the finite part's delta is known up to a relative `slack`."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

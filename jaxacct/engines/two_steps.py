@@ -19,11 +19,11 @@ from jaxacct.engines.protocol import Answer
 from jaxacct.mechanisms.loss_components import Components
 
 LONGEST_CELL = 0.25
-"""The longest cell w, in deviations."""
+"""Largest length w of a cell, in standard deviations of the first step's noise."""
 LARGEST_TURN = 2.0
 """The largest w (|u| + 2 s) of a cell: w its length, u its outputs, s = 1/sigma of the first step."""
 WEIGHT_ERROR = 2e-14
-"""Relative error of a cell's weights: of the quadrature, of its sum of ten positive terms, and of their products."""
+"""Relative error of a cell's weights: that of the quadrature, and the rounding of its ten terms and of their sum."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
 """Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
@@ -34,9 +34,9 @@ _NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
 LARGEST_EXPONENT = 700.0
 """Cap of exponents: e^700 is near the end of float64's range."""
 TAIL_SHARE = 1e-10
-"""Tails are cut where their mass times the uncertainty of h is at most this share of delta."""
+"""The cells end where (mass of the tail beyond) * (uncertainty of h there) is at most this share of delta."""
 SHORTER = 1.02
-"""Cells are planned shorter by this factor than needed, since a cell across two intervals gets their mean width."""
+"""Cells are planned shorter than needed by this factor, since a cell across two intervals gets their mean width."""
 GROWTH = 0.2
 """Neighbouring cells may differ in length by at most this share of their distance."""
 POINTS_BEYOND = 12
@@ -56,11 +56,12 @@ CELLS_AT_A_TIME = 2**25 // (8 * 60)
 LEAST_BOUND = 1e-305
 """Smallest value of a bound of delta whose logarithm is taken; smaller bounds are raised to it."""
 CLOSE = 1e-4
-"""Largest size of log(delta/target) that is close enough."""
+"""The search stops at an eps where |log(delta/target)| is below this, if Newton's next step is also short."""
 FARTHEST = 30.0
 """Cap on the size of log(delta/target)."""
 NEAR = 0.05
-"""How near log delta and v (`_search`) should come to the solution before cells are placed."""
+"""The rough search (`_rough`) stops, and cells are placed, where its errors of log delta and of v are below this. The
+search on cells also needs steps in v below this to stop."""
 
 
 def _steps(parts: Components) -> Steps:
@@ -94,11 +95,11 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
 
 def delta(parts: Components, eps: np.ndarray) -> Answer:
     """Return the bracket of delta at eps."""
-    return _in_blocks(_delta, parts, np.full_like(eps, 1e-300), eps)  # no delta below 1e-300 need have a narrow bracket
+    return _in_blocks(_delta, parts, np.full_like(eps, 1e-300), eps)  # a delta below 1e-300 needs no narrow bracket
 
 
 def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
-    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}` for delta known up to a relative slack.
+    """Return the bracket of `inf {eps >= 0 : delta(eps) <= delta}`; `slack` is the relative error of the given delta.
 
     A row whose upper end is at most `floor` is not refined.
     """
@@ -150,7 +151,7 @@ def _epsilon(steps: Steps, count: int, delta: np.ndarray, slack: np.ndarray, flo
     zero = np.zeros_like(delta)
     least = surveyed(steps, zero).delta
     excess = np.full_like(delta, np.nan)  # log(delta(0)/target), where the two are near
-    # Evaluate at 0 if 0 may be the answer, and at the floor, below which no answer is needed.
+    # Evaluate delta at 0 if 0 may be the answer, and at the floor: below the floor no answer is needed.
     for eps, some in ((zero, least < 1.2 * delta), (floor, (floor > 0.0) & np.isfinite(floor))):
         rows = np.flatnonzero(some & (found.upper > eps))
         if rows.size:
@@ -176,9 +177,12 @@ def _search(
 ) -> np.ndarray:
     """Search for the estimate of epsilon, then for both bounds, by Newton's method in `v = log(eps/(top - eps))`.
 
-    `top` is an upper bound of epsilon. Return the estimate; the bounds are stored in `found`.
+    `top` is an upper bound of epsilon. Return the estimate; the bounds are stored in `found`. Each row takes its own
+    steps, so that its answer does not depend on the other rows.
 
-    Each row takes its own steps, so that its answer does not depend on the others.
+    asked : indices, in `found`, of the rows that the other arguments describe.
+    least : estimate of delta(0).
+    excess : log(delta(0)/target) where it was evaluated, otherwise NaN.
     """
     steps = found.steps.take(asked)
     mu = np.hypot(1.0 / steps.sigma, 1.0 / steps.second_sigma)[:, 0]
@@ -219,12 +223,12 @@ def _search(
 
 
 def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return v after a step of Newton's method. For small eps = top e^v the step is one in eps."""
+    """Return v after a step of Newton's method. For v < 0, where eps is about top e^v, the step is one in eps."""
     return v + np.where(v < 0.0, np.log1p(np.clip(step, -0.95, 1e9)), np.clip(step, -3.0, 3.0))
 
 
 def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return the slope at v by a secant, one in eps for v < 0, if the two points are far enough apart, else `slope`."""
+    """Return the slope at v by a secant (for v < 0 a secant in eps), or `slope` if the two points are too close."""
     apart = v - before
     secant = (value - old) / np.where(v < 0.0, -np.expm1(-apart), apart)
     return np.where((np.abs(apart) > 1e-6) & (secant < 0.0) & np.isfinite(secant), secant, slope)
@@ -233,8 +237,9 @@ def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarra
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (v, slope of log delta there) by estimates of delta.
 
-    The search begins where delta would be on target if it fell by 1 per unit of e^eps, its steepest possible fall. It
-    is Newton's method with secants, with a bisection where Newton leaves the interval or does not halve the distance.
+    The search begins at the eps where delta would reach the target if it fell as steeply as possible, by 1 per unit of
+    e^eps. Steps are Newton's, with slopes by secants. A bisection replaces a step that leaves the interval, or that
+    follows one which did not halve the distance to the target.
     """
 
     def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -351,7 +356,7 @@ def _share(left: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return, for the intervals between points u, the largest widths up to w that change by at most GROWTH per unit."""
+    """Return the largest widths, at most `w` between points `u`, that change by at most GROWTH per unit of u."""
     left, right = GROWTH * u[:, :-1], GROWTH * u[:, 1:]
     graded = w.copy()
     rising = np.minimum.accumulate((w - right)[:, :-1], axis=1) + left[:, 1:]
@@ -381,14 +386,14 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays (B, S): whether a left tail from each point, and a right tail, leaves delta too uncertain."""
+    """Return (B, S) whether the left tail that ends at each point leaves delta too uncertain, and the right tail so."""
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
     left, right = below * survey.left > enough, above * survey.right > enough
     # Where the rounding error of h is large, these arrays need not be monotone, so they are made monotone.
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
-    # In the add direction h may be 0 beyond a point that moves with eps.
+    # In the add direction h may be 0 beyond a point that moves with eps, so cells reach somewhat farther.
     right[:, POINTS_BEYOND:] |= right[:, :-POINTS_BEYOND]
     return left, right
 
@@ -430,10 +435,10 @@ class Cells(NamedTuple):
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (log mix of the first step at u, bound on its error).
 
-    The exponent y = s u - s^2/2 is known to 4 units of |s u| + s^2, and log mix moves by q z/mix times this error.
-    Besides, log mix has a rounding error of 16 units. With z = e^y, these are units of log mix itself where
-    |q (z - 1)| <= 1/2 and it is log1p(q (z - 1)). Elsewhere it is log((1 - q) + q z), and they are units of 1 and of
-    the logarithms in it.
+    The error has two parts. First, y = s u - s^2/2 is known to 4 units of |s u| + s^2. This moves log mix by q z/mix
+    times the error of y, with z = e^y. Second, the computation of log mix from y is off by 16 units. Where
+    |q (z - 1)| <= 1/2, log mix is computed as log1p(q (z - 1)), and these are units of log mix itself. Elsewhere it is
+    computed as log((1 - q) + q z), and these are units of 1 and of the logarithms in that formula.
     """
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)
