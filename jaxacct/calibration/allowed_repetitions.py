@@ -48,8 +48,8 @@ class AllowedRepetitions:
         Epsilon at that law.  `epsilon.upper <= target_epsilon` wherever `ok`; elsewhere the Bounds of the least K
         searched.
     status : str or numpy.ndarray
-        "ok" (no more candidates meet the target), "not_binding" (the largest number searched meets it), "loose" (it is
-        not shown that no more candidates do) or "infeasible".
+        "ok" (a larger number misses the target), "not_binding" (the largest number searched meets it), "loose" (it is
+        not shown that a larger number misses it) or "infeasible".
     ok : bool or numpy.ndarray
         Whether a number of candidates meets the target.
     family : str
@@ -73,7 +73,7 @@ class AllowedRepetitions:
 
     @property
     def law(self) -> Law:
-        """The law of K, a batch where there are several; InputError where one is not ok."""
+        """The law of K, or a batch of laws for a batch of numbers; InputError if one of them is not `ok`."""
         if not np.all(self.ok):
             raise InputError("no law of K meets every target; take the elements of parameter that are ok")
         return _law(self.family, self.eta, self.parameter)
@@ -160,7 +160,7 @@ def repetitions_allowed(
 
     target, level = np.broadcast_to(target, shape), np.broadcast_to(level, shape)
     least, most = (np.broadcast_to(x, shape) for x in _ends(family, shape_of))
-    with backend.job(int(np.prod(shape))):  # so that smaller batches use the backend of the whole batch
+    with backend.job(int(np.prod(shape))):  # the search's smaller batches use the same backend
         found = search_mechanisms(
             chosen,
             target,
@@ -168,8 +168,8 @@ def repetitions_allowed(
             (least, most),
             relation,
             Effort(1e-4),
-            # the search ends where epsilon is at most 0.01 rtol below the target: E[K] is then within rtol of its
-            # largest, unless epsilon grows (relatively) by less than a hundredth of the growth of E[K]
+            # the search ends where epsilon is at most 0.01 rtol below the target. E[K] is then within rtol of its
+            # largest value if a relative growth of E[K] makes epsilon grow by at least a hundredth of it
             rtol=0.02 * rtol,
             whole=family == "point_mass",
             closest=rtol,
@@ -200,9 +200,9 @@ def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
     if family == "point_mass":
         return np.ones(()), np.full((), LARGEST_MEAN)
     if family == "poisson":
-        # at a mean of 1e-3, the least that is searched, nearly always nothing is released
+        # smaller means are not searched: already with a mean of 1e-3 nearly always nothing is released
         return np.full((), 1e-3), np.full((), LARGEST_MEAN)
-    # of the truncated negative binomial laws, the smallest gamma searched, 1e-9, has the largest E[K]
+    # 1e-9 is the smallest gamma that is searched, and gives the largest E[K]
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))
     most = high.copy()
     for _ in range(60):  # bisect for the parameter whose mean is LARGEST_MEAN

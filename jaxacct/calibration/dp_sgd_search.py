@@ -64,7 +64,7 @@ TARGETS = (
     "target_reconstruction",
     "target_mu",
 )
-"""Risks that a calibration can be asked to keep."""
+"""Names of the risks that can be the target of a calibration."""
 BESIDE = {
     "target_tpr": ("at_fpr",),
     "target_bayes_success": ("prior",),
@@ -243,7 +243,7 @@ def found_for(goal: Goal, backend: str) -> BestValues:
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
-    """Return the search that a goal describes, with the rows whose least private value is tried first."""
+    """Return the search that a goal describes; it tries the least private value first where this may well hold."""
     size = goal.epsilon.size
     first = np.full(size, True) if goal.unknown == "sampling_probability" else goal.known["sampling_probability"] == 0
     return Search(

@@ -288,7 +288,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     risk = given_target(given["target_epsilon"], given["target_delta"], {name: given[name] for name in RISK_RULES})
     run = {name: given[name] for name in NUMBERS if name != "group" and given.get(name) is not None}
     run = described(run, sampling, group, unknown)
-    numbers = numbers_of_rule(sampling, run, group)  # the numbers of the run without the unknown
+    numbers = numbers_of_rule(sampling, run, group)  # the run's numbers, all but the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
     if rule_of(sampling).in_turns and group == 1 and "steps" in numbers:  # the run equals fewer Poisson samples
@@ -323,7 +323,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
         )
     rate = {name: value for name, value in run.items() if name == "sampling_probability"}  # empty if not given
     goal, _, shape = checked(unknown, target, numbers | rate, *settings)
-    # epsilon need not grow with the rate where a cap binds more often, or where the steps become fewer
+    # epsilon need not grow with the rate if a cap then binds more often, or if fixed epochs then have fewer steps
     monotone = unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known)
     return result(_by_rule(goal, tuple(numbers), sampling, group, backend), shape, relation, monotone)
 

@@ -62,8 +62,8 @@ from jaxacct.mechanisms.base import take_rows
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
-"""Two attempts at a lower bound of a true-positive rate: the assumed distance of eps from the best eps, in standard
-deviations of the loss, and rtol of the deltas. The lower bounds are some 0.05 % and 1 % below the rate."""
+"""For each of two attempts at a lower bound of a true-positive rate: assumed distance of eps from the best eps, in
+standard deviations of the loss, and rtol of the deltas. The lower bounds are some 0.05 % and 1 % below the rate."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
 """The best values; lower bound, estimate and upper bound of the risk, (3, n); the eps from which the risk follows."""
 
@@ -278,7 +278,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
     if goal.unknown == "noise_multiplier":
         solved, settled = _by_contour(goal, rate, fpr, mu, epsilon)
         near = solved.noise.copy()
-        full = goal.known["sampling_probability"] == 1.0  # mu-Gaussian DP, whose eps is the best one
+        full = goal.known["sampling_probability"] == 1.0  # mu-Gaussian DP: `gaussian` is the best eps
         solved.close[full] = False
         near[full] = np.clip(np.sqrt(goal.known["steps"]) / np.maximum(mu, 1e-300), *NOISE_RANGE)[full]
         epsilon[full] = gaussian[full]
@@ -324,7 +324,7 @@ def _by_contour(
 ) -> tuple[RateSolve, np.ndarray]:
     """Solve for the noise and the best eps together, for rows with 0 < q < 1; return them, and whether they were found.
 
-    mu, epsilon : those of Gaussian differential privacy with the same rate; `epsilon` is replaced where it is found.
+    mu, epsilon : those of Gaussian differential privacy with the same rate; the best eps found is written to `epsilon`.
     guess : whether the first attempt's result is kept in place of the last attempt's, where the first lacked few nodes.
         The first result is usually closer there, since the last attempt is cut short.
     """

@@ -193,7 +193,7 @@ def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.nda
 
 
 def conclude(found: BestValues, rows: np.ndarray, best: np.ndarray) -> None:
-    """Write the status of the values of some rows that hold inside the limits: "ok" if shown to be the best."""
+    """Write the status of rows whose value holds inside the limits: "ok" if it is shown to be the best, or "loose"."""
     found.shown[rows] = best
     found.status[rows[~best]] = "loose"
 

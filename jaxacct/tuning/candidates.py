@@ -1,4 +1,4 @@
-"""Training of K candidates, and the choice of the best by one order that holds for every K.
+"""Training of K candidates, and the choice of the best by a ranking that is the same for every K.
 
 Candidates of a space are trained side by side, in chunks whose shapes do not depend on K.  A chunk runs the trainer's
 step under vmap, and each candidate has a key of its own.  Candidates of an adaptive search are trained one after the
@@ -36,9 +36,9 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOI
 from jaxacct.tuning.search_spaces import plain
 
 STEP_STREAM = 5
-"""Purpose of the stream of keys with a key for every step; `jaxacct.training.noise` has the purposes 1 to 4."""
+"""Purpose, as a number, of the stream that has a key for every step; `jaxacct.training.noise` has 1 to 4."""
 PASS_STREAM = 6
-"""Purpose of the stream with a key for every pass over fixed batches, and for every round of allocation."""
+"""Purpose of the stream that has a key for every pass over fixed batches, and for every round of allocation."""
 STEPS_PER_CALL = 128
 """Number of training steps in one call of the compiled program; training can be interrupted between two calls."""
 MOST_EXAMPLES_AT_ONCE = 96
@@ -70,7 +70,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class Tried:
-    """Candidate of an `Adaptive` search that was trained and scored.
+    """Trained and scored candidate of an `Adaptive` search.
 
     Parameters
     ----------
@@ -446,7 +446,7 @@ def side_by_side(
         def of_one(params: Any, config: Mapping[str, Any]) -> Carried:
             clip = config.get("clip_norm", first_clip)
             state = make_optimizer(config).init(params)
-            # a state that consists of numbers of the config must become arrays
+            # the state may hold plain numbers of the config, which must become arrays
             state = jax.tree.map(jnp.asarray, state)
             return Carried(params, state, jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), clip), jnp.int32(0))
 

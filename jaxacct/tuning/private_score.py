@@ -159,7 +159,7 @@ def whole(
     top: int = 1,
     count: int = 1,
 ) -> Whole:
-    """Return the cost of a selection among candidates by a score: public, or a PrivateScore with its noise.
+    """Return the cost of a selection among candidates; the score is public, or a PrivateScore with its noise.
 
     candidate : the training of one candidate.
     known : epsilon of the selection by a public score, where it is at hand.
