@@ -44,7 +44,7 @@ from jaxacct.mechanisms.base import element, require_mechanism, take_rows
 from jaxacct.mechanisms.random_allocation import rounds_inside
 
 LARGEST_SLACK = 1e-3
-"""Engines are asked where delta less the mass at infinity has at most this relative uncertainty."""
+"""Engines are asked only about rows in which delta less the mass at infinity is known to this relative accuracy."""
 BLOCK = 100_000
 """Largest number of rows answered together. This many rows take about 1 GiB of memory."""
 ROUNDS_TOGETHER = 20
@@ -235,7 +235,7 @@ def answer(question: MechanismQuestion) -> Bounds:
 
 @np.errstate(under="ignore")  # bounds allow for underflow, at which a user may have asked NumPy to raise
 def by_parts(question: MechanismQuestion) -> Bounds:
-    """Return the larger of the two directions' answers, with a lower end of 0 if its kind is not "certified"."""
+    """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified"."""
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
     shape, rows, target = question.flat()
     kind = mechanism.kind_of_bracket(relation)

@@ -47,7 +47,7 @@ def epsilon_gradient(
     Parameters
     ----------
     mechanism : Mechanism
-        Its numeric fields and `delta` broadcast; each field is one number a configuration.
+        Its numeric fields and `delta` broadcast; each field is one number per configuration.
     delta : array_like in (0, 1)
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     backend : {"auto", "numpy", "xla"}

@@ -597,7 +597,7 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     if not certified:
         return -np.inf, upper, word
     if np.reshape(found.status, -1)[0] == "width":  # a lattice for one pair alone suits that pair better
-        # a longer lattice takes seconds, and moves the upper end by less than the bracket's width
+        # this lattice is short: a longer one takes seconds, and moves the upper end by less than the bracket's width
         effort = question.effort._replace(memory_bytes=min(question.effort.memory_bytes, MEMORY_ALONE))
         alone = by_parts(question._replace(mechanism=_Above(question.mechanism), effort=effort))
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))

@@ -200,8 +200,8 @@ def gaussian_fit(
     rows = np.arange(size)
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
-    # Without a lower end of the rate, as with atoms, the best eps may be on either side of a jump of Q(L > eps). Then
-    # tangents reach four times as far.
+    # If the rate has no useful lower end, as for losses with atoms, the best eps may be on either side of a jump of
+    # Q(L > eps). Then tangents reach four times as far.
     last = np.maximum(place.epsilon, 1e-9) * np.where(rate.low > floor, 1.0, 4.0)
     # The tangents of the first round are evenly spread in eps from 0 to the best one at the floor.
     first = lines = _lines(deltas, last * np.linspace(0.0, 1.0, 13)[:, None], rows)
@@ -243,7 +243,7 @@ def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
 
 
 def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
-    """Return `-2 Phi^-1(rate)`, the mu whose curve meets the diagonal at an error rate <= 1/2; 1 rounds up, -1 down."""
+    """Return `-2 Phi^-1(rate)`, the mu whose curve meets the diagonal at `rate` <= 1/2; turn 1 rounds up, -1 down."""
     with np.errstate(invalid="ignore"):
         found = -2.0 * ndtri(np.clip(rate * (1.0 - turn * 8.0 * ROUNDOFF), 0.0, 0.5)) * (1.0 + turn * ROUNDING)
         return np.maximum(found, 0.0)
@@ -427,7 +427,7 @@ def deltas_along(
     rungs = np.zeros((2, place.size), int) if rungs is None else rungs
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     with np.errstate(all="ignore"):
-        # "remove" comes first, since it is usually larger: the upper ends of "add" need only not exceed it.
+        # "remove" comes first, since its deltas are usually larger. The upper ends of "add" need only stay below these.
         for direction, begin in zip(sorted(directions(run, relation), reverse=True), rungs, strict=False):
             parts = components(run, relation, direction)
             plain = _plain(parts) & np.all(epsilon >= 0.0, axis=0)
@@ -436,8 +436,8 @@ def deltas_along(
             if rows.size:
                 some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
                 if direction == "add":  # the loss is bounded, and its deltas matter near eps = 0
-                    # The contour for "add" is placed for a lower eps. The part that it cuts off is relatively larger
-                    # for deltas several standard deviations above that eps.
+                    # The contour for "add" is placed for a lower eps. Several standard deviations above that eps the
+                    # part cut off is a larger share of delta, so that less is cut off.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
                 # Where rtol is not wanted, an upper end within 3e-3 of the estimate is enough.

@@ -1,4 +1,4 @@
-"""The `jaxacct` command: one clear line and exit status 2 for bad input, 1 for an infeasible calibration.
+"""The `jaxacct` command. Bad input gets one clear line and exit status 2, an infeasible calibration exit status 1.
 
 Modules that need JAX are imported when a command runs, so that help and mistyped options answer at once.
 """

@@ -51,7 +51,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
       moves a sum by up to 2C. For Poisson samples the answer is a bound.
     * REPLACE_SPECIAL is `zero_out`: the special record contributes 0, and its place stays. This relation is the default
       of jax_privacy's execution plans, which take this accountant (jaxacct/interop/README.md has an example).
-    * Randomized response is refused under ADD_OR_REMOVE_ONE, which does not define its neighbours. Under
+    * Randomized response is refused under ADD_OR_REMOVE_ONE, for which it has no definition. Under
       REPLACE_SPECIAL the special record's answer is drawn uniformly from all answers, as dp_accounting defines it.
     * A refused event raises UnsupportedEventError, which here is a ValueError too.
 
@@ -223,7 +223,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 @functools.lru_cache(maxsize=64)
 def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Expand a repeated step in every direction; raise if that fails. dp_accounting asks three times an event."""
+    """Expand a repeated step in every direction; raise if that fails. Cached, since each event is checked 3 times."""
     for direction in directions(step, relation):
         components(repeat(step, count), relation, direction)
 

@@ -21,7 +21,7 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     ----------
     thing : array of coefficients, BufferedToeplitz, ColumnNormalizedBanded or BandMFExecutionPlanConfig
     steps : int
-        n, which coefficients and a `BufferedToeplitz` do not say; 0 leaves it open, for a `Plan`.
+        The number of steps n, which coefficients and a `BufferedToeplitz` lack; with 0, a `Plan` sets n later.
     relation : str
         The relation of the later questions. A plan that splits records equally is refused for all relations but
         "zero_out" and "replace_one".

@@ -28,7 +28,7 @@ _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_R
 _SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Multiples of the claimed epsilon at which a slow profile is evaluated."""
 _LEAST_GAP = 1e-4
-"""Smallest distance between the epsilons of two profile points; `PrivacyProfile` allows smaller distances."""
+"""Smallest distance that `by_points` leaves between two epsilons; `PrivacyProfile` would allow smaller distances."""
 _BOTH_WAYS = ("add_or_remove_one", "replace_one", "zero_out")
 """Relations under which a profile holds in both directions."""
 
@@ -37,7 +37,7 @@ class Readings(NamedTuple):
     """The success that an attacker can reach; the `upper` of each `Bounds` is a certified upper bound.
 
     fpr, tpr : false-positive rates, and the largest true-positive rate at each, (G,).
-    advantage : the largest true-positive rate less false-positive rate.
+    advantage : the largest difference between the true-positive rate and the false-positive rate.
     prior : the probability, stated beforehand, that the record was used.
     posterior : the largest probability, given the prior, that an accusation is right, at `FALSE_POSITIVE_RATES`.
     bayes_success : the largest probability, given the prior, that the attacker's guess is right.

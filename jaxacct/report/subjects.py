@@ -53,7 +53,7 @@ _LONGEST_DOCUMENT = 2**24
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Numbers of rows that are, by default, in the table and in detail; largest number of rows that a user may ask for.
+"""Default number of rows in the table; default number of rows in detail; largest number of rows to ask for.
 
 Each row that is asked for takes a page.
 """

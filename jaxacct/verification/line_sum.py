@@ -28,7 +28,7 @@ LONG_SUM_PRODUCTS = 400_000
 """Number of products from which a sum counts as long; then plans with cuts are tried too. Each node of the sum takes as
 many products as M(z) has nodes."""
 REUSE_SHARE = 1e-3
-"""Largest relative distance from the epsilon of a kept sum at which that sum still serves."""
+"""Largest relative distance of epsilon, and largest distance of log_scale, at which a kept sum still serves."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums: M on a line serves every epsilon near that of its plan."""
 

@@ -78,7 +78,7 @@ class AllocationLoss:
         return total * step * scale + cut - between(0, images.abs_upper())
 
     def _beyond(self, c: Any, y: Any, plan: _Plan) -> Any:
-        """Bound |phi(c + iy')| for all y' >= y by e^{a^2/2} phi(c cos(sa) + y sin(sa)), on a path moved down by a."""
+        """Bound |phi(c + iy')| for all y' >= y by e^{a^2/2} phi(c cos(sa) + y sin(sa)); a moves the path of u down."""
         angle = arb(plan.turned)
         r = c * angle.cos() + y * angle.sin()
         weights, exponents, error = self._nodes(r, arb(0), arb(plan.real_strip), plan)

@@ -231,7 +231,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Return the least rate at which N times the falling shares of the cuts decays beyond `end`."""
+        """Return the least rate at which N, times the shares of those cuts that fall, decays beyond `end`."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:

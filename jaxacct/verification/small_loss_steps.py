@@ -173,7 +173,7 @@ def _cut(parts: Any, cuts: Any, side: int) -> list[SampledGaussian]:
 
 
 def without_largest(parts: Any, wanted: float, width: float) -> list[Any]:
-    """Return parts without the largest outputs, which make M(c) huge; the P-mass left out is aimed below e^wanted."""
+    """Return parts without the largest outputs, which make M(c) huge; in the plan their P-mass is below e^wanted."""
     kept, spread = [], np.hypot(1.0, width)
     for part, count in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
