@@ -131,7 +131,7 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
     which is e^{eps_k} times the change of slope at the vertex. Atoms of loss -eps_k follow in the same way from the
     reverse points, with the two laws exchanged. A negative p_k marks a point above the hull. Masses are rounded up.
     """
-    # H_a(P || Q) falls in a, so its value at a = e^-eps <= 1, which is 1 - a + a `reverse`, bounds f everywhere
+    # H_a(P || Q) falls in a, so its value at a = e^-eps <= 1, which is 1 - a + a `reverse`, bounds f at all a >= 1
     fall = np.minimum.accumulate
     across_f, across_r = (np.min(-np.expm1(-epsilon) + x * np.exp(-epsilon)) for x in (reverse, delta))
     f, r = fall(np.minimum(delta, across_f)), fall(np.minimum(reverse, across_r))
@@ -190,7 +190,7 @@ def _as_one(
 
 
 def _terms(epsilon: np.ndarray, f: np.ndarray, before: int, k: int, after: int, first: float) -> tuple[float, float]:
-    """Return the two terms of p_k; `before` = -1 means the centre (eps 0, value `first`), `after` = -1 no point."""
+    """Return the two terms of p_k. `before` = -1 is the centre (eps 0, value `first`); `after` = -1 is no point."""
     start, value = (0.0, first) if before < 0 else (epsilon[before], f[before])
     rise = (value - f[k]) / -np.expm1(start - epsilon[k])
     fall = 0.0 if after < 0 else (f[k] - f[after]) / np.expm1(epsilon[after] - epsilon[k])
@@ -211,13 +211,13 @@ def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> 
 def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
     """Return the points on the lower convex hull, beginning with the first point.
 
-    A point that is not below the chord of its neighbours is no vertex. If several such points are neighbours, every
-    other one is left out in each round, since rounding may hide a bend that several points have together.
+    A point that is not below the chord of its neighbours is no vertex. Of several such points in a row, a round leaves
+    out every other one, since rounding may hide a bend that several points have together.
     """
     fallen = np.diff(f[points], prepend=np.inf) < 0.0
     fallen[-1:] = True
     points = points[fallen]
-    for _ in range(30):  # if points above the hull remain, the loop below takes them one by one
+    for _ in range(30):  # if points above the hull remain, the last loop leaves them out one by one
         at, values = epsilon[points], f[points]
         slope, gap = -np.diff(values), np.diff(at)
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
@@ -248,7 +248,7 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join the chains by their common tangent; return the tangent at eps 0, and each chain's points on the hull."""
+    """Join the chains by their common tangent; return its value at eps 0, and each chain's points on the hull."""
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]
@@ -304,7 +304,7 @@ def direction_of(pair: FinitePair, direction: str) -> FinitePart:
     # a mass at a loss is e^|loss| times the difference of two sums of masses at larger losses
     beyond = np.where(loss >= 0.0, np.cumsum(q[::-1])[::-1], np.cumsum(p))
     with np.errstate(over="ignore"):
-        # 128 units: 16 added by `pair_of_profile`, 16 of its error, the others for the sums and the exponential
+        # 128 units: 16 that `pair_of_profile` added, 16 for its error, 96 for the sums and the exponential here
         wrong = 128.0 * ROUNDOFF * (p + q + 2.0 * beyond * np.exp(np.abs(loss)))
     larger, smaller = wrong, wrong * np.exp(-np.abs(loss))
     off_p, off_q = np.where(loss >= 0.0, larger, smaller), np.where(loss >= 0.0, smaller, larger)
@@ -338,7 +338,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
 
 
 def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """Join the lowest losses, of a total mass of at most `mass`, into one atom; a lattice then spans fewer losses."""
+    """Join the lowest losses, of total mass at most `mass`, into one atom, which shortens the range of a lattice."""
     order = np.argsort(loss, kind="stable")
     many = max(int(np.searchsorted(np.cumsum(p[order]), mass, side="right")), 1)
     first, others = order[:many], order[many:]
@@ -357,12 +357,12 @@ def _joined(
 
 def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (eps, value) of the corners of a convex function below the profile, ending where the function is 0."""
-    if epsilon.size < 3:  # with fewer than 3 points some point has no chord on one side
+    if epsilon.size < 3:  # a corner takes a chord on each side, so 3 points are needed
         return np.zeros(1), np.zeros(1)
     a = np.exp(epsilon)
     gap = a[:-1] * np.expm1(np.diff(epsilon))
-    # slopes of chords in a: `steep` bounds the profile's slope to the right of a chord from below,
-    # `flat` bounds the slope to its left from above; a chord that does not fall would never reach 0
+    # bounds from slopes of chords, in a: to the right of a chord the profile's slope is at least `steep`, to its left
+    # at most `flat`. `steep` is kept below 0, since a line that does not fall would never reach 0.
     steep = np.minimum((lower[1:] - upper[:-1]) / gap, -1e-20 * lower[1:] / a[1:])
     flat = np.minimum((upper[1:] - lower[:-1]) / gap, 0.0)
     first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])
@@ -389,7 +389,7 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
         value = heights[k] + slope * reach - _off(heights[k], slope, a[k] + reach)
         at.append(here)
         values.append(max(value, 0.0))
-    if values[-1] > 0.0:  # follow the last line down to 0
+    if values[-1] > 0.0:  # the last line reaches 0 at `end`
         at.append(max(end, at[-1] + LEAST_GAP))
         values.append(0.0)
     return np.array(at), np.array(values)
@@ -400,7 +400,7 @@ def _off(value: float, slope: float, a: float) -> float:
 
 
 def either_order(forward: FinitePart, reverse: FinitePart) -> FinitePair:
-    """Return the pair of the larger of two profiles, rounded up; `forward` and `reverse` are laws of the loss."""
+    """Return the pair whose profile is the larger one of those of two laws of the loss, at every eps, rounded up."""
     shape = forward.infinity.shape
     rows = int(np.prod(shape, dtype=np.int64))
     flat = [[np.reshape(x, (rows, -1)) for x in part] for part in (forward, reverse)]
@@ -417,7 +417,7 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         share = gap[:-1] / (gap[:-1] - gap[1:])
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
-    # for large steps e^step overflows; leaving a crossing out only raises the profile
+    # e^step overflows for large steps; leaving a crossing out only raises the profile between the knots
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < 600.0) & np.isfinite(crossing)
     knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
     # the last knot must not be below the largest loss, beyond which only the mass at infinity remains
@@ -436,7 +436,7 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
 
 
 def spaced(points: np.ndarray) -> np.ndarray:
-    """Return ascending points without those too near their predecessor; leaving points out only raises a profile."""
+    """Return ascending points without those too near the point before; leaving points out only raises a profile."""
     kept = [points[0]]
     for point in points[1:]:
         if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):

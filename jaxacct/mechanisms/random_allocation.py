@@ -61,7 +61,7 @@ Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
 """Profiles of one round in both directions."""
 Losses = Literal["usual", "dense", "far"]
-"""Sets of losses of a round. "dense" is used if a composition's bracket is wide, "far" if its upper end is infinite."""
+"""Sets of losses of a round: "dense" if a composition's bracket is wide, "far" if its upper end is infinite."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
@@ -397,7 +397,7 @@ def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[
 
 
 def _with_one_start(*pair: BracketedProfile) -> Profiles:
-    """Narrow both profiles by each other: at eps = 0 both are TV(P, Q), and delta(eps) >= 1 - (1 - TV) e^eps."""
+    """Narrow two profiles by each other: at eps = 0 each is TV(P, Q), and delta(eps) >= 1 - (1 - TV(P, Q)) e^eps."""
     least, most = max(one.lower[0] for one in pair), min(one.upper[0] for one in pair)
     if not least <= most:
         return pair[0], pair[1]
@@ -410,7 +410,7 @@ def _with_one_start(*pair: BracketedProfile) -> Profiles:
 
 
 def prepare(rounds: Sequence[tuple[float, float]]) -> None:
-    """Compute the pairs of rounds, (noise multiplier, slots) each, together, and keep them for later questions."""
+    """Compute and cache the pairs of several rounds together; a round is given as (noise multiplier, slots)."""
     losses = _LOSSES.get()
     missing = [one for one in rounds if (*one, losses) not in _KEPT]
     if len(missing) > 1:
@@ -501,7 +501,7 @@ def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
 
 
 def _without_lone(profile: BracketedProfile) -> BracketedProfile:
-    # a point with a wide bracket is left out if the points on both sides have narrow ones
+    # a point with a wide bracket is left out if both neighbouring points have narrow brackets
     wide = ~(profile.upper - profile.lower <= 1e-6 * profile.upper)
     beside = np.concatenate([[True], wide[:-1]]) | np.concatenate([wide[1:], [True]])
     keep = ~wide | beside
@@ -509,7 +509,7 @@ def _without_lone(profile: BracketedProfile) -> BracketedProfile:
 
 
 class AllocatedLaw(NamedTuple):
-    """Loss of a round whose base has finitely many outputs."""
+    """Law of the loss of a round whose base has finitely many outputs: masses under P and under Q."""
 
     loss: np.ndarray
     p: np.ndarray
@@ -539,7 +539,7 @@ class AllocatedLaw(NamedTuple):
 
 
 def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str) -> None:
-    """Refuse a configuration with more distinct counts than MOST_ATOMS; `index` is its index in the batch."""
+    """Refuse a base with too large an epsilon, and too many counts of outputs; `index` names the configuration."""
     if getattr(base, "epsilon", 0.0) > MOST_EPSILON:
         raise InputError(
             f"epsilon{index} = {base.epsilon:g} of the base must be at most {MOST_EPSILON:g} in RandomAllocation; "  # type: ignore[attr-defined]  # of PureDP and ApproximateDP
@@ -559,7 +559,7 @@ def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str)
 
 @functools.lru_cache(maxsize=256)  # a law takes up to half a megabyte
 def allocated_law(base: FiniteMechanism, slots: int, taken: int) -> AllocatedLaw:
-    """Return the loss of one configuration: a record takes part in `taken` of the slots, drawn without replacement."""
+    """Return the law of the loss if a record takes part in `taken` of the slots, drawn without replacement."""
     with decimal.localcontext(_context(base)):
         outputs = _outputs(base)
         common = [(p / q, q) for p, q in outputs if q > 0]
@@ -580,7 +580,7 @@ def _context(base: FiniteMechanism) -> decimal.Context:
     """Return a decimal context with enough digits for losses as small as those of the base."""
     epsilon = float(getattr(base, "epsilon", 1.0))
     more = math.ceil(-math.log10(epsilon)) if 0.0 < epsilon < 1.0 else 0
-    # the sums lose a few digits: one for each factor of 10 in the number of slots
+    # the sums of `allocated_law` lose one digit for each factor of 10 in the number of slots
     return decimal.Context(prec=60 + more, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
 
 
@@ -590,7 +590,7 @@ def _up(value: Decimal) -> float:
 
 
 def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> Iterator[tuple[Decimal, Decimal]]:
-    """Yield (Q-mass, dP/dQ) for every result of counting how many slots have each output."""
+    """Yield (Q-mass, dP/dQ) for every possible count of the slots with each output."""
     factorial = [Decimal(1)]
     for n in range(1, slots + 1):
         factorial.append(factorial[-1] * n)
@@ -600,7 +600,7 @@ def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> I
     last, all_ways = len(outputs) - 1, factorial[slots] / (factorial[taken] * factorial[slots - taken])
 
     def terms(place: int, count: int) -> list[Decimal]:
-        """Return the coefficients of (1 + x z)^count up to z^taken, x the ratio of the output at `place`."""
+        """Return the coefficients of (1 + x z)^count up to z^taken, where x is p/q of the output at `place`."""
         return [ratios[place][j] * factorial[count] / factorial[count - j] for j in range(min(count, taken) + 1)]
 
     def walk(place: int, left: int, weight: Decimal, before: list[Decimal]) -> Iterator[tuple[Decimal, Decimal]]:

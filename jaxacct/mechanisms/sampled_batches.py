@@ -234,7 +234,7 @@ class PoissonSampled(OfGaussianMixtures):
         return True
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return a group's shifts (in standard deviations) and weights under a Gaussian base, by configuration."""
+        """Return each configuration's shifts (in standard deviations) and weights of a group, for a Gaussian base."""
         base, rate = self._flat()
         found = []
         for sigma, q in rows_of(self, cast(Gaussian, base).noise_multiplier, rate):
@@ -330,7 +330,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
         super().__post_init__()
 
     def chance_of_cap(self) -> Numbers:
-        """Return tau, the chance that the others alone fill the batch, rounded up, for each configuration.
+        """Return tau, the chance that the other records alone fill the batch, rounded up, for each configuration.
 
         >>> import jaxacct as ja
         >>> float(ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.4, dataset_size=5, cap=5).chance_of_cap())
@@ -465,7 +465,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
     if q == 1.0:
         return Cap((1.0, 1.0), (cap / size * (1.0 - 2.0 * ROUNDOFF), min(cap / size * (1.0 + 2.0 * ROUNDOFF), 1.0)))
     beyond, wrong = _series(n, q, cap, 1)  # sum_{k > cap} p_k/p_cap
-    if not np.isfinite(beyond):  # terms up to the cap are at most p_cap each, and negligible beside the others
+    if not np.isfinite(beyond):  # the terms up to the cap, at most p_cap each, are negligible beside the larger ones
         rate = cap / size
         return Cap((1.0 - 2.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), rate * (1.0 + 2.0 * ROUNDOFF)))
     around, doubt = _series(n, q, cap, -1)  # sum_{k < cap} p_k/p_cap
@@ -481,7 +481,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """Return the sum of p_k/p_start over k on one side of `start`, and its relative error; the sum may be inf."""
+    """Return the sum (which may be inf) of p_k/p_start over k > start (`way` 1) or k < start (-1), and its error."""
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:
@@ -597,7 +597,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or relation == "zero_out":
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
-        # a joined pair covers several pairs of data sets, and a rough pair dominates a law of infinitely many losses
+        # a joined pair covers several pairs of data sets; a rough pair has finitely many losses, unlike its base
         joined = replaced or not base.symmetric()
         rough = replaced and isinstance(base, BaseMechanism) and not base.finite
         return "bound" if rough or (joined and composed) else kind
@@ -607,7 +607,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or (relation == "zero_out" and isinstance(base, Gaussian)):
             pairs = [self._pair(row, relation) for row in self._rows()]
             return once(stacked(pairs, batch_shape(self)), direction)
-        replaced = relation in ("replace_one", "zero_out")  # a contribution set to 0 is a replaced one
+        replaced = relation in ("replace_one", "zero_out")  # zero_out replaces a record by one that contributes 0
         if not isinstance(base, BaseMechanism):
             pair = pair_of_releases(base, "replace_one")
         elif base.symmetric():
@@ -625,7 +625,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         base, ratio = self._base(up=True), np.asarray(self.sampling_ratio, np.float64)
         if self.group > 1:
             return super().expand_below(relation, direction)
-        # the pair of `_replaced` bounds delta from above only; this part bounds it from below by 0
+        # the pair of `_replaced` gives upper bounds of delta only; this part gives the lower bound 0
         if relation in ("replace_one", "zero_out") and not self._trivial():
             nothing = np.zeros((*batch_shape(self), 1))
             return [(FinitePart(nothing, nothing + 1.0, nothing[..., 0]), np.asarray(1.0))]
@@ -688,7 +688,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return size
 
     def _pair(self, row: tuple[float, ...], relation: str) -> FinitePair:
-        """Return a pair that dominates the removal of a group, or of one record whose contribution becomes 0."""
+        """Return a pair that dominates a step for a group under the relation, or for one record under zero_out."""
         sigma, ratio, batch = row
         if self.group == 1:
             return profile_of_points(*zero_out_points(ratio, 1.0 / sigma), 2.0 / sigma)
@@ -718,7 +718,7 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
     p = np.where(above, mixed_p, np.where(below, pair.p, 0.0))
     q = np.where(above, pair.q, np.where(below, mixed_q, 0.0))
     p_infinity, q_infinity = ratio * pair.p_infinity, ratio * pair.q_infinity
-    # at loss 0 both laws have the mass of P there, and (1-g) times the total variation of P and Q
+    # at loss 0 each law has P's mass at loss 0 plus (1-g) times the total variation of P and Q
     apart = np.where(above, pair.p - pair.q, 0.0).sum(-1) + pair.p_infinity
     centre = np.where(above | below, 0.0, pair.p).sum(-1) + (1.0 - ratio) * np.maximum(apart, 0.0)
     shape = np.broadcast_shapes(loss.shape[:-1], centre.shape)

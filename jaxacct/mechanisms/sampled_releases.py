@@ -38,7 +38,7 @@ from jaxacct.mechanisms.profile import (
 POINTS = 480
 """Number of intervals between the losses at which a profile is bracketed.
 
-The number has many divisors, so that the losses of equal releases are among the ends.
+The number has many divisors, so that the losses of equal releases are ends of intervals.
 """
 BEYOND = 1e5
 """Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""
@@ -56,7 +56,7 @@ class Several(NamedTuple):
 
 
 def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
-    """Refuse groups inside a sample, and, unless the sample has a `fixed_size`, mechanisms that need such a sample."""
+    """Refuse groups inside a sample; unless the sample has a fixed size, refuse mechanisms that need one."""
     if isinstance(mechanism, BaseMechanism):
         return
     if not fixed_size and mechanism.displaces():
@@ -173,7 +173,7 @@ def _one_after_the_other(
     for ahead, back in ((removed, added), (added, removed)):
         value = np.concatenate([(1.0 - decay + decay * back[:0:-1]) * (1.0 + 8.0 * ROUNDOFF) + 4.0 * ROUNDOFF, ahead])
         slope = np.concatenate([[0.0], np.abs(np.diff(value) / np.diff(at)), [0.0]])
-        # the second term bounds the effect of rounding e^loss
+        # the added term bounds the effect of the rounding of e^loss
         both_sides.append(value + 16.0 * ROUNDOFF * at * np.maximum(slope[1:], slope[:-1]))
     first, value = both_sides
     a = np.exp(eps)[:, None] * (1.0 - 4.0 * ROUNDOFF)
@@ -240,7 +240,7 @@ def _upper(base: Mechanism, epsilon: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _finite_part(base: BaseMechanism, relation: str, direction: str) -> Part | None:
-    """Return the law of a base that has one part, by a finite pair if it is zero-concentrated; else None."""
+    """Return the law of a base with one part, that of its finite pair if the base is zero-concentrated; else None."""
     parts = [part for part, _ in base.expand(relation, direction)]
     if isinstance(parts[0], ConcentratedPart):
         return direction_of(base.finite_pair(relation), direction)
