@@ -214,7 +214,7 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
         reflected = np.clip((gap + scale * getattr(back, name)) * (1.0 + turn), 0.0, 1.0)
         ends.append(np.where(below, reflected, getattr(ahead, name)))
     low, high = ends[0], ends[2]
-    # Adding 1 - e^-x > 0 can make a wide bracket relatively narrow.
+    # Adding 1 - e^eps > 0 can make a wide bracket relatively narrow.
     narrow = np.isin(back.status, ("ok", "zero")) | (np.equal(back.status, "width") & (high - low <= rtol * high))
     status = np.where(narrow, "ok", back.status)
     choose = lambda one, other: np.where(below, one, other)
@@ -289,7 +289,7 @@ def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQue
 
 
 def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: np.ndarray, found: Side) -> None:
-    """Answer again, with exact sums, rows of `found` whose delta is within rounding of the mass at infinity."""
+    """Answer rows of `found` again, with exact sums, if their delta equals the mass at infinity up to rounding."""
     target, mechanism, relation = question.given, question.mechanism, question.relation
     due = np.zeros(target.shape, bool)
     for parts in sides:

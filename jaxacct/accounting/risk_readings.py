@@ -31,8 +31,8 @@ NEAR = 2e-4
 """An eps is near enough to the best one if the normal quantiles of Q(L > eps) and of the wanted false-positive rate
 differ by at most this."""
 WIDTH = 0.0015
-"""Distance between the three epsilons, in standard deviations of the loss. It is far above NEAR. The lower end falls
-short by about the square of this distance, which is small."""
+"""Distance between the three epsilons, in standard deviations of the loss. It is far above NEAR, the error of the one
+in the middle. The lower end is too low by about the square of this distance, which is small."""
 LONGEST = 2.0
 """Longest step of the secant search, in standard deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
@@ -144,7 +144,7 @@ def rate_from_three(at: np.ndarray, found: Rates, place: Place, fpr: np.ndarray,
 def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
     """Return `p t/(p t + (1 - p) a)` for a true-positive rate t, rounded down (turn -1) or up (turn 1)."""
     with np.errstate(all="ignore"):
-        # a/t comes first, since neither p t nor (1 - p)/p need be a float64.
+        # a/t comes first, since p t and (1 - p)/p may be beyond the range of float64.
         odds = (1.0 - prior) * (fpr / rate / prior)
         found = 1.0 / (1.0 + odds) * (1.0 + turn * 16.0 * ROUNDOFF)
     tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # a quotient that may be subnormal is not accurate
@@ -164,7 +164,7 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 ROUNDS = 14
 """Largest number of rounds that add tangents where the bound is largest."""
 DOUBLINGS = 3
-"""Largest number of rounds after ROUNDS. They halve every cell, while the bracket is not "ok"."""
+"""Largest number of further rounds. They halve every cell, as long as the bracket is not "ok"."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 ADDED = 3

@@ -152,7 +152,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Compute `enumerate_totals` of one law on a grid by a power of its generating function; None if too costly."""
+    """Return the sum of `enumerate_totals` for one law on a grid, as a power of a polynomial; None if too costly."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid

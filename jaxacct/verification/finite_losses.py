@@ -1,4 +1,4 @@
-"""Laws with finitely many losses, as two vectors of masses; discrete Gaussian noise is one once its tails are cut."""
+"""Laws with finitely many losses, as two vectors of masses; discrete Gaussian noise with its tails cut is one too."""
 
 from __future__ import annotations
 

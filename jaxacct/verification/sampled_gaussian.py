@@ -41,7 +41,7 @@ class SampledGaussian:
     """N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1).
 
     Let u ~ N(0, 1), y = u/sigma - 1/(2 sigma^2) and mix = 1 - rate + rate e^y.  Then remove has M(z) = E[mix^{z+1}] and
-    add M(z) = E[mix^{-z}]; both are entire functions.  With cuts, only a share of every output is in the mean.
+    add M(z) = E[mix^{-z}]; both are entire functions.  With cuts, an output counts in the mean with its kept share.
     The methods write N(u) for the density of u, and e for the exponent of mix at Re z = c: c + 1 or -c.
 
     sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".
@@ -77,7 +77,7 @@ class SampledGaussian:
         return (mixed, plain) if self.direction == "remove" else (plain, mixed)
 
     def _mass(self, shift: Any) -> Any:
-        """Enclose the kept mass of N(shift, 1): a closed form for the first cut; other cuts lower the lower end."""
+        """Enclose the kept mass of N(shift, 1): the first cut has a closed form, others only lower the lower end."""
         found = []
         for cut in self.cuts:
             spread = (1 + arb(cut.width) ** 2).sqrt()
