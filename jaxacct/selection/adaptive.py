@@ -39,7 +39,7 @@ ROUNDINGS_PER_TERM = 8.0
 NODES_BY_LATTICE = 8
 """Largest number of nodes k whose profile the lattice engine computes again if the contour engine leaves it wide."""
 MOST_ROUNDS = 12
-"""Largest number of times that nodes are added for one eps, and of passes of the search for one delta."""
+"""Largest number of rounds that add nodes for one eps, and of passes of the search for one delta."""
 LAST_EPS = 1e300
 """Largest eps that the search tries: it is below the overflow of float64."""
 
@@ -446,7 +446,7 @@ def weights(law: Law, tail: float) -> Weights:
     """
     if isinstance(law, Categorical):
         each = np.asarray(law.probabilities)
-        error = 4e-13  # the sum of the probabilities is 1 up to 1e-13
+        error = 4e-13  # more than 1e-13, by which the sum of the probabilities may miss 1
         return _listed(np.arange(each.size) * 1.0, each * (1.0 - error), each * (1.0 + error), 0.0, 0.0)
     if isinstance(law, PointMass) or (isinstance(law, Binomial) and float(law.probability_of_run) == 1.0):
         return Weights(np.array([largest_k(law)]), np.ones(1), np.ones(1), 0.0, 0.0, 0.0)
@@ -456,7 +456,7 @@ def weights(law: Law, tail: float) -> Weights:
             "such as Categorical"
         )
     first, mode, last, ratios, gap = _progression(law)
-    if not mode < 2.0**52:  # beyond, float64 hardly tells neighbouring whole numbers apart
+    if not mode < 2.0**52:  # above 2^52 float64 hardly tells neighbouring whole numbers apart
         return Weights(np.zeros(0), np.zeros(0), np.zeros(0), 1.0, 0.0, 1.0)
     half = 64.0
     while True:

@@ -2,8 +2,8 @@
 
 The concave curve `T(u) = min_r (delta(log r) + r u)`, the largest P-mass of a set of Q-mass u, is convex conjugate to
 the profile.  So every upper bound of delta gives a line above T, and the lines together give a polygon above T.
-As a function of r = e^eps the profile is convex.  So between two r it lies above the chords extended from both sides,
-and this lower bound of the profile gives a polygon below T.
+As a function of r = e^eps the profile is convex.  So between two r it lies above the extended chords of both
+neighbouring intervals, and this lower bound of the profile gives a polygon below T.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 """Number of eps in one direction at which each engine evaluates the profile: a slower engine has fewer."""
 LAST_DELTA = 1e-18
-"""The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this."""
+"""The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this much."""
 PROFILE_RTOL = 0.01
 """The rtol with which the engines are asked for the profile.  The contour engine errs by a hundredth of it at most,
 which moves a selection's eps by 1e-5.
@@ -114,7 +114,7 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
 
 
 def delta_ends(run: Mechanism, at: np.ndarray, relation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta at any real eps: sum a single finite law, ask the engines otherwise."""
+    """Return lower and upper bounds of delta at any real eps: by a sum for a finite law, otherwise from the engines."""
     if laws := _finite_laws(run, relation):
         low, high = (np.max([_delta_by_sum(law, at, side) for law in laws], axis=0) for side in (-1.0, 1.0))
         return low, high
@@ -324,7 +324,7 @@ def _on_few_contours(part: Components, eps: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _last(run: Mechanism, level: float, relation: str) -> float:
-    """Return an eps at which delta has fallen to `level`, or ASKED_EPS if this is smaller."""
+    """Return an eps at which delta has fallen to `level`, but no eps above ASKED_EPS."""
     with backend.job(1, apart=True):
         found = float(epsilon(run, min(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper)
     return min(max(found, 1e-6), ASKED_EPS)

@@ -221,7 +221,7 @@ def propose_test_release_guarantee(
 
     The privacy loss of the proposal depends on the data.  A test, itself (eps_test, delta_test)-DP, finds that the
     proposal is (eps, delta)-DP on these data.  The test is wrong with probability at most ``failure``.  The whole has
-    no Rényi guarantee.  To tune it, pass the point that is returned to `two_point_selection`.
+    no Rényi guarantee.  For tuning, `two_point_selection` takes the returned point.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ def noisy_max_epsilon(
 
     Here delta_k is the profile of k composed Gaussians.  Each step reports which of m ``candidates`` has the largest
     noisy score.  For few steps a composition of `ja.GaussianNoisyMax` is usually much tighter.  Where this
-    composition is looser, it is so only by its discretisation.
+    composition is looser, the only cause is its discretisation.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ LINE_ERROR = 1e-12
 
 
 class Table(NamedTuple):
-    """Profile made of chords between upper bounds of delta, not increasing, at ascending ratios e^eps from 0 on."""
+    """Profile made of chords between upper bounds of delta, which do not increase, at ascending ratios e^eps from 0."""
 
     ratio: np.ndarray
     delta: np.ndarray
@@ -255,7 +255,7 @@ def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table | Gaussians, we
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN bounds nothing
     cost = np.minimum.accumulate(cost[::-1])[::-1]  # a line of more cost and less gain than another is never highest
     with np.errstate(divide="ignore", over="ignore"):
-        first = int(np.argmin(cost / gain))  # for every r a line before this one lies below this one or below 0
+        first = int(np.argmin(cost / gain))  # for every r, a line before `first` lies below line `first` or below 0
         gain, cost = np.append(0.0, gain[first:]), np.append(0.0, cost[first:])
         kept = upper_hull(gain, -cost)
         rise, further = np.diff(gain[kept]), np.diff(cost[kept])
@@ -270,7 +270,7 @@ class Size(NamedTuple):
     sketch_cells: int  # number of cells of v in the sketches
     nodes: int  # number of nodes r_j
     cells: int  # number of cells of v
-    rows: int  # rows computed at once: their arrays stay in the processor's cache
+    rows: int  # number of rows computed at once: their arrays stay in the processor's cache
 
 
 SIZES = (Size((24, 32), 96, 80, 224, 64), Size((32, 48), 160, 160, 448, 32), Size((48, 64), 256, 256, 1024, 16))
@@ -400,7 +400,7 @@ def _loss(mu: np.ndarray, mass: np.ndarray) -> np.ndarray:
 def _through(
     mu: np.ndarray, lines: Lines, start: np.ndarray, nodes: np.ndarray
 ) -> tuple[Envelope, np.ndarray, np.ndarray]:
-    """Return the envelope through bounds of M at r = e^nodes; each node's highest line; how far bounds exceed M."""
+    """Return the envelope through bounds of M at r = e^nodes; each node's highest line; how far the bounds exceed M."""
     r = np.exp(nodes)
     best, chosen = np.zeros(r.shape), np.zeros(r.shape, np.int64)
     row = np.arange(r.shape[0])

@@ -207,7 +207,7 @@ def bound_epsilon(
     -------
     Bounds
         kind "bound" (or "conditional: monotone score"), lower 0; inf with status "width" where the bound says nothing.
-        It holds under README.md of this folder, "What every guarantee here assumes".
+        It holds under the assumptions in README.md of this folder, "What every guarantee here assumes".
 
     References
     ----------

@@ -189,7 +189,10 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return one direction's envelope, from profiles that reach a share of `level`, and the last eps of `top` runs."""
+    """Return one direction's envelope, from profiles down to a share of `level`, and the last eps of `top` runs.
+
+    level : a delta.
+    """
     parts = components(run, "add_or_remove_one", side.direction)
     # mass at infinity counts by itself if it is certain; that of a pair which only dominates the base is not certain
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"

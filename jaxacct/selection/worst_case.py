@@ -26,7 +26,7 @@ from jaxacct.selection.law_of_k import Law, evaluated, require_law
 LARGEST_EPS = 600.0
 """Largest searched eps, far from the overflow of exp.  For a larger eps the delta at LARGEST_EPS is an upper bound."""
 PER_CALL = 16
-"""Configurations in one call of a compiled program.  The calls are shared among all cores."""
+"""Number of configurations in one call of a compiled program.  The calls are shared among all cores."""
 WIDTH = 1e-4
 """Absolute width of eps, and relative width of delta, above which a finer resolution is used."""
 
@@ -168,7 +168,7 @@ class Attack(float):
     rank : numpy.ndarray, shape (R + 1,)
         Ends of the active intervals of ranks, ascending from 0.
     served : numpy.ndarray, shape (R,)
-        For each interval the largest rank above which its outcomes score; not increasing from interval to interval.
+        For each interval, the largest rank that its outcomes outscore; not increasing from interval to interval.
 
     References
     ----------

@@ -83,7 +83,8 @@ class ToeplitzStrategy(Strategy):
         monotone = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
         if not monotone and column.size > apart.separation:
             return super()._square(participation)
-        # the pattern 0, b, 2b, ... is worst (README.md, "Sensitivity"); signs do not matter where no columns overlap
+        # the pattern 0, b, 2b, ... is worst (README.md, "Sensitivity"). Absolute values may replace the column: it has
+        # no negative entry, or no two columns of the pattern overlap
         starts = range(0, self.steps, apart.separation)[: apart.most]
         total = np.zeros(self.steps + column.size)
         for start in starts:

@@ -135,7 +135,7 @@ class MatchedPlan:
     """Plan of a tuning whose candidates differ in sampling probability and length, besides their configurations.
 
     A candidate has one of several plans: one for each pair of a sampling probability and a number of epochs or steps.
-    Every plan has the least noise with which a run is (epsilon, target_delta)-DP, at one epsilon for all plans.  Each
+    All plans have one epsilon, and each plan has the least noise with which a run is (epsilon, target_delta)-DP.  Each
     candidate draws its plan with equal probabilities, independently of the space and the data.  The winner's plan is
     released with it.  So a candidate has the average of the plans' profiles, and the tuning is accounted for as a
     selection among such candidates: the exact worst case over scores.  The one epsilon of the plans is solved for, so
@@ -293,9 +293,9 @@ class SubsetPlan:
     the steps of the winner, so its batches are larger than the winner's by the factor `growth`, as its data are.
 
     If several rates or epochs are given, each pair of them is a setting.  A candidate draws its setting with equal
-    probabilities.  Every setting has the least noise with which a run is (epsilon, target_delta)-DP, at one epsilon for
-    all settings.  The tuning is then accounted for by the average of the settings' profiles, and the final run by the
-    maximum of the profiles.
+    probabilities.  All settings have one epsilon, and each setting has the least noise with which a run is
+    (epsilon, target_delta)-DP.  The tuning is then accounted for by the average of the settings' profiles, and the
+    final run by the maximum of the profiles.
 
     The solved plan has `settings`, one for each pair; `epsilon`, Bounds of kind "bound" for adding or removing one
     record, with `epsilon.upper <= target_epsilon`; and `mechanism`, the whole as a PrivacyProfile for ledgers and

@@ -119,7 +119,7 @@ def tune(
     init : JAX key -> first parameters, of equal shapes for all keys.
     score : params -> a number, larger is better, of public data only; or a PrivateScore.  NaN ranks below -inf, and
         among equal scores the candidate drawn first wins: one rule for every K.  An exception in training or scoring a
-        candidate is a NaN, and nothing of it is shown; try training and scoring on made-up data first.
+        candidate counts as NaN, and nothing of it is shown; try training and scoring on made-up data first.
     candidates : "iid" or "adaptive", as for `selection.select`.  The default is "iid" for a `Grid`, and for a `Random`
         with the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other
         space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;
