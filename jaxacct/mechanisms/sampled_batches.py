@@ -481,7 +481,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """Return the sum (which may be inf) of p_k/p_start over k > start (`way` 1) or k < start (-1), and its error."""
+    """Return the sum of p_k/p_start (maybe inf) over k > start (`way` 1) or k < start (-1), and its relative error."""
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:

@@ -34,7 +34,7 @@ from jaxacct.mechanisms.finite import log_mixture
 
 LogPhi = Callable[[np.ndarray], np.ndarray]
 DOUBLINGS = 4
-"""Largest number of times that the upper limit of t is doubled until the characteristic function has decayed."""
+"""Largest number of doublings of the upper limit of t, each made if the characteristic function is not small there."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 """Nodes and weights of the Gauss-Legendre rule, which each panel in t uses."""
 
@@ -83,7 +83,7 @@ def fourier_delta(
         forward, backward = each[direction], each["add" if direction == "remove" else "remove"]
         for index, e in np.ndenumerate(eps):
             p, p_error = _exceeds(_of(forward, np.positive), float(e))
-            # under Q the loss is minus the loss of the reverse pair
+            # the law of the loss under Q is that of minus the loss of the reverse pair
             q, q_error = _exceeds(_of(backward, np.conj), float(e))
             delta = p + float(forward.delta_infinity[0]) - np.exp(e) * q
             value[index] = max(value[index], min(delta, 1.0))
@@ -105,8 +105,8 @@ def riemann_delta(
 
     The output is cut into cells, and each cell has its exact mass under P and Q. For the upper end of delta all of a
     cell has the larger loss of its two edges, and for the lower end the smaller one. The loss is monotone in the
-    output, so the two distribution functions bracket the true ones. They also bracket delta if the mass beyond `reach`
-    standard deviations is added once for each step. The width falls only like steps/cells.
+    output, so the two distribution functions bracket the true ones. Delta is bracketed too, since the mass beyond
+    `reach` standard deviations is added once for each step. The width falls only like steps/cells.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def riemann_delta(
 
 
 def _cell_masses(edges: np.ndarray) -> np.ndarray:
-    """Return masses of N(0, 1) between edges, from the nearer tail, which keeps their accuracy."""
+    """Return masses of N(0, 1) between edges, as differences of the nearer tail, which keeps small masses accurate."""
     below, above = ndtr(edges), ndtr(-edges)
     return np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
 
@@ -177,7 +177,7 @@ def _exceeds(log_phi: LogPhi, eps: float) -> tuple[float, float]:
     """Estimate Pr[finite loss > eps] by Lévy's formula, and its error from two resolutions."""
     start = log_phi(np.zeros(1))[0].real
     probe = 1e-3
-    for _ in range(3):  # the first terms of log phi give the mean and the deviation
+    for _ in range(3):  # log phi near t = 0 gives the mean and the deviation of the loss
         first = log_phi(np.array([probe]))[0] - start
         deviation = np.sqrt(max(-2.0 * first.real, 1e-24)) / probe
         probe = min(0.05 / max(deviation, 1e-12), 1e6)
@@ -239,7 +239,7 @@ def _laplace(b: float, z: np.ndarray) -> np.ndarray:
 
 
 def _sampled_gaussian(sigma: float, q: float, power: np.ndarray) -> np.ndarray:
-    """Integrate e^{power loss} over N(0, 1) in u = x/sigma by the trapezoid rule; high frequencies take small steps."""
+    """Integrate e^{power loss} over u = x/sigma ~ N(0, 1) by the trapezoid rule; high frequencies need small steps."""
     fastest = np.max(np.abs(power.imag)) / sigma
     height = min(6.0, 0.9 * np.pi * sigma)
     step = 2.0 * np.pi / (fastest + 40.0 / height + 0.5 * height)

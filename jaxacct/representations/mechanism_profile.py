@@ -45,9 +45,9 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""Slopes are e^epsilon up to the epsilon at which delta is near the mass at infinity; if none is, up to this one."""
+"""Largest epsilon whose slope e^epsilon is tried, if no epsilon is found where delta is near the mass at infinity."""
 TRADEOFF_ROUNDS = 4
-"""Number of times that cells with a high upper bound are split.
+"""Largest number of times that cells with a high upper bound are split.
 
 The width of the bracket of the trade-off function falls with the square of the width of these cells.
 """
@@ -112,7 +112,7 @@ class Profile:
         return account.delta_without_attacks(self.mechanism, epsilon, relation=self.relation, **self._settings())
 
     def epsilon(self, delta: ArrayLike) -> Bounds:
-        """Compute the smallest eps >= 0 with delta(eps) <= delta, certified: the answer of `ja.epsilon`."""
+        """Compute the smallest eps >= 0 with delta(eps) <= `delta`, certified: the answer of `ja.epsilon`."""
         return account.epsilon(self.mechanism, delta, relation=self.relation, **self._settings())
 
     def tradeoff(self, fpr: ArrayLike) -> Bounds:
@@ -147,7 +147,7 @@ class Profile:
         at = side.delta(loss)
         ratio = np.exp(loss)
         least, most = np.zeros(at.shape), np.full(at.shape, np.inf)
-        # a short distance has a smaller error of the difference quotient, a long one a smaller error of rounding
+        # short distances bring a difference quotient nearer to the derivative, long ones reduce its rounding
         for distance in (3e-2, 3e-3, 3e-4, 3e-5):
             right, left = side.delta(loss + distance), side.delta(loss - distance)
             rise, fall = np.exp(loss + distance) - ratio, ratio - np.exp(loss - distance)
@@ -203,7 +203,7 @@ class Profile:
         return self.gaussian_readings(above_fpr, regret=True)[1]
 
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
-        """Return `gdp_mu` and `gdp_regret` together, or mu twice if the regret is not asked for."""
+        """Return (`gdp_mu`, `gdp_regret`), or (`gdp_mu`, `gdp_mu`) if `regret` is False."""
         # mu is the same under add_one, remove_one and add_or_remove_one; under the last, f is its own inverse
         one_sided = self.relation in ("add_one", "remove_one")
         both = replace(self, relation="add_or_remove_one") if one_sided else self
@@ -358,7 +358,7 @@ class Profile:
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
-        """Return the function that gives delta for some rows of the flat batch, one epsilon each."""
+        """Return a function (epsilon, some) that computes delta for `rows[some]` of the flat batch."""
         single = batch_shape(self.mechanism) == ()
 
         def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:
@@ -405,7 +405,7 @@ def profile(
     """
     chosen = options(relation=relation, engine=engine, rtol=rtol, memory_bytes=memory_bytes, backend=backend)
     mechanism = require_mechanism("mechanism", mechanism)
-    # an engine that cannot answer is refused here
+    # this call refuses an engine that cannot answer
     engine_of_mechanism(MechanismQuestion("delta", mechanism, engine=chosen.engine))
     return Profile(mechanism, *chosen)
 
@@ -425,7 +425,7 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Return certified f(fpr), by a grid of slopes where the bracket from three values of delta is not narrow."""
+    """Bracket f(fpr) by three values of delta, or by a grid of slopes where the bracket of the three is not narrow."""
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), np.ones(rows.size)
@@ -450,7 +450,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
         for each in (replace(one, engine="lattice"), one) if by_lattice[at].any() else (one,):
             found = _tradeoff_by_slopes(each, wanted[at], rtol)
-            # both brackets hold, but if they contradict each other neither is used
+            # if the two brackets contradict each other, neither is used
             both = consistent(Interval(np.maximum(low[at], found.low), np.minimum(high[at], found.high)))
             low[at], high[at] = both
             if is_narrow(*both, rtol).all():
@@ -480,7 +480,7 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 
 
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Bracket f by tangents with the slopes that matter for the given rates; split cells with a high upper bound."""
+    """Bracket f by tangents whose slopes matter for the given rates; split the cells with a high upper bound."""
     floor = _mass_at_infinity(profile)
     roughly = replace(profile, rtol=max(rtol, 0.01)) if profile.engine == "lattice" else profile
     farthest = float(roughly.epsilon(min(1.000001 * floor + 1e-10, 0.5)).upper)
@@ -497,7 +497,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     x, below, above = (np.concatenate([[first], v]) for first, v in _grid_ends(epsilon, values))
     low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
     for turn in range(TRADEOFF_ROUNDS + 1):
-        # each grid's bracket holds; a finer grid's may be wider, since errors of delta count for more on short cells
+        # the brackets of all grids hold; one of a finer grid may be wider, since its cells magnify errors of delta
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
         low, high = np.maximum(low, found.low), np.minimum(high, found.high)
         wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta

@@ -28,7 +28,7 @@ class Guarantee(NamedTuple):
     epsilon, delta : numpy.ndarray
         Of one shape.
     kind : str
-        "bound": epsilon and delta hold, and may not be the least that hold.
+        "bound": the guarantee holds, but smaller values of epsilon or delta may hold too.
 
     >>> Guarantee(np.array([0.3]), np.array([2e-6])).kind
     'bound'
@@ -147,7 +147,7 @@ def tradeoff_from_approximate_dp(epsilon: ArrayLike, delta: ArrayLike, fpr: Arra
     eps, delta = np.asarray(check("epsilon", epsilon, NON_NEGATIVE)), np.asarray(check("delta", delta, DELTA_OR_ZERO))
     a = np.asarray(check("fpr", fpr, PROBABILITY))
     value = np.maximum(np.maximum(1.0 - delta - np.exp(eps) * a, np.exp(-eps) * (1.0 - delta - a)), 0.0)
-    value = np.maximum(value - 1e-14 * (value > 0), 0.0)  # for the rounding of a few operations on numbers up to 1
+    value = np.maximum(value - 1e-14 * (value > 0), 0.0)  # 1e-14 covers the rounding of a few operations
     return Bounds(value, value, np.maximum(np.broadcast_to(1.0 - a, value.shape), value), "bound")
 
 
@@ -204,14 +204,15 @@ def consistent(found: Interval) -> Interval:
 
 
 def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:
-    """Return for each slope the index of the cell with the largest upper bound, where a finer grid helps most."""
+    """Return for each slope the index of the cell with the largest upper bound; a finer grid helps most there."""
     return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
 
 
 def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
     """Return upper bounds of `1 - g(x) - s x` on each of the G - 1 cells, for slopes s of shape (..., 1)."""
     width = np.diff(x)
-    # bounds of the slope of g's chord on each cell; the lower one serves the cell to the right, the upper the left one
+    # bounds of the slope of g's chord on each cell: the lower bound serves the next cell on the right, the upper bound
+    # the next cell on the left
     chord_low = (low[1:] - high[:-1]) / width
     chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)
     known = np.isfinite(steepest)
@@ -233,8 +234,8 @@ def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, stee
 def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
     """Return the mu whose mu-GDP profile passes through (eps, delta): a mu-GDP mechanism is (eps, delta)-DP.
 
-    A mechanism known to be (eps, delta)-DP at one point need not be mu-GDP for this mu. A mechanism that is mu-GDP
-    needs at least the largest such mu over its whole profile.
+    A mechanism known to be (eps, delta)-DP at one point need not be mu-GDP for this mu. If a mechanism is mu'-GDP, then
+    mu' is at least the largest such mu over the points of its profile.
 
     Parameters
     ----------
@@ -293,7 +294,7 @@ def tradeoff_from_gdp(mu: ArrayLike, fpr: ArrayLike) -> Bounds:
     quantile = -ndtri(a)
     value = ndtr(quantile - mu)
     with np.errstate(invalid="ignore"):
-        # error that SciPy's normal distribution may have
+        # relative error of `value` if SciPy's normal distribution has errors of 1e-14
         relative = 1e-14 * (4.0 + (np.abs(quantile - mu) + 1.0) * (np.abs(quantile) + mu))
     relative = np.where(np.isfinite(quantile), np.minimum(relative, 1.0), 0.0)
     return Bounds(value * (1.0 - relative), value, np.minimum(value * (1.0 + relative), 1.0), "certified")

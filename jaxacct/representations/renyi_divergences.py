@@ -2,7 +2,7 @@
 
 The bounds of Rényi accounting are never below the bounds of the certified engines. Rényi accounting serves for
 comparison, for curves from elsewhere, and for mechanisms with only a known Rényi guarantee. Orders lie along the first
-axis of values. Any set of orders gives a valid bound; more orders give a tighter one.
+axis of values. Any set of orders gives a valid bound, and further orders can only tighten it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jaxacct.mechanisms.base import on_batch, register
 _ORDERS_ZCDP = np.geomspace(0.02, 50.0, 1500)
 """Values of alpha - 1 that `epsilon_from_zcdp` tries, as multiples of the value that is best for the simple bound."""
 UP_EXPONENTIAL = 1.0 + 1e-12
-"""Factor that rounds an exponential up; its relative error grows with the exponent, which is at most about 745."""
+"""Factor that rounds an exponential up: exponents up to 745 in size make relative errors well below 1e-12."""
 CUT = 1e-290
 """Largest mass at infinity that counts as a tail that was cut off, such as that of discrete Gaussian noise."""
 NEAR_ONE = 1e-5
-"""Distance d of the orders 1 - d and 1 + d, whose divergences bracket that of order 1."""
+"""Distance d from order 1: the divergences of the orders 1 - d and 1 + d bracket that of order 1."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
-"""Values of alpha - 1 between which convexity bounds zCDP: dense about 1, where the largest ratio mostly lies."""
+"""Grid of alpha - 1, dense about 1, where R_alpha/alpha is mostly largest; convexity bounds it between the points."""
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 """Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order minus 1."""
 
@@ -249,8 +249,8 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 
 def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray, width: float) -> Bounds:
-    """Return the bracket with its kind, of status "ok" if its relative width is at most `width`."""
-    # a pair that joins several pairs attains each delta(eps), but no pair of data sets has its law of the loss
+    """Return the bracket with its kind, and the status "ok" if its relative width is at most `width`."""
+    # a pair that joins several pairs of data sets has a law of the loss that none of them has, hence `composed`
     kind = mechanism.kind_under(relation, composed=True)
     low = low if kind == "certified" else np.zeros_like(low)
     with np.errstate(invalid="ignore"):
@@ -312,7 +312,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     if at_one.any():
         below = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE))
         low[at_one] = below.high / -NEAR_ONE
-    # order - 1 is rounded for orders near 0, where the divergence is proportional to the order
+    # allows for the rounding of order - 1, which matters near 0, where the divergence is proportional to the order
     slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / order)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
     leaks, cut = (x & (order >= 1.0) for x in _leaks(parts))
@@ -329,7 +329,7 @@ def _largest_ratio(parts: Components) -> Interval:
     ratio = grid * (grid + 1.0)
     low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * ROUNDOFF))
     first = k_high[:, 0] / grid[0]  # K(c) <= c K(c_0)/c_0 on the first cell
-    # the chord A + B c of a cell, over c (c + 1), is largest at an end or where B c^2 + 2 A c + A = 0
+    # a cell's chord A + B c divided by c (c + 1) is largest at an end or where B c^2 + 2 A c + A = 0
     slope = (k_high[:, 1:] - k_high[:, :-1]) / np.diff(grid)
     with np.errstate(invalid="ignore", divide="ignore"):
         intercept = np.minimum(k_high[:, :-1] - slope * grid[:-1], 0.0)
@@ -348,7 +348,7 @@ def _largest_ratio(parts: Components) -> Interval:
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
     """Return whether a loss is infinite, and whether a tail was cut off, of which only the mass is known."""
-    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # a guarantee bounds moments without a tail
+    lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)  # zCDP bounds the moments, cut tail or not
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut
 
@@ -359,7 +359,7 @@ def _largest_bounded(parts: Components) -> np.ndarray:
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)
     each = parts.finite_n * np.where(parts.finite_n > 0, top, 0.0)
-    if each.shape[1]:  # beside rho alpha a guarantee allows xi at order infinity
+    if each.shape[1]:  # the last part may be a zCDP guarantee, whose rho is counted in `_largest_ratio`
         each[:, -1] = np.where(parts.guaranteed(), parts.xi, each[:, -1])
     return np.maximum(laplace + np.sum(each, axis=1), 0.0)
 
@@ -480,7 +480,7 @@ def tradeoff_from_renyi(
     x = np.asarray(check("fpr", fpr, PROBABILITY))
     allowed = values * UP_EXPONENTIAL + 1e-15  # more than the rounding of `_excess`
     low, high = np.zeros(x.shape), 1.0 - x
-    for _ in range(60):  # the ends then differ by less than a unit in the last place of 1
+    for _ in range(60):  # after 60 halvings the ends differ by less than the rounding of 1
         y = 0.5 * (low + high)
         excess = _excess(orders, allowed, 1.0 - y, x)
         if both_directions:
@@ -576,7 +576,7 @@ def epsilon_from_zcdp(rho: ArrayLike, delta: ArrayLike) -> Bounds:
     eps = np.min(rho * (1.0 + c) + (log_kappa(c) - np.log(delta)) / c, axis=0)
     simple = rho + 2.0 * np.sqrt(rho * np.log(1.0 / delta))
     eps = np.maximum(np.minimum(eps, simple), 0.0) * (1.0 + 1e-13)  # for the rounding of two logarithms
-    # Pinsker, and Bretagnolle and Huber, bound the square of the total variation under rho-zCDP
+    # the inequalities of Pinsker and of Bretagnolle and Huber bound the squared total variation under rho-zCDP
     variation = np.minimum(0.5 * rho, -np.expm1(-rho))
     eps = np.where(delta**2 * (1.0 - 1e-14) >= variation, 0.0, eps)
     return Bounds(np.zeros_like(eps), eps, eps, "bound", engine="renyi")

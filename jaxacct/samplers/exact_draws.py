@@ -88,7 +88,7 @@ class _Uniform:
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """Return True with probability x, for this number x: compare a fresh uniform number with x."""
+        """Return True with probability x, the value of this number: tell whether a fresh uniform number is below x."""
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))
@@ -98,7 +98,7 @@ class _Uniform:
         raise AssertionError
 
     def twice(self) -> bool:
-        """Return True with probability x^2, for this number x."""
+        """Return True with probability x^2, where x is the value of this number."""
         return self.above() and self.above()
 
 

@@ -242,7 +242,9 @@ def exponential_error(
     sensitivity: ArrayLike = 1.0,
     monotone: bool = False,
 ) -> Numbers:
-    """Compute the shortfall that is reached or exceeded with probability at most `beta`, in units of the utility.
+    """Compute the shortfall from the optimum that a choice reaches or exceeds with probability at most `beta`.
+
+    The shortfall is in units of the utility.
 
     Parameters
     ----------
@@ -314,7 +316,7 @@ def exponential_epsilon(
     sensitivity: ArrayLike = 1.0,
     monotone: bool = False,
 ) -> Numbers:
-    """Compute the epsilon with which the shortfall is `error` or more with probability at most `beta`.
+    """Compute the epsilon at which the shortfall from the optimum is `error` or more with probability at most `beta`.
 
     Parameters
     ----------
