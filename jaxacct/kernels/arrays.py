@@ -9,14 +9,15 @@ rounding.
 broadcast against each other, and may be none at all. Docstrings and comments name the own axes only: `(X,)` stands for
 `(..., X)`, and a number for `(...)`.
 
-**Rounding.** Every bound rests on this model, with which tests compare this machine by mpmath (README.md, section 4):
+**Rounding.** Every bound rests on this model. Tests compare this machine with the model by mpmath (README.md, section
+4):
 
 * A sum, difference, product, quotient or square root is off by at most one unit of its value. XLA may contract a
   product with a sum into one rounding. No bound needs a product to be rounded by itself, so that either way holds.
 * exp, log and arctan2 are off by at most SIMPLE_UNITS of their value, at any argument. So are sin(x) and cos(x) where
-  |x| <= LARGEST_ANGLE; beyond it they are off by SIMPLE_UNITS of 1. (glibc's are off by 10^5 units of their value at
-  10^200, near multiples of pi/2. No bound needs more: a sine is relative only to an angle, and 4 units of 1 are less
-  than 4 units of such an angle.)
+  |x| <= LARGEST_ANGLE; beyond it they are off by SIMPLE_UNITS of 1. (There glibc's may be off by more units of their
+  value: by 10^5 at 10^200, near multiples of pi/2. No bound needs more than the model: bounds relate the error of a
+  sine to its angle, and 4 units of 1 are less than 4 units of such an angle.)
 * log1p as below, expm1, hypot and logistic are off by at most COMPOUND_UNITS, erfc(x) by
   SIMPLE_UNITS (4 + x^2).
 * Results below SMALLEST_NORMAL may be replaced by 0.
@@ -49,7 +50,7 @@ _ROOT_HALF_BITS = 0x3FE6A09E667F3BCD
 _LN2_HIGH = 6.93147180369123816490e-01
 """The first 32 bits of log 2, so that k times it is exact for the exponent k of any float64."""
 _LN2_LOW = 1.90821492927058770002e-10
-"""log 2 less _LN2_HIGH."""
+"""log 2 - _LN2_HIGH, rounded."""
 _ARTANH_SERIES = (
     6.666666666666735130e-01,
     3.999999999940941908e-01,
@@ -118,7 +119,7 @@ def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carr
 
 
 def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: int) -> Carry:
-    """Return the carry before each of `count` turns, along a new axis before the last of every array."""
+    """Return the carries before each of `count` turns, stacked in every array along a new last axis but one."""
     if xp is jnp:
         _, kept = lax.scan(lambda carry, _: (turn(carry), carry), carry, None, length=count)
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), kept)
@@ -129,7 +130,7 @@ def powers(xp: Namespace, turn: Callable[[Carry], Carry], carry: Carry, count: i
 
 
 def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return `sum_k a_k x^k` of complex numbers, each as (real, imaginary) part; a is (N,), x and the sums are (K,)."""
+    """Return `sum_k a_k x^k` for a (N,) and x (K,). Complex arrays are given as pairs (real part, imaginary part)."""
 
     def step(total: tuple[Array, Array], a: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         (re, im), (x_re, x_im) = total, x
@@ -197,14 +198,14 @@ def logistic(xp: Namespace, x: Array) -> Array:
 def erfc(xp: Namespace, x: Array) -> Array:
     """Return the complementary error function.
 
-    Just below 1, SciPy takes 1 - erf(x), which is off by 18 units; its erfcx is off by 2.
+    Just below 1, SciPy's erfc is computed as 1 - erf(x), which is off by 18 units. SciPy's erfcx is off by 2 units.
     """
     if xp is jnp:
         return lax.erfc(x)
     from scipy import special  # SciPy imports slowly, and few questions need it
 
     x = np.asarray(x, np.float64)
-    # From .7 to 1 SciPy's erfc is off by more units than an exponential times erfcx.
+    # From .7 to 1 an exponential times erfcx is off by fewer units than SciPy's erfc.
     cancels = (x > 0.7) & (x < 1.0)
     if not np.any(cancels):
         return special.erfc(x)
@@ -213,14 +214,14 @@ def erfc(xp: Namespace, x: Array) -> Array:
 
 
 def log1p(x: Array) -> Array:
-    """Return `log(1 + x)` for x > -1, to 5 units in the last place."""
+    """Return `log(1 + x)` for x > -1, off by at most 5 units in the last place."""
     if namespace(x) is np:
         return np.log1p(x)
     return jnp.where(jnp.abs(x) < 0.3, jnp.log1p(x), jnp.log(1.0 + x))
 
 
 def log1p_inline(x: Array) -> Array:
-    """Return `log(1 + x)` for x >= -1, to one unit in the last place.
+    """Return `log(1 + x)` for x >= -1, off by at most one unit in the last place.
 
     Under XLA it takes half the time of `log1p`, but longer to compile. Kernels that compute little else use this form.
     With it the engines' kernels would run no faster, and compile for a fifth longer.
@@ -244,8 +245,9 @@ def log1p_complex(a: Array, b: Array) -> Array:
 def _log1p_by_bits(x: Array) -> Array:
     """Return `log1p_inline` for XLA.
 
-    1 + x = 2^k m with m in (sqrt(1/2), sqrt 2), `log m = 2 artanh s`, s = (m - 1)/(m + 1), by the polynomial in s^2 of
-    fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of 1 + x, divided by 1 + x, is added.
+    Let 1 + x = 2^k m with m in (sqrt(1/2), sqrt 2). Then `log m = 2 artanh s` with s = (m - 1)/(m + 1), which is
+    computed by the polynomial in s^2 of fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of 1 + x, divided
+    by 1 + x, is added.
     """
     one = jnp.where(jnp.isnan(x), 2.0, 1.0)  # XLA rewrites (1 + x) - 1 to x where it knows the 1
     whole = one + x
@@ -270,14 +272,14 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 
 
 def log_ndtr(x: Array) -> Array:
-    """Return `log Phi(x)`, of absolute error at most (12 + 3 x^2) units."""
+    """Return `log Phi(x)`. Its absolute error is at most (12 + 3 x^2) units."""
     xp = namespace(x)
     less, more = _log_tails(x)
     return xp.where(x > 0.0, more, less)
 
 
 def log_ndtr_sides(x: Array) -> tuple[Array, Array]:
-    """Return (`log Phi(x)`, `log Phi(-x)`) as by `log_ndtr`, in the time of one."""
+    """Return (`log_ndtr(x)`, `log_ndtr(-x)`) in the time of one call of `log_ndtr`."""
     xp = namespace(x)
     less, more = _log_tails(x)
     above = x > 0.0
@@ -317,7 +319,7 @@ def softplus(x: Array) -> Array:
 
 
 def blocks(size: int) -> int:
-    """Return the number of blocks into which `total` and the quadrature sums cut a number of points."""
+    """Return the number of blocks into which `total` and the quadrature sums cut `size` points."""
     return size // BLOCK_SIZE if size % BLOCK_SIZE == 0 else 1
 
 

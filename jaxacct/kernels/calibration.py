@@ -24,8 +24,8 @@ The noise is certified afterwards at that eps. The two stages have fixed iterati
 
     V' = sum_k Re[w_k K'(z_k) e^{K(z_k) - z_k eps}],    K' = sum n' log M + n M'/M,
 
-where ' is the derivative along the tangent. The contour and the quadrature points of sampled Gaussians stay where they
-are, since the integrals do not depend on them.
+where ' is the derivative along the tangent. The contour and the quadrature points of sampled Gaussians count as
+constants, since the integrals do not depend on them.
 
 `solve_split` is `solve` where few steps matter: secant steps on the contour integral of a split law. Windows and
 contour are placed once a call. The caller calls again until x stays where it is.
@@ -43,17 +43,17 @@ from jaxacct.kernels.contour.split import Placement, estimate, integrand_at, nee
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, finite_weights, saddle_for_epsilon, tilted_gaussian
 
 SPLIT_SECANT_STEPS = 3
-"""Number of secant steps in a call. More would leave the region that the contour was placed for, or change nothing."""
+"""Number of secant steps in a call. Further steps would leave the region that the contour serves, or change nothing."""
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step in x, the logarithm of a parameter."""
 SETTLED = 0.15
-"""Largest distance of x from the x for which the windows were placed; for an x further off they are placed anew."""
+"""Largest distance of x from the x for which the windows were placed. Beyond it they must be placed anew."""
 SPLIT_SLOPE_CHANGE = 50.0
 """Factor by which the slope may change in a step. A larger change is taken for rounding."""
 CURVATURE = 3.0
-"""About `|f''/(2 f')|` of f = log delta as a function of x.
+"""About `|f''/(2 f')|` for f = log delta as a function of x.
 
-The error of x after a secant step is about this, times the lengths of the last two steps."""
+After a secant step, the error of x is about the product of this and the lengths of the last two steps."""
 
 
 def sensitivity(
@@ -109,7 +109,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """Return `gaussian_change` for Laplace parts, the argument of M between -pi and pi as `polar` takes it.
+    """Return what `gaussian_change` returns, for Laplace parts. Im log M is between -pi and pi, as in `polar`.
 
     `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)`.
     """
@@ -124,7 +124,7 @@ def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
 
 
 def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
-    """Return `gaussian_change` for finite parts: `M = sum p_j e^{z l_j}`, `M' = sum (p_j' + p_j z l_j') e^{z l_j}`."""
+    """Return what `gaussian_change` returns, for `M = sum p_j e^{z l_j}`, `M' = sum (p_j' + p_j z l_j') e^{z l_j}`."""
     xp = namespace(law.sign, c, t)
     loss, mass = law.finite_loss, law.finite_mass
     top, weight = finite_weights(loss, mass, c)
@@ -141,9 +141,9 @@ LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
 """Largest Newton steps in x and in log c in `solve_rate`. They are small, since the loss changes fast with the
 noise."""
 LARGEST_EPSILON_STEP = 1.0
-"""Largest step in eps, times c."""
+"""Largest value of c times a step in eps."""
 LARGEST_SHARE = 0.999
-"""Largest share of the rate that e^eps a may take, since delta must be positive."""
+"""Cap on e^eps a as a share of the rate b. The rest, delta = b - e^eps a, must stay positive."""
 LARGEST_NEWTON_STEP = 0.7
 """Largest Newton step in log c and in x in `solve`: a factor of two."""
 LARGEST_SECANT_STEP = 0.3
@@ -168,9 +168,8 @@ def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw
 def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
     """Return K(c), K'(c), K''(c), and the derivatives in x of the first two, for one sampled Gaussian.
 
-    In the logarithms of sigma and q, `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))` under the
-    tilt, with L = log mix, a the power of mix and s the sign. In the logarithm of n each of the two is its own
-    derivative.
+    If x is the logarithm of sigma or of q, `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))` under
+    the tilt, with L = log mix, a the power of mix and s the sign. If x is log n, dK/dx = K and dK'/dx = K'.
 
     unknown : (3,) as in `solve`.
     """
@@ -320,7 +319,7 @@ def solve_rate(
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
-        """Return log(delta/target), and F's first two derivatives in eps divided by delta, the second kept > 0."""
+        """Return log(delta/target) and, divided by delta, dF/d eps and d^2 F/d eps^2; the last is kept positive."""
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
         # F_eps = e^eps a - delta fall, and F_eps,eps = e^eps a + delta bend. Both are returned divided by delta.
         share = xp.exp(epsilon + log_fpr - value)
@@ -349,7 +348,7 @@ class Solved(NamedTuple):
 
     x: Array
     slope: Array  # d log delta / dx
-    epsilon_slope: Array
+    epsilon_slope: Array  # d eps / dx at fixed delta
     residual: Array  # log(delta/target) before the last step
     off: Array  # estimated error of x after the last step
     moved: Array  # distance between x0 and x
@@ -392,7 +391,7 @@ def solve_split(
         slope = _secant_slope(x - last_x, residual - last_r, slope, SPLIT_SLOPE_CHANGE)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
         off = xp.abs(step) * xp.where(x == x0, 1.0, CURVATURE * xp.abs(x - last_x))
-        # Too far from x0 the windows and the period no longer serve.
+        # A step is taken if windows and period, placed for x0, serve at x, and the last step reduced the residual.
         serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))
         following = (x + step, slope, x, residual, rate, off)
         kept = (xp.where(serves, new, old) for old, new in zip(carry, following, strict=False))

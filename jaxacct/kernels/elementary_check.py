@@ -1,9 +1,9 @@
-"""Whether NumPy's elementary functions keep to the model of arrays.py on the machine this process runs on.
+"""Whether NumPy's elementary functions, on the machine of this process, keep to the model of arrays.py.
 
 NumPy takes these functions from the C library or from loops for the processor's vector units. So their errors differ
-between machines, and between contiguous and strided arrays. The tests measure them at hundreds of thousands of points.
-A process tries seven hundred points once. elementary_table.txt has the correctly rounded values at points that are hard
-or at the ends of a range. `python tests/elementary_points.py` writes it, by mpmath.
+between machines, and between contiguous and strided arrays. The tests measure the errors at hundreds of thousands of
+points. A process measures them once, at seven hundred points, which are hard or at the ends of a range. Their correctly
+rounded values are in elementary_table.txt, which `python tests/elementary_points.py` writes by mpmath.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxacct.kernels.arrays import COMPOUND_UNITS, SIMPLE_UNITS, erfc
 from jaxacct.kernels.lattice_laws import FFT_CONSTANT
 
 TABLE = pathlib.Path(__file__).with_name("elementary_table.txt")
-"""A file whose lines have a function's name, one or two arguments, and the value, as hexadecimal float64."""
+"""A file. Each line has the name of a function, one or two arguments, and its value there, as hexadecimal float64."""
 VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "sqrt": (np.sqrt, 1.0),
     "exp": (np.exp, SIMPLE_UNITS),
@@ -52,7 +52,7 @@ def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.nd
 
 @functools.cache
 def failure(special: bool = False) -> str | None:
-    """Return a sentence on an inaccuracy of NumPy's functions on this machine, or None; they are tried once a process.
+    """Return which of NumPy's functions is inaccurate on this machine, in words, or None. Try them once per process.
 
     special : whether to try erfc as well, which imports SciPy (a fifth of a second).
     """
@@ -69,7 +69,7 @@ def failure(special: bool = False) -> str | None:
     angle = 2.0 * np.pi / ROTATION * np.arange(transform.size)
     allowed = ROUNDOFF * (
         FFT_CONSTANT * np.log2(ROTATION) + 4.0 * np.pi + 8.0
-    )  # the last term is the angle's own error
+    )  # FFT; angle, which is at most pi; cosine and sine
     wrong = np.abs(transform - (np.cos(angle) - 1j * np.sin(angle)))
     if not (np.all(wrong <= allowed) and np.all(np.abs(np.fft.irfft(transform, n=ROTATION) - impulse) <= allowed)):
         return "NumPy's fft is less accurate than certificates assume"
@@ -87,7 +87,7 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Return whether a value is off by more than the allowed units, less one unit for the table's own error."""
+    """Return whether a value is off by more than the allowed units minus one, the error of the table itself."""
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):
         allowed = np.maximum(units_of(name, arguments, value) - 1.0, 1.0) * ROUNDOFF * np.abs(value)

@@ -3,8 +3,8 @@
 They are functions of `y = 1 - x`, so that nothing is lost near x = 1, where a law with many repetitions varies fastest.
 `truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi'') with derivatives in x;
 phi' and phi'' are convex and non-decreasing in x. Functions named `..._steepness` return (log phi', phi''/phi').
-Functions named `..._rise` return phi(x) - phi(x - d), accurate relative to itself however small x, y or d is. The last
-two kinds take x or y or both, each accurate relative to itself.
+Functions named `..._rise` return phi(x) - phi(x - d), whose relative error is small however small x, y or d is. The
+last two kinds of functions take x or y or both, which the caller computes with small relative errors.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from jaxacct.kernels.arrays import Array, Namespace, log1p_inline, namespace
 
 
 def _log_base(xp: Namespace, gamma: Array, y: Array) -> Array:
-    """Return `log(1 - (1-gamma) x)`, relatively accurate for gamma near 0 and near 1."""
+    """Return `log(1 - (1-gamma) x)` with a small relative error, for gamma near 0 and near 1 as well."""
     base = gamma + (1.0 - gamma) * y
     return xp.where(base < 0.7, xp.log(base), xp.log1p(-(1.0 - gamma) * (1.0 - y)))
 
@@ -34,7 +34,7 @@ def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Arr
 
 
 def truncated_negative_binomial_slopes(eta: Array, gamma: Array, y: Array) -> tuple[Array, Array]:
-    """Return (phi', phi'') alone, which takes NumPy less than half the time."""
+    """Return only (phi', phi''), which takes NumPy less than half the time."""
     return _grown(eta, gamma, y)[-2:]
 
 
@@ -91,7 +91,7 @@ def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array,
 
 
 def binomial_slopes(trials: Array, probability: Array, y: Array) -> tuple[Array, Array]:
-    """Return (phi', phi'') of the binomial law alone."""
+    """Return only (phi', phi'') of the binomial law."""
     return _binomial_slopes(trials, probability, _log_kept(probability, y))
 
 
@@ -152,7 +152,7 @@ def categorical_steepness(probabilities: Array, x: Array) -> tuple[Array, Array]
 
 
 def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
-    """Return phi(x) - phi(x - d): `d` times the divided difference, by Horner's rule with terms >= 0 alone."""
+    """Return phi(x) - phi(x - d): `d` times the divided difference, by a Horner's rule in which no term is negative."""
     before = np.maximum(x - d, 0.0)
     value = divided = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(d), np.shape(probabilities)[1:]))
     power = gap = 0
@@ -191,7 +191,7 @@ def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
 
 
 def _polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
-    """Return phi, phi' and phi'' by Horner's rule, skipping terms that are 0 throughout the batch."""
+    """Return phi, phi' and phi'' by Horner's rule. Degrees whose probability is 0 in the whole batch are skipped."""
     value = first = second = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(probabilities)[1:]))
     power = 0
     for k in (*_degrees(probabilities), 0):
@@ -212,6 +212,6 @@ def _polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
 
 
 def _degrees(probabilities: Any) -> list[int]:
-    """Return the k >= 1, descending, whose probability is not 0 throughout the batch."""
+    """Return the k >= 1, descending, whose probability is positive somewhere in the batch."""
     other = np.any(np.asarray(probabilities) != 0.0, axis=tuple(range(1, np.ndim(probabilities))))
     return [int(k) for k in np.flatnonzero(other)[::-1] if k > 0]

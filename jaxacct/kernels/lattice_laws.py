@@ -16,7 +16,8 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""Distance from a mode of the P-density, in deviations; the mass beyond, 2.9e-316, is less than underflow may take."""
+"""The quadrature grid extends this many deviations from each mode of the P-density. The mass beyond, 2.9e-316, is less
+than what underflow may take."""
 PANELS = 4096
 """Number of quadrature panels about the modes; the lattice's nodes divide them further. Errors are below rounding."""
 QUADRATURE_ORDER = 5
@@ -24,9 +25,9 @@ QUADRATURE_ORDER = 5
 NARROW_ORDER = 2
 """Number of Gauss-Legendre points on panels so narrow that even then the error is below rounding."""
 LONG = 2**18
-"""From this many nodes on NumPy uses NARROW_ORDER on narrow panels, which halves the time."""
+"""On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
 LOG_NOTHING = -34.0
-"""If the right node gets a share of a panel's mass whose log is below this, only the left node gets a quadrature."""
+"""If log(the right node's share of a panel's mass) is below this, the quadrature serves the left node alone."""
 LARGEST_ETA = 0.1
 """If a panel's quadrature has at least this relative error, the panel's mass is bounded and moves as a whole."""
 FFT_CONSTANT = 8.0
@@ -36,7 +37,7 @@ ROUNDED_UP = 1.001
 
 
 class Composition(NamedTuple):
-    """The tilted cyclic composition, (N,); a bound of the 2-norm of its error; and log M_i at the three tilts."""
+    """The tilted cyclic composition, (N,); a bound of the 2-norm of its error; and log M_i at three tilts, (R, 3)."""
 
     mass: Array
     error: Array
@@ -47,7 +48,7 @@ class Payoff(NamedTuple):
     """Sums of tilted masses T against a payoff f.
 
     value : sum T f.
-    slope : sum T e^{-(theta+1)d} 1[d > 0], minus the Q-part of the derivative.
+    slope : sum T e^{-(theta+1)d} 1[d > 0]. slope/value is minus the derivative of log delta in eps.
     norm : |f|_2.
     magnitude : sum |T| f.
     """
@@ -184,18 +185,18 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     u : (N,) increasing; u_0 may be -inf.
     last : index of the last node in use. Cells from there on are empty.
     rate : 1/sigma.
-    lift : (N,) log alpha_k where P is the mixture, 0 where P is N(0, 1).
+    lift : (N,) log likelihood ratio of each node where P is the mixture, 0 where P is N(0, 1).
     hit : sampling rate where P is the mixture, 0 where P is N(0, 1).
     upper : whether whole panels are rounded up; otherwise they are rounded down.
     """
     xp = namespace(u, last, rate, lift, hit, upper)
     nodes = u.shape[0]
     top = u[last]
-    # Below the standard quantile -37.5, mass 4.7e-308 is dropped; the caller adds this mass back.
+    # The mass below the standard quantile -37.5, which is 4.7e-308, is dropped here. The caller adds it back.
     bottom = xp.minimum(xp.maximum(u[0], -37.5), top)
     mode = xp.where(hit > 0, rate, 0.0)
     end_of_grid = xp.clip(mode + REACH, bottom, top)
-    # Half of the grid lies around each mode; where the modes are near each other, the halves meet.
+    # One half of the grid lies around each mode. If the modes are near each other, the halves meet between them.
     turn = xp.clip(REACH, bottom, 0.5 * (bottom + end_of_grid))
     again = xp.clip(mode - REACH, turn, end_of_grid)
     grid = xp.concatenate([_grid(xp, bottom, turn), _grid(xp, again, end_of_grid)])
@@ -234,7 +235,8 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     low, high, crude = low * scale, high * scale, xp.zeros_like(width)
     spared = fine
     if xp is not np or np.any(used & ~fine):
-        # A distance from the mode is off by a few units of the mode, amplified by at most REACH.
+        # The distance of a panel from the mode is off by a few units of the mode's own size. The density amplifies this
+        # error by at most REACH.
         rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
         rounding = xp.maximum(rounding, 0.0)
         density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
@@ -260,7 +262,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
 
 
 def _grid(xp: Namespace, start: Array, stop: Array) -> Array:
-    """Return half of the panels' equidistant ends, ascending however near start and stop are."""
+    """Return equidistant ends of half of the panels, ascending even where start and stop nearly coincide."""
     return xp.minimum(start + (stop - start) * (xp.arange(PANELS // 2) / (PANELS // 2 - 1)), stop)
 
 
@@ -273,7 +275,7 @@ def _put(xp: Namespace, x: Array, index: Array, values: Array) -> Array:
 
 
 def _sums(xp: Namespace, x: Array, index: Array, size: int) -> Array:
-    """Return (size,) the sum of those x that have each index; `index` ascends."""
+    """Return, for each index below `size`, the sum of the entries of x that have this index; `index` ascends."""
     if xp is not np:
         return jax.ops.segment_sum(x, index, num_segments=size, indices_are_sorted=True)
     return np.bincount(index, weights=x, minlength=size)
@@ -297,7 +299,7 @@ def _quadrature(
     lift_left: Array,
     lift_right: Array,
 ) -> tuple[Array, Array]:
-    """Return Gauss-Legendre sums over panels, for the hat masses at their left and right nodes."""
+    """Return two Gauss-Legendre sums for each panel: for its hat mass at the left node, and at the right node."""
     xp = namespace(start, half)
     low, high = xp.zeros_like(half), xp.zeros_like(half)
     for x, w in zip(*np.polynomial.legendre.leggauss(order), strict=True):
@@ -361,7 +363,7 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Return signed masses on the nodes of a law that the given one dominates; `cancelled` removes negative ones.
+    """Return signed masses on nodes: a law that the given law dominates. `cancelled` removes the negative masses.
 
     cells : hat masses.
     atoms : (N,) masses exactly on nodes.
@@ -374,7 +376,7 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
     crossing = (index == first) | (last < first + 2)
     low, high = low + xp.where(crossing, high, 0.0), xp.where(crossing, 0.0, high)
     back = xp.exp(-step)
-    # low high/(low + high e^-h) is at most high. Neither product nor quotient may underflow or overflow.
+    # low high/(low + high e^-h) is at most high. It is computed so that no product or quotient leaves float64's range.
     larger = low >= high
     ratio = xp.where(larger, high, low) / xp.where(low + high > 0, xp.maximum(low, high), 1.0)
     denominator = xp.where(larger, 1.0 + ratio * back, ratio + back)
@@ -393,10 +395,10 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 
 
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
-    """Return (masses without negative ones, P-mass that was missing), paying each debt by masses of higher loss.
+    """Pay each debt, a negative mass, by masses of higher loss. Return (masses without debts, P-mass still missing).
 
-    A payment lowers every payoff that rises with the loss. A debt that no mass of higher loss can pay is missing: it
-    overstates a payoff of at most 1 by at most the debt.
+    A payment lowers every payoff that rises with the loss. A debt that no mass of higher loss can pay counts as
+    missing: leaving it out raises a payoff of at most 1 by at most the debt.
     """
     if not np.any(jump < 0.0):
         return jump, 0.0
@@ -422,10 +424,10 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 
 
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
-    """Return the measure whose payoff is max(c, 0); c is the payoff of `mass`, and negative where its mass ends.
+    """Return masses whose payoff is max(c, 0), c being the payoff of `mass`. A negative last mass makes c negative.
 
-    Let c_k = E[(1 - e^{l_k - L})_+], and k the last node with c_k > 0. Then c is set to 0 from node k on: the chord
-    from c_{k-1} to 0 lies below that to c_k. The mass of node k becomes c_{k-1}/(1 - e^-h).
+    Let c_k = E[(1 - e^{l_k - L})_+], and k the last node with c_k > 0. Then c is set to 0 from node k on. This lowers
+    c: the chord from c_{k-1} to 0 lies below the chord to c_k. The mass of node k becomes c_{k-1}/(1 - e^-h).
     """
     some = np.flatnonzero(mass)
     if some.size == 0 or mass[some[-1]] > 0.0:
@@ -457,7 +459,7 @@ def _from_right(x: Array) -> Array:
 
 
 def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Array:
-    """Spread negative slope jumps on their two neighbours, for at most 32 turns; P-mass and Q-mass are kept."""
+    """Spread each negative slope jump on its two neighbours, in at most 32 turns. P-mass and Q-mass stay the same."""
     xp = namespace(jump, back, first, last)
     index = xp.arange(jump.shape[0])
     inner = (index > first) & (index < last)

@@ -28,7 +28,7 @@ LARGEST_STEP = 3.0
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 """Maps an abscissa c to K(c), K'(c) and K''(c)."""
 TAIL_NATS = 42.0
-"""The quadrature range keeps all but e^-42 = 6e-19 of a Gaussian, far below rounding."""
+"""Minus the log of the share of a Gaussian outside the quadrature range: e^-42 = 6e-19 is far below rounding."""
 
 
 class LossLaw(NamedTuple):
@@ -70,13 +70,14 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is off by a few units, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels (`low`).
-    # There the positive terms 1 - q and q e^y are added. No y counts as high while q e^y < 1: y + log q would cancel.
+    # There log((1 - q) + q e^y) is taken, whose two terms are positive. A y with q e^y < 1 does not count as high,
+    # since y + log q would cancel.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
     added = xp.where(high, q + (1.0 - q) * small, (1.0 - q) + q * small)
     apart = high | low
-    # As in arrays.log1p, log1p takes small arguments only. One call of log serves all other rows, `apart` or not.
+    # XLA's log1p is accurate only for small arguments (arrays.log1p). One call of log serves all other y.
     log = xp.log(xp.where(apart, added, 1.0 + q * grown))
     near = xp.where(xp.abs(q * grown) < 0.3, xp.log1p(q * grown), log)
     value = xp.where(apart, xp.where(high, y, 0.0) + log, near)
@@ -134,7 +135,7 @@ def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -
 
 
 def lifted(law: LossLaw) -> LossLaw:
-    """Return the law with a last batch axis of size 1, so that every configuration goes with several abscissae."""
+    """Return the law with a last batch axis of size 1, which broadcasts against several abscissae a configuration."""
     xp = namespace(law.sign)
     return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 
@@ -172,7 +173,7 @@ def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
 
 
 def finite_weights(loss: Array, mass: Array, c: Array) -> tuple[Array, Array]:
-    """Return (log of the largest weight `mass e^{c loss}`, (A,) weights divided by it); no mass gives the weight 0."""
+    """Return (log of the largest weight `mass e^{c loss}`, (A,) weights over the largest). Mass 0 has the weight 0."""
     xp = namespace(loss, mass, c)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     exponent = xp.where(mass > 0, c[..., None] * loss + log_mass, -xp.inf)
@@ -189,7 +190,7 @@ def _finite_cumulants(loss: Array, mass: Array, c: Array) -> tuple[Array, Array,
 
 
 def cumulants(law: LossLaw, c: Array, nodes: int) -> tuple[Array, Array, Array]:
-    """Return `K(c) = log E_P[e^{cL}]` of the composition, and its first two derivatives: tilted mean and variance."""
+    """Return K(c) = log E_P[e^{cL}] of the composition, and K'(c) and K''(c), the tilted mean and variance."""
     xp = namespace(law.sign, c)
     value, mean, variance = law.mu2 * c * (c + 1.0) / 2.0, law.mu2 * (c + 0.5), law.mu2
     at, parts = c[..., None], []
@@ -248,8 +249,8 @@ def _safeguarded(
         hi = xp.where(residual < 0, hi, w)
         trial = w - xp.clip(step, -LARGEST_STEP, LARGEST_STEP)
         newton = (trial > lo) & (trial < hi) & (xp.abs(step) < 0.5 * last)
-        # At the solution rounding decides on which side a step ends, which is no reason to bisect a stale bracket. So
-        # steps this small need no safeguard.
+        # Near the solution rounding decides on which side of it a step ends, so the bracket may exclude the step. Steps
+        # this small are taken all the same.
         newton = newton | (xp.abs(step) < 1e-7)
         following = xp.where(newton, trial, 0.5 * (lo + hi))
         last = xp.abs(following - w) + 1e-12
@@ -271,7 +272,7 @@ def saddle_for_delta(law: LossLaw, log_delta: Array, nodes: int) -> Saddle:
 
 
 def saddle_for_delta_of(k: Cumulants, log_delta: Array) -> Saddle:
-    """Return what `saddle_for_delta` returns, for a law given by its cumulants."""
+    """Do what `saddle_for_delta` does, for a law that is given by its cumulants."""
     xp = namespace(log_delta)
     # Near delta = 1 the approximation has no saddle point, so log delta is capped.
     target = xp.minimum(log_delta, -0.02)
@@ -295,7 +296,7 @@ def saddle_for_epsilon(law: LossLaw, epsilon: Array, nodes: int, start: Array | 
 def saddle_near(
     k: Cumulants, epsilon: Array, start: Array | None, iterations: int, down: float = 3.0, up: float = 3.0
 ) -> Saddle:
-    """Return what `saddle_for_epsilon` returns, for a law given by its cumulants.
+    """Do what `saddle_for_epsilon` does, for a law that is given by its cumulants.
 
     down, up : how far log c may lie below and above its starting value.
     """

@@ -10,7 +10,8 @@ For Rényi divergences the integral of `p^a q^{1-a}` between two `ends` is a Gau
 constant to less than FLAT/a, and the rest is the integral of a Gaussian density. Where phi' is not constant on the
 left, as for K >= 2, the nodes go to where float64 ends. If that is not far enough, the divergence is inf.
 
-NumPy only: the numbers decide which ends are solved for. Rows do not depend on each other.
+These kernels run on NumPy only, since the values in the arrays decide which ends are solved for. Rows do not depend on
+each other.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ REACHES = (9.0, 13.0, 37.5)
 STEP = 0.32
 """Distance between the nodes around each mean. If the means are near, the nodes of one lie between the other's."""
 CROSSING_STEPS = 40
-"""Largest number of Newton steps for an end of an interval; 3 are usual, more next to an extremum of l."""
+"""Largest number of Newton steps for an end of an interval. 3 are usual; more are needed near an extremum of l."""
 CLOSE = 1e-6
 """Newton's method stops after a step of at most this. An error e of an end changes the divergence by some e^2."""
 MOST_ROUNDS = 60
-"""Largest number of rounds that solve for eps; 5 are usual, since they converge faster than any geometric series."""
+"""Largest number of rounds that solve for eps; 5 are usual, since the error falls faster than geometrically."""
 LARGEST_EPS = 700.0
 """Largest eps that is searched, whose exp is finite."""
 
 
 class Laws(Protocol):
-    """The functions of the laws of K, one a row, that these kernels need: `jaxacct.selection.Law`."""
+    """The functions that these kernels need of the laws of K, one law in each row (`jaxacct.selection.Law`)."""
 
     def steepness(self, x: Any, y: Any) -> tuple[Any, Any]: ...
 
@@ -54,7 +55,7 @@ class Laws(Protocol):
 
 
 class Line(NamedTuple):
-    """Nodes from -inf to inf, l there, and the masses of the cells between them, one configuration a row."""
+    """Nodes from -inf to inf, l at the nodes, and the masses of the cells between nodes; one configuration a row."""
 
     laws: Any
     mu: Array  # (R,)
@@ -69,7 +70,7 @@ class Line(NamedTuple):
 
 
 def line(laws: Any, mu: Array, reach: float) -> Line:
-    """Return the nodes of every row, with a node at each extremum of l that a change of sign of l' shows."""
+    """Return the nodes of every row. Where l' changes sign between two nodes, one of them is moved to the extremum."""
     steps = int(np.ceil(2.0 * reach / STEP))
     own = np.linspace(-reach, reach, steps + 1)
     x = np.sort(np.concatenate([own + 0.0 * mu[:, None], own[:-1] + reach / steps + mu[:, None]], axis=1), axis=1)
@@ -132,7 +133,7 @@ def _extremum(laws: Any, mu: Array, low: Array, high: Array) -> tuple[Array, Arr
 
 
 def _best_set(rows: Line, side: float, eps: Array) -> tuple[Array, Array]:
-    """Return (P(A), Q(A)) of `A = {side l > eps}`; P has the mean mu for side 1, and the mean 0 for side -1."""
+    """Return (P(A), Q(A)) for `A = {side l > eps}`. P is the best of N(mu, 1) for side 1, of N(0, 1) for side -1."""
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]
     masses = (rows.present, rows.without)[:: int(side)]
@@ -195,7 +196,7 @@ def divergence(rows: Line, eps: Array) -> Array:
 
 
 def crossing(rows: Line, delta: Array) -> Array:
-    """Return the eps >= 0 at which the larger of the two divergences falls to delta, (R,); inf beyond LARGEST_EPS."""
+    """Return the least eps >= 0 at which both divergences are at most delta, (R,); inf beyond LARGEST_EPS."""
     largest = np.exp(LARGEST_EPS)
     found = np.ones(rows.mu.size)
     for side in (1.0, -1.0):
@@ -217,7 +218,7 @@ def crossing(rows: Line, delta: Array) -> Array:
 
 
 def _of_cells(first: Array, second: Array, delta: Array) -> Array:
-    """Return a lower bound of E: the ratio at which the divergence of the cells' masses falls to delta."""
+    """Return a lower bound of E: the ratio at which the divergence between the masses of the cells falls to delta."""
     ratio = np.ones(delta.size)
     for _ in range(MOST_ROUNDS):
         active = first > ratio[:, None] * second
@@ -245,7 +246,7 @@ class Nodes(NamedTuple):
     log_without: Array  # (R, X)
     log_weight: Array  # (R, X)
     ends: Array  # (R, 2): where the nodes begin and end
-    beyond: Array  # (R, 2): log phi' beyond the nodes, -inf where phi' is not constant there
+    beyond: Array  # (R, 2): log phi' left and right of the nodes, -inf where phi' is not constant there
     log_nothing: Array  # (R,): log phi(0)
 
     def rows(self, index: Array) -> Nodes:
@@ -254,7 +255,7 @@ class Nodes(NamedTuple):
 
 
 def panels(laws: Any, mu: Array, largest_order: float) -> tuple[Array, Array]:
-    """Return ((R, 2) where the nodes must begin and end, (R,) the number of panels)."""
+    """Return the places where the nodes must begin and end, (R, 2), and the number of panels between them, (R,)."""
     from scipy.special import ndtri
 
     sides = []

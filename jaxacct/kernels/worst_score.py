@@ -1,13 +1,14 @@
 """The worst score for "run K times, keep the best": an upper bound of the leak, and an order that nearly attains it.
 
-Let `T` be the concave trade-off curve of the base (largest P-mass of a set of Q-mass u), `L` its slope and `phi` the
-generating function of K. For `E = e^eps >= 1`
+Let `T(u)` be the concave trade-off curve of the base, the largest P-mass of a set of Q-mass u. Let `L` be the slope of
+T, and `phi` the generating function of K. For `E = e^eps >= 1` the leak is at most
 
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
-Rows are intervals of u, columns intervals of w. A sketch on few cells finds E, the active rows and where the maxima
-lie. It decides only which lines of the curve are kept: the polygon through any lines lies above the curve.
-jaxacct/selection/README.md has the theorem and the proofs.
+Rows are intervals of u, columns intervals of w. A row is active if the integrand is positive there. A sketch on few
+cells finds E, the active rows, and where the maxima lie. The sketch decides only which lines of the curve are kept. Any
+choice gives a bound, since the polygon through any lines lies above the curve. jaxacct/selection/README.md has the
+theorem and the proofs.
 
 The upper bound is the largest of lines in E, on the rows and columns of a mesh. Cells of columns run along the first
 axis, groups of rows along the last. These kernels take one configuration, without batch axes: its cells fill the cache
@@ -34,8 +35,8 @@ class Resolution(NamedTuple):
 
     groups: int  # groups of active rows
     lines: int  # lines of the curve in each group
-    columns: int  # columns beyond the active rows, for all groups
-    window: int  # columns of each group around the w at which it is best served
+    columns: int  # columns beyond the active rows, common to all groups
+    window: int  # columns of each single group, around the w at which the group is best served
     sketch: tuple[int, int]  # rows and columns of the sketch that places the mesh
 
 
@@ -59,11 +60,11 @@ SLOPE_ERROR = 4e-12
 LEAST_SLOPE = 1e-300
 """phi' rounded up is at least this, since a smaller phi' may have underflowed in float64."""
 SHARE_OF_ALL = 1e-4
-"""A column may overstate a row by this share of the whole leak, in addition to a share of the row's best value."""
+"""A column may overstate a row's value by this share of the whole leak, besides a share of the row's best value."""
 LARGEST_FALL = 4.0
 """Cap, in nats, on the change of log slope or log phi' from one sketched row or column to the next."""
 BISECTIONS = 20
-"""Number of bisection steps for eps on the sketch: to a millionth of its range, far finer than the sketch is."""
+"""Number of bisection steps for eps on the sketch. They find eps to a millionth of its range, finer than the sketch."""
 
 
 class Repetitions(Protocol):
@@ -93,7 +94,7 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Gain and cost of each of A coarse rows if the whole row is served at the end of each of B coarse columns."""
+    """Gain and cost of A coarse rows, each row served as a whole at the end of each of B coarse columns."""
 
     gain: Array  # (A, B)
     cost: Array  # (A, B)
@@ -113,7 +114,7 @@ class Mesh(NamedTuple):
 
 
 def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
-    """Return phi' at a mass, rounded up for side 1, down for side -1."""
+    """Return phi' at x = `mass`: rounded up for side 1, rounded down for side -1."""
     xp = namespace(mass)
     value = xp.asarray(law.slopes(1.0 - xp.clip(mass + side * MASS_ERROR, 0.0, 1.0))[0]) * (1.0 + side * SLOPE_ERROR)
     return xp.maximum(value, LEAST_SLOPE) if side > 0.0 else value
@@ -122,7 +123,8 @@ def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
 def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
     """Return phi(1) - phi(1 - mass), the leak of outcomes with dQ = 0 and P-mass `mass`, rounded as `steep` rounds.
 
-    It lies between mass phi'(1 - mass) and mass phi'(1). The difference itself cancels where mass is small.
+    The leak lies between `mass phi'(1 - mass)` and `mass phi'(1)`. These help where mass is small: there the difference
+    of the two phi loses its digits.
     """
     xp = namespace(mass)
     sure, survived = ([xp.asarray(x) for x in law.generating(y)] for y in (xp.zeros_like(mass), mass))
@@ -133,7 +135,7 @@ def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
 
 
 def before(xp: Namespace, at: Array, x: Array, side: str = "left") -> Array:
-    """Return how many of the few ascending numbers `at`, (A,), are below x, (X,), or not above x for side "right"."""
+    """Return how many of the few ascending numbers `at`, (A,), are below each x, (X,); for side "right", at most x."""
     if xp is jnp:
         return jnp.searchsorted(at, x, side=side, method="compare_all")
     return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # a str that is "left" or "right"
@@ -146,7 +148,8 @@ def middles(ends: Array) -> Array:
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
     """Return the sketch of a polygon given by N + 1 knots; the first `above` of its cells have slopes above one.
 
-    Rows and columns end at equal shares of cells and of the growth of log phi'. Rows also count the growth of log p.
+    Rows are equally long if length counts cells, the growth of log phi' and the growth of log p. Columns are equally
+    long if it counts cells and the growth of log phi'.
     """
     xp, cells = namespace(q), q.size - 1
     log = lambda x, least: xp.log(xp.maximum(x, least))
@@ -180,7 +183,7 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
 
 
 def sketched_epsilon(found: Sketch, log_delta: Array, highest: Array) -> Array:
-    """Return eps in [0, highest] at which the sketch leaks delta, by bisection."""
+    """Find by bisection the eps in [0, highest] at which the sketch leaks delta."""
     xp = namespace(found.gain)
 
     def step(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -202,9 +205,9 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     best = xp.maximum(xp.max(value, axis=1), 0.0)
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
-    # Chords overstate a row by the square of its height, and a group by the square of the change of phi' over it. A row
-    # is active if its best has at least a share of 3e-5 of the whole leak. The rows after the last active one are
-    # treated as active.
+    # Chords overstate a row in proportion to the square of its height, and a group to the square of the change of phi'
+    # over the group. Rows count as active up to the last one whose best value is at least 3e-5 of the whole leak, and
+    # some rows after it.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -218,8 +221,9 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = (error / total) ** (1.0 / 3.0)
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
-    # A column over which log gain grows by g overstates the gain by a share of g^2/8. The excess must stay below the
-    # lead of the row's best column. Columns whose value is within .3 of the best one's are left to the windows.
+    # A column over which log gain grows by g overstates the gain by a share of g^2/8. This excess must stay below
+    # `ahead`, by which the column falls short of the row's best. To this 0.3 of the best is added, since columns so
+    # near the best are left to the windows.
     ahead = best[:, None] - value + (0.3 * best + SHARE_OF_ALL * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
@@ -231,7 +235,7 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
 
 
 def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int) -> Array:
-    """Return `count` ascending cells from `first` to before `last`, spread as the density says."""
+    """Return `count` ascending cells, from `first` up to before `last`, spread according to the density."""
     xp = namespace(density)
     ends = xp.clip(pieces, first, last).astype(xp.float64)
     mass = xp.concatenate([xp.zeros(1), xp.cumsum(density * xp.diff(ends) / xp.maximum(xp.diff(pieces), 1))])
@@ -241,7 +245,7 @@ def _placed(density: Array, pieces: Array, first: Array, last: Array, count: int
 
 
 def _between(x: Array, at: Array, values: Array) -> Array:
-    """Interpolate linearly at x between ascending points: `interp` without its loop, for few points."""
+    """Interpolate linearly at x between ascending points `at`. For few points this replaces `interp`, which loops."""
     xp = namespace(at)
     i = xp.clip(before(xp, at, x, "right") - 1, 0, at.size - 2)
     share = (x - at[i]) / xp.maximum(at[i + 1] - at[i], 1e-300)
@@ -253,7 +257,7 @@ SUM_ROUNDING = 1e-9
 WINDOW_MARGIN = 2
 """Number of shared columns by which a window reaches beyond the w at which its group is served."""
 LEAST_LINE = -1e300
-"""Finite stand-in for the value of a line of infinite cost, so that a weight of 0 makes it 0."""
+"""Stands for the value -inf of a line of infinite cost. It is finite, so that its product with a weight of 0 is 0."""
 PLACES_BETWEEN_COLUMNS = 32
 """Number of steps, from the column before the best one to the one after, in the search for a better w."""
 MOST_ORDERS = 5
@@ -285,12 +289,12 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
     size_q, size_p = xp.diff(row_q), xp.diff(row_p)
 
     def value(at: Array, size_q: Array, size_p: Array, u_q: Array, u_p: Array) -> tuple[Array, Array]:
-        """Return (gain less cost of rows of these sizes at u when served at cells `at`, the cost)."""
+        """Return (gain - cost, cost) of rows at u that have these sizes and are served at the cells `at`."""
         cost = xp.where(size_q > 0.0, ratio * size_q * steep(law, curve.q[at] - u_q), 0.0)
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return each group end's best row of `at`: by gain less cost or, if none is positive, by its ratio to cost."""
+        """Return which row of `at` serves each group's end best: by gain - cost, or over cost if none is positive."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
@@ -329,7 +333,8 @@ def _latest(served: Array) -> Array:
 def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array]:
     """Return (gain, cost): the order leaks at least gain - E cost at every E.
 
-    phi' is convex, so phi(x + h) - phi(x) is at least h times phi' in the middle and at most h times its mean.
+    phi' is convex. So phi(x + h) - phi(x) is at least h times phi' in the middle, and at most h times the mean of phi'
+    at the two ends.
     """
     xp = namespace(curve.q)
     row_q, row_p, served_q, served_p, active, _ = found
@@ -339,7 +344,7 @@ def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array
     infinite = at_infinity(law, curve.p[0], -1.0)
     gain = (xp.sum(xp.where(active, gain, 0.0)) + infinite) * (1.0 - SUM_ROUNDING)
     genuine = xp.all(size_q >= 0.0) & xp.all(xp.diff(served_q) <= 0.0) & (served_q[-1] >= row_q[-1])
-    # A gain cannot exceed 1, the whole mass, so a larger sum is wrong and not used.
+    # A gain cannot exceed the whole mass, which is 1. A larger sum is wrong and not used.
     return xp.where(genuine & (gain <= 1.0), gain, 0.0), xp.sum(xp.where(active, cost, 0.0)) * (1.0 + SUM_ROUNDING)
 
 
@@ -397,7 +402,7 @@ def epsilon(
 
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
-        # The best orders at two epsilons that differ by at most 1e-3 are equally good.
+        # Where two epsilons differ by at most 1e-3, the best order for one is as good for the other.
         return (i < 1) | ((i < MOST_ORDERS) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
@@ -414,7 +419,7 @@ def epsilon(
 
     def again(carry: tuple[Array, ...]) -> Array:
         i, before, here, _ = carry
-        # Lines are chosen anew if eps has moved by more than .02 since they were chosen.
+        # New lines are chosen if eps has moved by more than .02 since the present lines were chosen.
         return (i < MOST_PASSES) & (xp.abs(here - before) > 0.02)
 
     first = xp.where(lower > 0.0, lower, start)
@@ -426,9 +431,9 @@ def epsilon(
 
 
 def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highest: Array) -> Array:
-    """Return an upper bound of the eps in [start, highest] from which on `leak`, convex in e^eps, is at most delta.
+    """Bound from above the least eps in [start, highest] where `leak`, a convex function of e^eps, is at most delta.
 
-    It is inf if even `highest` leaks more, and `start` if `start` leaks no more than delta.
+    The bound is `start` if `start` leaks at most delta, and inf if even `highest` leaks more.
     """
     xp = namespace(start)
 
@@ -480,8 +485,8 @@ class Lines(NamedTuple):
     height: Array  # (S, G) Q-mass of a line's rows
     share: Array  # (2, S, G) where in their group the line's rows begin and end
     weight: Array  # (2, S, G) weights of the group's two slopes in the line's slope
-    own_gain: Array  # (S, G) gain of the w just after a row, before the first cell with corners
-    own_cost: Array
+    own_gain: Array  # (S, G) gain of the best w between a row and the first cell of w
+    own_cost: Array  # (S, G) cost of that w
     after: Array  # Q-mass after the last group, up to slope one
 
 
@@ -503,20 +508,21 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
     """Return (gain, cost) of the best w with w - u <= reach; T(w) - T(u) is at most slope (w - u).
 
-    `phi'(slope x)/phi'(x)` is non-decreasing for a power series. So a positive value is largest at the end, or where
-    the slope has used up all mass.
+    `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power series with terms >= 0. So a positive gain - E cost
+    is largest at `reach`, or earlier, where T(w) - T(u) reaches 1.
     """
     reach = namespace(reach).clip(reach, 0.0, 1.0 / slope)
     return slope * steep(law, slope * reach, 1.0), steep(law, reach, -1.0)
 
 
 def _costs(law: Repetitions, u: Array, w: Array) -> Array:
-    """Return (2, 2, C, G) lower bounds of phi'(w - u) at the corners of each cell; interpolated, they hold within it.
+    """Return (2, 2, C, G) values at the corners of cells. Interpolated, they bound phi'(w - u) in a cell from below.
 
-    Each is the tangent of phi' in the middle or, where the tangent falls far below phi', the least value of phi'.
+    They are values of the tangent of phi' in the middle of the cell. Where the tangent falls far below phi', all four
+    are the least value of phi' in the cell.
 
-    u : (2, G).
-    w : (2, C, G).
+    u : (2, G) both ends of each group.
+    w : (2, C, G) both ends of each cell of w.
     """
     xp = namespace(w)
     first, second = map(xp.asarray, law.slopes(1.0 - xp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0)))
@@ -531,7 +537,7 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 
 
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
-    """Return the lines of a mesh; served, (G + 1,), has about the w at which the groups' ends are served."""
+    """Return the lines of a mesh. `served`, (G + 1,), holds about the w at which the ends of groups are served."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     index, end = where.rows[:-1], where.rows[-1:]
@@ -542,7 +548,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     slope, height = grouped(curve.ratio[index]), grouped(xp.diff(ends_q))
     fraction = lambda part, whole: xp.clip(part / xp.where(whole > 0.0, whole, 1.0), 0.0, 1.0)
     share = xp.stack([fraction(grouped(x) - q[:-1], xp.diff(q)) for x in (ends_q[:-1], ends_q[1:])])
-    # Each weight is computed by itself: slopes may differ by 1e23, and 1 - weight would lose the other line.
+    # Both weights are computed: slopes may differ by a factor of 1e23, and 1 - weight would have no digits.
     weight = xp.stack(
         [fraction(slope - slope[-1], slope[0] - slope[-1]), fraction(slope[0] - slope, slope[0] - slope[-1])]
     )
@@ -613,6 +619,6 @@ def bound(known: Lines, ratio: Array) -> Array:
         ends.append(known.weight[0] * first + known.weight[1] * last)
     own = xp.maximum(known.own_gain - ratio * known.own_cost, 0.0)
     best = _mean_above(own, *((1.0 - share) * ends[0] + share * ends[1] for share in known.share))
-    # Beyond the last row the gain is at most the last row's gain.
+    # After the last group, the value per Q-mass is at most that at the end of the last group.
     after = known.after * xp.maximum(own[-1, -1], ends[1][-1, -1])
     return (known.infinite + xp.sum(known.height * best) + after) * (1.0 + SUM_ROUNDING)
