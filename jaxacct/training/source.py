@@ -118,7 +118,7 @@ class Layout:
         self.example = jax.tree_util.tree_unflatten(structure, [column.example() for column in self._columns])
 
     def buffers(self, shape: tuple[int, ...]) -> list[np.ndarray]:
-        """Return zeros for the leaves of examples in an arrangement of some shape."""
+        """Return an array of zeros for each leaf of an example, with the axes of `shape` in front of the leaf's own."""
         return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in jax.tree_util.tree_leaves(self.example)]
 
     def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
@@ -154,7 +154,7 @@ class _Arrays:
         if stopped():
             raise Stopped
         if self.rows.dtype == into[0].dtype:
-            np.take(self.rows, numbers, axis=0, out=into[0], mode="clip")  # other modes gather twice
+            np.take(self.rows, numbers, axis=0, out=into[0], mode="clip")  # the default mode copies twice
         else:
             rows = self.rows[numbers]
             into[0][...] = rows

@@ -76,8 +76,9 @@ class Trainer:
         Equinox.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
     micro_batch : examples (or users) at a time, for memory; changes nothing but rounding.  By default at most 64.
-    examples_per_user : if the plan's unit is "user", and only then: the most of a user's examples that a step uses.  Of
-        more examples a step uses a fresh random subset.  The mean of their gradients is clipped to norm C.
+    examples_per_user : if the plan's unit is "user", and only then: the largest number of a user's examples that a step
+        uses.  If a user has more, each step uses a fresh random subset.  The mean of their gradients is clipped to
+        norm C.
     rngs : whether the loss gets a key of the example, (params, example, key): for dropout and augmentation.  The key
         depends on the step and the example alone.  A module gets it as its framework expects; for linen streams other
         than "dropout" give their names.
@@ -249,22 +250,22 @@ class Trainer:
         ledger : a path (a new file, or one to go on with) or an open Ledger; every step is in it, on the disk, before
             its noisy gradient is used.  Its other entries count against the target.  A state or checkpoint that is
             noted in a ledger goes on with that one only: another, an older one, or none is refused.
-        callbacks : called with the state after every step.
-        checkpoints : a folder; a run found there is resumed, from its last checkpoint, bit by bit (from a Source: with
-            a ledger).  It holds the secret key of the run, and is made private to its owner.
-        checkpoint_every : in steps.
+        callbacks : functions that are called with the state after every step.
+        checkpoints : a folder; a run found there is resumed from its last checkpoint, to the last bit (from a Source
+            only with a ledger).  The folder holds the secret key of the run, and is made private to its owner.
+        checkpoint_every : number of steps from one checkpoint to the next.
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
         by : who runs it, for the ledger.
-        log : the receiver of a record of every step, with an upper bound of epsilon so far: a function of one record, a
-            dict, or the path of a file of JSON lines, to which a resumed run appends.  Most of a record is *not*
-            private, and says so.  Records are put out together, once a second, and all of them by the end of the fit.
-            The function's result is ignored, and a function that raises is not called again: values that are not
-            private must not end a run (jaxacct/training/run/README.md, "The log").
-        log_every : in steps.
+        log : the receiver of a record of every step: a function of one record, which is a dict, or the path of a file
+            of JSON lines, to which a resumed run appends.  A record holds an upper bound of epsilon so far.  Most of a
+            record is *not* private, and says so.  Records are put out together, once a second, and all of them by the
+            end of the fit.  The function's result is ignored, and a function that raises is not called again: values
+            that are not private must not end a run (jaxacct/training/run/README.md, "The log").
+        log_every : number of steps from one record to the next.
         note_ahead : the largest number of steps that are noted in the ledger at once; 1 notes each by itself.  By
-            default one in a hundred of the plan's steps, and no more than keep the notes below 5 % of the time.  A run
-            that is cut off counts steps that were noted and not taken, until it is resumed.  Steps from a Source, and
-            by batch rules with passes, are noted one by one.
+            default a hundredth of the plan's steps.  No more steps are noted at once than it takes to keep the notes
+            below 5 % of the time.  A run that is cut off counts steps that were noted and not taken, until it is
+            resumed.  Steps from a Source, and by batch rules with passes, are noted one by one.
 
         Returns
         -------
@@ -453,7 +454,7 @@ class Trainer:
         return State(join_model(trained, frozen), own_state(opt_state), clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any, users: Any) -> None:
-        """Raise InputError unless the data are as many as the plan's, and users are given if they are its unit."""
+        """Raise InputError if data and plan differ in size, or only one of ``users`` and the plan is for users."""
         if (self.plan.unit == "user") != (users is not None):
             told = "missing" if users is None else "given"
             raise InputError(f"users is {told}, and the plan's unit is {self.plan.unit!r}; give users if it is 'user'")

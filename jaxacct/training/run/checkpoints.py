@@ -30,7 +30,8 @@ _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 class Checkpoint(NamedTuple):
     """Run between two steps, as it is stored.
 
-    session : a digest of the plan, program and data with which steps may have been taken since; b"" if none were.
+    session : a digest of the plan, program and data with which steps after this one may have been taken; b"" if none
+        were taken.
     stopped : why the run stopped, as in the state; "" while it goes on.
     seen : whether callbacks looked at outputs.
     """
@@ -95,7 +96,7 @@ class Store:
             self._manager.wait_until_finished()
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint with arrays as in ``like``."""
+        """Return a checkpoint, arrays laid out as those of ``like``; `digest_of` computes the digest `Lineage.seal`."""
         if not (self._path / str(number) / "run").exists():
             raise InputError(
                 f"checkpoint {number} does not say what was spent: an earlier version wrote it; finish its run with "
@@ -121,7 +122,7 @@ class Store:
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
-        # Without names the digest must tell leaves of one shape and dtype apart; other leaves have shown their places.
+        # Without names only the digest shows whether leaves of one shape and dtype are in their places.
         alike = len({repr(kind) for _, *kind in own}) < len(own)
         if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(
@@ -133,7 +134,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Make files that are written in this context private to their owner; raise a failure as one line."""
+        """Make files that are written in this context private to their owner; raise InputError if writing fails."""
         errors = logging.getLogger("absl")
         told = lambda record: record.levelno < logging.ERROR
         errors.addFilter(told)

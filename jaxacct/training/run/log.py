@@ -325,7 +325,7 @@ class LogFile:
 
 
 def _make_private(descriptor: int) -> None:
-    """Take everyone's rights but the owner's from a regular file that existed; leave devices, as /dev/null, alone."""
+    """Make a regular file that existed private to its owner; leave devices, such as /dev/null, as they are."""
     mode = os.fstat(descriptor).st_mode
     if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
         os.fchmod(descriptor, 0o600)
@@ -356,7 +356,7 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """Line on standard error, with an upper bound of epsilon from the plan's table; show None: only on a terminal.
+    """Line on standard error, with an upper bound of epsilon from the plan's table; with `show` None on terminals only.
 
     A thread, begun with the first line that is shown, computes the table.  Training does not wait for the table, and
     lines have no epsilon until it is ready.
@@ -378,7 +378,7 @@ class ProgressLine:
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
-            # no daemon: at its end the interpreter waits for the thread, and cuts off no compilation
+            # no daemon: when the interpreter ends, it waits for the thread, and cuts off no compilation
             self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
         return ""
@@ -407,7 +407,7 @@ class _Table:
     def at(self, step: int) -> TablePoint:
         """Return the table's point after `step` steps; start computing the table on the first call."""
         if self._thread is None:
-            # no daemon: at its end the interpreter waits for the thread, and cuts off no compilation
+            # no daemon: when the interpreter ends, it waits for the thread, and cuts off no compilation
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)
@@ -439,7 +439,7 @@ class _Table:
                 self._compute_claims(*self._held)
 
     def _compute_curve(self) -> None:
-        """Compute epsilon after 64 evenly spaced steps, and after more early steps, each some tenth later."""
+        """Compute epsilon after 64 evenly spaced steps, and after early steps, each a tenth later than the last one."""
         plan, even = self._plan, 64
         curve = [(step, float(plan.live_epsilon(step).upper)) for step in _even_steps(0, plan.steps, even)]
         self._put(curve)
@@ -454,7 +454,7 @@ class _Table:
             self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _compute_claims(self, current: tuple[Spent, list[Run]], *others: tuple[Spent, list[Run]]) -> None:
-        """Compute epsilon after 16 steps only, since each takes an accounting of its own."""
+        """Compute epsilon after 16 evenly spaced steps only, since each takes an accounting of its own."""
         (own, headers), uppers = current, []
         for step in _even_steps(self._first, self._plan.steps, 16):
             spent = replace(own, releases=own.releases + self._plan.releases_between(self._first, step))
@@ -470,7 +470,7 @@ class _Table:
 
 
 def _even_steps(first: int, last: int, most: int) -> list[int]:
-    """Return at most `most` steps, evenly spaced after `first`, up to `last`."""
+    """Return at most `most` evenly spaced steps after `first`; the last of them is `last`."""
     places = np.linspace(first, last, min(most, last - first) + 1)[1:]
     return [int(place) for place in np.unique(np.ceil(places))]
 
@@ -501,7 +501,7 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return the point of a table, at a step or later, that covers all releases so far; None if there is none."""
+        """Return the point of a table, at `step` or later, that covers all releases so far; None if there is none."""
         if self._ledger is None and self._of_plan and len(stretches) == 1:  # the usual case needs no counting
             plan, first, end, _ = stretches[0]
             if plan is self.plan and first == 0:

@@ -137,7 +137,7 @@ class Program:
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session to store in a checkpoint after an error: a later run of this session repeats the steps after it."""
+        """Session to store in a checkpoint after an error: a later run of it repeats the steps after the checkpoint."""
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
@@ -174,7 +174,7 @@ class OtherExamples(InputError):
 class Batch(NamedTuple):
     """Logical batch that was loaded, in whole micro-batches.
 
-    leaves : arrays with one row for each place; of users, a row holds all of a user's examples.
+    leaves : arrays with one row for each place; with users, a row holds the examples that one user gives.
     weights : the weights of users' examples; None for records.
     indices : int32, the number of the record or user in each place, and 0 in places without a member.
     mask : whether a place has a member.
@@ -189,12 +189,12 @@ class Batch(NamedTuple):
 class Streamed(Program):
     """Program for one plan, state and source; `begin` compiles it and starts the threads, `close` ends them.
 
-    If the session equals that of the last checkpoint, the steps after it are repeated with the same keys.  The ledger
-    then tells whether they are the same.  In all other cases the chain gets a random number of its own, and no draw is
-    ever used twice.
+    If the session equals that of the last checkpoint, the steps after the checkpoint repeat their draws.  The ledger
+    then tells whether the examples are the same, too.  In all other cases the lineage gets fresh random bits, and no
+    draw is ever used twice.
     """
 
-    overwrites = False  # an interrupt within a step writes a checkpoint of the state before it
+    overwrites = False  # after an interrupt within a step, a checkpoint of the state before the step is written
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Streamed(Program):
         return self._where.loaded(carried, zero, (rows, indices, mask), now, self.frozen)
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
-        """Compile the programs, while the first batches are being loaded."""
+        """Start the threads, and compile the programs while the first batches are being loaded."""
         self._ahead = Ahead(self._batches(line, step, until), self._source.prefetch, self._stop)
         self._nothing, self._add, self._release = (each.lower().compile() for each in self._traced_parts)
 

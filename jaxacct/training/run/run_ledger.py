@@ -31,7 +31,7 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kep
 _NOTING = 0.05
 """Largest share of a run's time that notes should take, by noting several steps at once."""
 _AHEAD = 100
-"""Number by which a plan's steps are divided to give the most that are noted at once.
+"""Number by which a plan's steps are divided to give the largest number of steps that are noted at once.
 
 A step that was noted counts, even if the run is cut off before it.
 """
@@ -54,7 +54,7 @@ class RunLedger:
         return self._ledger
 
     def mark(self) -> Mark:
-        """Return a mark of the ledger's present state; with several processes, after this run's last entry."""
+        """Return a mark of the ledger as it is now; with several processes, as it was after this run's last entry."""
         if self._processes.count == 1 and self._ledger is not None:
             return self._ledger.mark()._replace(run=self._mark.run)
         return self._mark
@@ -106,7 +106,7 @@ class RunLedger:
             self._mark = self._ledger.mark()
 
     def _own_run(self, ledger: Ledger, plan: Plan) -> None:
-        """Set the ledger's current run and plan to these: a callback or another thread may have begun others."""
+        """Make this run, by this batch rule, the ledger's current one: a callback or thread may have begun others."""
         ledger.run = self._mark.run
         rule = lambda plan: (plan.sampling, plan.truncation, plan.groups)
         if rule(ledger.plan) != rule(plan):
@@ -144,7 +144,7 @@ def open_run_ledger(
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
-    """Note all steps whose keys are given, or else the first one, as the budget allows; return how many were noted."""
+    """Note the steps of all keys if the budget allows them, or the first step alone; return how many were noted."""
     require_same_rows(ledger, step, keys[0])
     entries = [
         (number, key.key_fingerprint, key.batch_fingerprint, *plan.at(number)[2:4])
@@ -220,7 +220,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """Return the ledger, on the state's run and with this run's earlier spending, and whether it was opened here."""
+    """Return the ledger, at the state's run and with all spending of this run, and whether it was opened here."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False

@@ -82,7 +82,7 @@ class State:
 class Past(Secret):
     """Buffers of correlated noise; whoever has them can remove noise from the run.  Pickle and repr leave them out.
 
-    clip_norm : the clip norm of their noise, with which the run must go on.
+    clip_norm : the clip norm to which the noise in the buffers belongs; the run must go on with it.
     """
 
     __slots__ = ("arrays", "clip_norm")
@@ -180,7 +180,7 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Return the stretches with further steps of a plan, which extend the last stretch if its plan and pass go on."""
+    """Return the stretches with steps `step` to `end - 1` added, to the last stretch if its plan and pass go on."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
@@ -212,7 +212,7 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
     """Return epsilon of all that a history holds, at a plan's delta.
 
-    The rest of the plan counts if outputs may have ended the run.
+    If outputs may have ended the run, the rest of the plan counts as well.
     ended : whether the run ended by itself, or has shown no outputs.
     goes_on : whether the run continues, whatever outputs it has shown.
     """

@@ -90,7 +90,7 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
 
 
 def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike, cap: int) -> Selection:
-    """Draw a Poisson sample; of more than ``cap`` records keep a uniformly random subset of ``cap``.
+    """Draw a Poisson sample; if it has more than ``cap`` records, keep a uniformly random subset of ``cap`` of them.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def cyclic_poisson(
 def slots(key: Any, size: int, number: Any) -> Any:
     """Draw an independent slot for each of ``size`` records, uint32, uniform on 0 to number - 1, exactly."""
     number = jnp.asarray(number, jnp.uint32)
-    last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # modulo 2^32 the bracket is 2^32 - number
+    last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # in uint32 the bracket is 2^32 - number
 
     def draw(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         key, found, again = state
@@ -362,7 +362,7 @@ class UserData(NamedTuple):
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
-    """Group examples by users, integers from 0 to number - 1, one for each example; raise InputError for any others."""
+    """Group examples by users, integers from 0 to number - 1, one for each example; raise InputError for others."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
     return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
 
@@ -387,7 +387,7 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 
 
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
-    """Return (examples, weights) of some users, (users, most, ...) and (users, most), and whether each has examples.
+    """Return (examples, weights) of users, (users, most, ...) and (users, most), and which users have examples.
 
     before : the number of users before those of `data`, if `data` holds only a part of all users.
     (Subsets are uniform up to 2^-32 times the number of examples; no guarantee depends on this.)
@@ -457,7 +457,7 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (numbers, weights), both (users, most), of the examples that `of_users` takes; every user has some."""
+    """Return (numbers, weights), both (users, most), of what `of_users` takes; every user must have examples."""
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

@@ -44,7 +44,8 @@ MODES = ("data", "fsdp")
 _PIECE = 2_046
 """Largest number of units, of 32 draws each, that are drawn at a time.
 
-They take some 1.5 MB, since devices that one processor simulates share its caches.
+The draws of a piece take some 1.5 MB.  More would be too much for devices that one processor simulates, since these
+share its caches.
 """
 
 
@@ -97,7 +98,7 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
 
 
 def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
-    """Return sums over all devices, of which a device keeps only its part.  Call this once a step, in a `shard_map`."""
+    """Return sums over all devices; each keeps only its part of the total.  Call this once a step, in a `shard_map`."""
     total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
     others = (mine.clipped.clipped, mine.clipped.not_finite, mine.members, mine.seen)
     clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
@@ -330,7 +331,7 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return the PartitionSpecs of sums of gradients, of which each device adds the noise to its part.
+    """Return the PartitionSpecs of sums of gradients; each device adds the noise to its own part of a sum.
 
     They are the specs of the parameters, except that `_cut` cuts the sum of a large parameter that is not cut.
     """
@@ -381,7 +382,7 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Return a PartitionSpec that cuts the first axis that divides among all devices: each part then has few runs."""
+    """Return a PartitionSpec that cuts the first axis that all devices can share evenly: parts then have few runs."""
     if mesh.size == 1 or math.prod(shape) < 1024:  # a small array is cheaper whole
         return P()
     for axis, size in enumerate(shape):

@@ -147,7 +147,7 @@ class Placement:
         return [("mesh", shape), ("shard", self._shard if isinstance(self._shard, str) else "PartitionSpecs")]
 
     def data(self, data: Any, users: Any) -> Any:
-        """Return the data (grouped by users, if any) as the step takes them: each device has its own rows."""
+        """Return the data as the step takes them, grouped by users if these are given: each device has its own rows."""
         if self.mesh is None:
             data = _on_device(data)
             return data if users is None else user_data(data, users, self._size)
@@ -284,7 +284,8 @@ class Placement:
 def _on_device(tree: Any) -> Any:
     """Return a pytree on the default device, with arrays that do not show their origin; those already there stay.
 
-    A committed array goes through the host, since the step would be lowered otherwise for it and get other keys.
+    A committed array goes through the host: for a committed array the step would be lowered differently, and so get
+    other keys.
     """
     default = jnp.zeros(()).devices()
 
@@ -319,7 +320,7 @@ def _spread(leaf: Any) -> bool:
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """Divide the rows among the devices, in order, with zeros after the last; a process reads only its own rows."""
+    """Divide rows among the devices, in order, with rows of zeros after the last; a process reads only its own rows."""
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, over_examples(mesh))
 
@@ -373,7 +374,7 @@ def _on_host(leaf: Any) -> tuple[Any, Any]:
 
 
 def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
-    """Return an array with a part of shape `part` on each device: `read` at the part's first row, then zeros."""
+    """Return an array with a part of shape `part` on each device: the rows from `read(first row)`, then zeros."""
 
     def one(index: Any) -> np.ndarray:
         have = read(index[0].start or 0)

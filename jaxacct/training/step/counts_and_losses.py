@@ -33,7 +33,8 @@ class PrivateLoss:
     Gradients with noise multiplier z_gradient = (z^-2 - (2 noise)^-2)^(-1/2) and the loss together cost one Gaussian of
     noise multiplier z, the plan's.  This needs noise > z/2.
 
-    The optimizer gets, as ``value``, the noisy sum over the expected batch size, plus bound/2, within [0, bound].
+    The optimizer gets, as ``value``, the noisy sum divided by the expected batch size, plus bound/2, and clipped to
+    [0, bound].
 
     Parameters
     ----------
@@ -93,7 +94,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the gradients' noise multiplier; all releases of a step then cost what one at `noise_multiplier` does."""
+    """Return the noise multiplier of gradients with which a step costs one Gaussian of `noise_multiplier` in all."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(
@@ -123,7 +124,7 @@ class AdaptiveClip:
 
     Every step also releases a count: the sum of 1/2 for each unclipped and -1/2 for each clipped example, with Gaussian
     noise of standard deviation ``count_noise``, rounded to halves.  Then C <- C exp(-learning_rate (share - quantile)),
-    where the share is that of the unclipped examples by the noisy count.  The sum has sensitivity 1/2; replacing an
+    where share is the share of unclipped examples, by the noisy count.  The sum has sensitivity 1/2; replacing an
     example moves it by 1, twice that, as for the gradients.  Gradients with noise multiplier z_gradient =
     (z^-2 - (2 count_noise)^-2)^(-1/2) and the count together cost one Gaussian of noise multiplier z, the plan's.  This
     needs count_noise > z/2.
@@ -131,7 +132,7 @@ class AdaptiveClip:
     Parameters
     ----------
     initial : the clip norm to start with.
-    quantile : of the norms, in (0, 1).
+    quantile : the quantile of the norms that C tracks, in (0, 1).
     learning_rate : > 0.
     count_noise : standard deviation, in examples; by default a tenth of the expected batch size [Andrew et al.].
 
@@ -165,7 +166,7 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the noise multiplier of the gradients, rounded up, with which gradients and count cost as planned."""
+        """Return the noise multiplier of gradients, rounded up, with which gradients and count cost one Gaussian."""
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:

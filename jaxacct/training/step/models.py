@@ -353,7 +353,7 @@ class Untrained:
 
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """Return a model's trained part, with None for other leaves, and the rest or None; `trainable` as for `Trainer`."""
+    """Return a model's trained part, with None for other leaves, and the rest, if any; `trainable` as for `Trainer`."""
     tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = arrays_of(tree)
@@ -475,7 +475,7 @@ def loss_of(
 
 
 def initialised(module: Any, key: Any, example: Any, rngs: bool | Sequence[str], apply_kwargs: Any) -> Any:
-    """Return the first parameters: those of a linen module for an input's shape; else the module itself."""
+    """Return the first parameters: of a linen module those for the shape of `example`, else the module itself."""
     if is_nnx(module) or is_equinox(module):
         return module
     if module is None or example is None:

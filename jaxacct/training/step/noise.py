@@ -42,8 +42,8 @@ UNIT = 32
 """Number of draws of one unit: three blocks of 16 words make 16 pairs of draws."""
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
 """Largest number of units drawn at a time: some 12 MB of scratch memory.  On a CPU a piece stays in one core's cache;
-larger ones are spread over threads, which takes twice the CPU time.  Neither is a power of two: the rows of a piece
-could then compete for the same lines of the cache.
+larger ones are spread over threads, which takes twice the CPU time.  Neither number is a power of two, since the rows
+of a piece could otherwise compete for the same lines of the cache.
 """
 
 
@@ -79,14 +79,14 @@ def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
-    """Draw on the host, from a step's key: exactly N(0, std^2) rounded to a whole number, modulo 2^32."""
+    """Draw exactly N(0, std^2), rounded to a whole number, on the host from a step's key; modulo 2^32."""
     key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
     drawn = rounded_gaussian(std * std, KeyedBits(key))
     return np.int32((drawn + 2**31) % 2**32 - 2**31)
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> list[Any]:
-    """Draw standard normals for some of a pytree's `leaves` leaves.  shapes : the shape of each, by its number."""
+    """Draw standard normals for some of a pytree's `leaves` leaves.  shapes : {number of such a leaf: its shape}."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     units = [-(-size // UNIT) for size in sizes]
     begins = np.cumsum([0, *units])
@@ -228,7 +228,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     optax = optional_package("optax", "noisy_mean")
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
-    # The sum may be float32; the factor keeps the rounding of the deviation to float32 from lowering it.
+    # The sum may be float32.  The factor exceeds the rounding of the standard deviation to float32.
     std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * (1.0 + 2.0**-20)
 
     def init(params: Any) -> NoiseState:

@@ -202,7 +202,7 @@ class StepRule:
 
 
 class Sums(NamedTuple):
-    """Sums over the members of a batch so far: of clipped gradients, of the members themselves, of losses and aux."""
+    """Sums over the members of a batch so far: the clipped gradients, the number of members, losses and aux."""
 
     clipped: Clipped
     members: Any
@@ -389,7 +389,7 @@ def sums_over(
         return of_users(noise.stream(key, noise.EXAMPLES), data, places, most, first)
 
     def one(so_far: Sums, places: Any, mask: Any) -> Sums:
-        # users without examples are masked: they add nothing to any sum
+        # users without examples are masked, so that they add nothing to any sum
         batch, there = rows(places)
         indices = places if first is None else places + first
         return add(rule, carried, key, so_far, batch, indices, mask & there, frozen)
@@ -442,7 +442,7 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
         def mean(each: Any) -> Any:
             inexact = jnp.issubdtype(each.dtype, jnp.inexact)
-            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # of bools and integers, too
+            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # bools and integers have a mean, too
             return jnp.sum(each * weights.astype(dtype).reshape(-1, *(1,) * (each.ndim - 1)), axis=0)
 
         return jax.tree.map(mean, found)

@@ -51,7 +51,7 @@ INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
-"""Words for a message: what covers adding or removing one record where that moves another record to another batch.
+"""Words for a message: what covers adding or removing a record if this moves another record to another batch.
 
 The added record takes the place of the moved one: the sum of one batch changes by up to 2 C, and that of another batch
 by up to C.  Within a pass these two changes are orthogonal; where steps share noise they are not.
