@@ -125,7 +125,7 @@ def waiting(total: int | None, unit: str = "rows") -> Iterator[Waiting]:
         return
     try:
         with contextlib.ExitStack() as line:
-            with contextlib.suppress(RuntimeError):  # no thread can be started
+            with contextlib.suppress(RuntimeError):  # raised if no thread can be started
                 line.enter_context(_ticking(work, total, unit))
             yield work
     finally:
@@ -134,7 +134,7 @@ def waiting(total: int | None, unit: str = "rows") -> Iterator[Waiting]:
 
 @contextlib.contextmanager
 def _ticking(work: Waiting, total: int | None, unit: str) -> Iterator[None]:
-    """Run a thread that shows on a line how much is done, and erase the line at the end."""
+    """Show on a line how much is done, from a thread of its own, and erase the line at the end."""
     over, began = threading.Event(), time.monotonic()
     bar = Progress(total, True, unit=unit)
 

@@ -14,7 +14,7 @@ import numpy as np
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """Words for the values that JSON cannot write as numbers."""
 _FILL = re.compile(r"^.?[<>=^]", re.DOTALL)
-"""Fill and alignment, with which a format specification may begin."""
+"""Pattern of the fill and alignment with which a format specification may begin."""
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
@@ -34,7 +34,7 @@ def outward(value: float | Decimal, spec: str, up: bool) -> str:
     if not math.isfinite(number):
         return text
     exact, there, step = Decimal(value), number, math.ulp(number)
-    unfilled = _FILL.sub("", spec)  # a digit as fill, or a fill between a sign and its number, would be misread
+    unfilled = _FILL.sub("", spec)  # a fill that is a digit, or follows a sign, would be misread below
     while not _on_the_side(format(there, unfilled), exact, up):
         there = number + step if up else number - step
         step *= 2.0

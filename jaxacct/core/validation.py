@@ -83,7 +83,7 @@ class Constraint:
     integral: bool = False
 
     def holds(self, values: Any) -> Any:
-        """Return whether a Python number is in the set, or the mask of an array; NaN and infinities are outside."""
+        """Return whether a number is in the set, or a mask of the elements that are; NaN and infinities are outside."""
         good = (values > self.lower if self.lower_open else values >= self.lower) & (abs(values) < math.inf)
         if self.upper is not None:
             good &= values < self.upper if self.upper_open else values <= self.upper
@@ -113,7 +113,7 @@ COUNT = Constraint("use a whole number of {name}", 1, LARGEST_COUNT, integral=Tr
 RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
 # no lattice of a large composition fits below 16 MiB
 MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST_COUNT, integral=True)
-"""Sets of allowed numbers: the name says the set, the remedy says what to use instead."""
+"""`POSITIVE` to `MEMORY` are the sets of allowed numbers; the remedy of each set says what to use instead."""
 
 
 def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float | np.ndarray:
@@ -135,7 +135,7 @@ def check(name: str, value: Any, constraint: Constraint, one: str = "") -> float
     >>> check("steps", 1e4, COUNT)
     10000.0
     """
-    # a Python number that passes needs no array, which takes ten times as long
+    # a Python number is checked without an array, which would take ten times as long
     if (type(value) is float or (type(value) is int and abs(value) <= LARGEST_COUNT)) and constraint.holds(value):
         return float(value)
     if isinstance(value, Tracer):
@@ -193,7 +193,7 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first bad value. `rest` is the reason with the remedy, or a function that returns it for an index.
+    """Refuse the first bad value. `rest` is the reason with the remedy, or a function that returns both for an index.
 
     >>> refuse_where(np.array([False, True]), "slots", np.array([4.0, 0.5]), "must be whole; use 1")
     Traceback (most recent call last):
@@ -231,7 +231,7 @@ def check_flag(name: str, value: Any, question: str) -> None:
 
 
 class Options(NamedTuple):
-    """Options that public calls share, checked; `jaxacct.epsilon` documents them.
+    """Checked options that public calls share; `jaxacct.epsilon` documents them.
 
     A further option is one more field of this class and one more line of `options`.
     """
@@ -289,7 +289,7 @@ def shown(value: Any) -> str:
 
 
 def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the common shape of named shapes; refuse a clash, with both names and both shapes.
+    """Return the common shape of named shapes; if two clash, the error has both names and both shapes.
 
     >>> broadcast_shape({"noise_multiplier": (3, 1), "steps": (4,)})
     (3, 4)

@@ -308,7 +308,7 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 def _grouped(
     at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split each outcome between the two nodes around it, which makes the profile its chords ("Discrete noise")."""
+    """Split each outcome between the two nodes around it, so that the profile is made of chords (README.md)."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
     # grouping with so many nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
@@ -379,7 +379,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
     """Return the pair of the largest of the three profiles in `families`, at the losses of quantiles of N(m, R^2)."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
-    # the tail is 6e-300 at 37 deviations; so many quantiles add about 1e-5 to epsilon
+    # the tail is 6e-300 at 37 deviations; with so many quantiles the chords add about 1e-5 to epsilon
     z = np.append(np.linspace(first, 9.0, 2500), np.linspace(9.0, 37.0, 400)[1:])
     loss = 0.5 * (m * m + 2.0 * m * ratio * z + more * z * z) - smoothness
     epsilon = np.append(0.0, loss[loss > 1e-9 * loss[-1]])

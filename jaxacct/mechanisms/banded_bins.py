@@ -1,4 +1,4 @@
-"""Balls in bins with a banded matrix mechanism: coefficients of bins, brackets of a run, its pairs."""
+"""Balls in bins with a banded matrix mechanism: the bins' coefficients, a run's brackets and its pairs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def normals_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Bins
 
 @functools.lru_cache(maxsize=KEPT)
 def contours_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Profile:
-    """Return the profile of a run, or with `below` of bins that the run dominates; equal bins share one profile."""
+    """Return the profile of a run; with `below`, that of bins that the run dominates, unless they equal its own."""
     found = normals_of(strategy, bins, noise, below)
     if below and np.array_equal(found.second, normals_of(strategy, bins, noise, False).second):
         return contours_of(strategy, bins, noise, False)
@@ -77,7 +77,7 @@ def contours_of(strategy: Strategy, bins: int, noise: float, below: bool) -> Pro
 
 
 def largest_epsilon(mu: float, delta: float) -> float:
-    """Return an eps where the Gaussian of sensitivity mu has at most `delta`; revealing the bin, it bounds the run."""
+    """Return an eps at which the Gaussian of sensitivity mu, the run with its bin revealed, has at most `delta`."""
     high = mu * (0.5 * mu + 40.0)
     eps = np.linspace(0.0, high, 4001)
     return float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])

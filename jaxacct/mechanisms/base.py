@@ -165,7 +165,7 @@ class BaseMechanism(Mechanism):
     """
 
     finite: ClassVar[bool] = True
-    """Whether ``finite_pair`` is the mechanism's own pair, and not a finite pair that dominates it."""
+    """Whether ``finite_pair`` is the mechanism's own pair; if not, it is a finite pair that dominates this pair."""
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:

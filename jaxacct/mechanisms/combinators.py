@@ -66,7 +66,7 @@ class Repeated(Combinator):
         super().__post_init__()
         inner = self.mechanism
         if type(inner) is Repeated and _is_checked(self.steps) and _is_checked(inner.steps):
-            with contextlib.suppress(InputError):  # too large a product stays nested, and a question refuses it
+            with contextlib.suppress(InputError):  # beyond 2**53 the repetitions stay nested; a question refuses them
                 product = exact_product(np.asarray(inner.steps), np.asarray(self.steps))
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
 

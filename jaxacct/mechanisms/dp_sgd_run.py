@@ -353,7 +353,7 @@ MEANING = {
     "batch_size": "the number of draws of a step",
     "bands": "the number of steps that share noise",
 }
-"""What each number means, in the words of the message that the number is missing."""
+"""Meaning of the numbers that a rule may need, for the message that a number is missing."""
 
 
 def _plain(value: Any) -> float | np.ndarray:

@@ -216,7 +216,7 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
     The error is at most 16 roundoffs of the value plus 1e-323. With x = q (e^loss - 1) the value is log1p(x), or
     log((1-q) + q e^loss) where x < -1/2, since 1 + x would cancel. Beyond a loss of 700, e^loss is computed as the
     square of e^(loss/2). Where x overflows, loss + log(q) is at least 700 and does not cancel. A finite `excess`
-    replaces e^loss - 1: it is p/q - 1, known better than through the loss.
+    replaces e^loss - 1: it is p/q - 1, known more accurately than the loss.
     """
     given = np.nan if excess is None else excess
     loss, q, given = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (loss, rate, given)))
@@ -339,7 +339,10 @@ class FiniteOutput(FiniteMechanism):
         return sum((x for x, other in zip(masses, q, strict=True) if other == 0.0), Fraction(0)) / sum(masses)
 
     def symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions, to the last bit; if not, each is computed."""
+        """Return whether the loss has the same law in both directions, to the last bit.
+
+        If not, each question is answered in both directions.
+        """
         pair = self.pair()
         here, there = _sorted_law(pair.loss, pair.p), _sorted_law(-pair.loss, pair.q)
         return bool(np.array_equal(here, there) and np.array_equal(pair.p_infinity, pair.q_infinity))

@@ -32,7 +32,7 @@ LEAST = Decimal("1e-300")
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
 """Numbers of quantiles within 9 deviations of the range of the means, and in each tail from 9 to 37 deviations.
 
-So many quantiles add about 1e-4 to epsilon; at 37 deviations the normal tail is 6e-300.
+With so many quantiles the pairs add about 1e-4 to epsilon; at 37 deviations the normal tail is 6e-300.
 """
 LEAST_RELATIVE_GAP = 1e-7
 """Smallest distance of two points relative to the largest shift in deviations; slopes of nearer points lose digits."""
@@ -280,7 +280,7 @@ class Branch(NamedTuple):
 
 
 class OfGaussianMixtures(Mechanism):
-    """Mechanism with branches for engines/mixture.py.
+    """Mechanism made of mixtures of Gaussians, the branches, which engines/mixture.py answers.
 
     Other engines take upper ends from `expand`. Their lower ends are those of an observer who sees only the output's
     cell on a grid.

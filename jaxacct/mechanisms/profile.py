@@ -115,7 +115,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
     p_above, q_above = (1.0 - np.asarray(check(name, cdf(grid), PROBABILITY)) for name, cdf in named)
     p_below, q_below = (np.asarray(check(name, cdf(-grid), PROBABILITY)) for name, cdf in named)
     grown = np.exp(grid)
-    slack = 2e-15 * (1.0 + grown)  # an error of 1e-15 of each function, and two roundings
+    slack = 2e-15 * (1.0 + grown)  # covers errors of 1e-15 of the functions, and two roundings
     forward, reverse = p_above - grown * q_above, q_below - grown * p_below
     return PrivacyProfile(grid, *(np.clip(delta + slack, 0.0, 1.0) for delta in (forward, reverse)))
 
@@ -282,7 +282,7 @@ class BracketedProfile(NamedTuple):
 
 
 def pair_above(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
-    """Return the pair that dominates H_{e^eps}(P || Q), `forward`, and H_{e^eps}(Q || P), `reverse`."""
+    """Return the pair that dominates the profiles H_{e^eps}(P || Q) (`forward`) and H_{e^eps}(Q || P) (`reverse`)."""
     return pair_of_profile(*_joined(forward.epsilon, forward.upper, reverse.epsilon, reverse.upper))
 
 
@@ -348,7 +348,7 @@ def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) 
 def _joined(
     epsilon: np.ndarray, delta: np.ndarray, back: np.ndarray, reverse: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return points of the two directions on one axis; delta is 1, no bound, where a direction has no point."""
+    """Return points of the two directions on one axis; delta is 1, a trivial bound, where a direction has no point."""
     both = np.union1d(epsilon, back)
     f, r = np.ones(both.size), np.ones(both.size)
     f[np.searchsorted(both, epsilon)], r[np.searchsorted(both, back)] = delta, reverse
@@ -400,7 +400,7 @@ def _off(value: float, slope: float, a: float) -> float:
 
 
 def either_order(forward: FinitePart, reverse: FinitePart) -> FinitePair:
-    """Return the pair whose profile is the larger one of those of two laws of the loss, at every eps, rounded up."""
+    """Return the pair whose profile is, at every eps, the larger one of the two laws' profiles, rounded up."""
     shape = forward.infinity.shape
     rows = int(np.prod(shape, dtype=np.int64))
     flat = [[np.reshape(x, (rows, -1)) for x in part] for part in (forward, reverse)]

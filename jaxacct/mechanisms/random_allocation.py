@@ -207,7 +207,7 @@ class RandomAllocation(Mechanism):
                 "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
             )
         small = np.floor(slots / taken)
-        larger = slots - small * taken  # number of blocks that have one slot more
+        larger = slots - small * taken  # number of blocks with `small` + 1 slots
         plain = GaussianPart(sigma / group / SENSITIVITY[relation], np.where(small == 1.0, 1.0, 0.0))
         parts: list[tuple[Part, np.ndarray]] = [(plain, np.where(small == 1.0, taken - larger, 1.0))]
         for size, count in ((small, taken - larger), (small + 1.0, larger)):
@@ -533,7 +533,7 @@ class AllocatedLaw(NamedTuple):
         return FinitePart(np.where(small, 0.0, loss), kept, np.asarray(infinity if infinity >= LEAST_MASS else 0.0))
 
     def underflows(self) -> bool:
-        """Return whether any mass is near the smallest float64, so that the law for lower ends differs."""
+        """Return whether any mass is near the smallest float64, so that the laws for the two ends differ."""
         ends = [self.p_infinity or 1.0, self.q_infinity or 1.0]
         return bool(np.min([self.p.min(), self.q.min(), *ends]) < LEAST_MASS)
 

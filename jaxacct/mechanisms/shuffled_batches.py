@@ -125,7 +125,7 @@ def _in_bulk(mechanism: Mechanism, sensitivity: float) -> bool:
 
 
 def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
-    """Return the mechanism with every pass over shuffled batches replaced by the output that an attack uses."""
+    """Return the mechanism with every pass over shuffled batches replaced by what an attack sees of it."""
     match mechanism:
         case ShuffledBatches():
             return _SeenBatches(mechanism.mechanism, mechanism.batches, attack)
@@ -139,7 +139,7 @@ def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
 @register
 @dataclass(frozen=True, eq=False)
 class _SeenBatches(Mechanism):
-    """Output of a pass that an attack uses."""
+    """What an attack sees of one pass: the largest output, or all outputs."""
 
     exact_pair: ClassVar = True
     mechanism: Any
@@ -156,14 +156,14 @@ class _SeenBatches(Mechanism):
             return seen.expand_below("zero_out", direction)
         # zero_out moves the largest mean from 2 to 1, replace_one from 2 to 0
         moved, shape = 2.0 - SENSITIVITY[relation], batch_shape(self)
-        # smaller sigmas are out of range, so sigma is raised to 1e-3: an attack may add noise
+        # a sigma below 1e-3 is out of the range of `_largest` and is raised to 1e-3, as if the attack added noise
         rows = (np.broadcast_to(x, shape).ravel() for x in (np.maximum(sigma, 1e-3), batches))
         laws = [_largest(2.0 / noise, moved / noise, t, direction) for noise, t in zip(*rows, strict=True)]
         return [(stacked_parts(laws, shape), np.asarray(1.0))]
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """Return the loss of the largest of `batches` outputs, if only its cell of a grid is seen.
+    """Return the law of the loss of the largest of `batches` outputs, of which only the cell of a grid is seen.
 
     One output has mean `with_record` under P and `without` under Q, in deviations; the others have mean 0.
     """

@@ -105,8 +105,8 @@ class Profile:
     def delta(self, epsilon: ArrayLike) -> Bounds:
         """Compute delta at every real eps, the privacy profile, certified.
 
-        Below 0 delta follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`. Source: Zhu,
-        Dong and Wang (2022), Lemma 45.
+        At eps < 0 delta follows from the reverse direction: `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`. Source:
+        Zhu, Dong and Wang (2022), Lemma 45.
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         return account.delta_without_attacks(self.mechanism, epsilon, relation=self.relation, **self._settings())

@@ -259,7 +259,7 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
 
     def crossing(end: str) -> tuple[np.ndarray, np.ndarray]:
         below, above = np.full(eps.shape, np.log(1e-8)), np.log(np.sqrt(2.0 * eps) + 80.0)
-        for _ in range(90):  # the ends then differ by less than their rounding
+        for _ in range(90):  # after 90 halvings the ends differ by less than their rounding
             middle = 0.5 * (below + above)
             met = getattr(closed_form.delta(np.exp(middle), eps), end) <= target
             below, above = np.where(met, middle, below), np.where(met, above, middle)
