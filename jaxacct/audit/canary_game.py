@@ -1,4 +1,4 @@
-"""Canaries, and runs of a trainer's own step, many at once, with and without the canaries."""
+"""Canaries, and many runs at once of a trainer's own step, with the canaries and without."""
 
 from __future__ import annotations
 

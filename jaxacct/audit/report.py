@@ -58,7 +58,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """Audit of one mechanism: its name, the lower bound, and the claims about it, at one delta.
+    """Audit of one mechanism at one delta: the mechanism's name, the lower bound, and the claims about it.
 
     Parameters
     ----------

@@ -407,7 +407,8 @@ class Trainer:
                     view = shown(self._state(now(), program.frozen), looks)
                     stop, alive = self._called(callbacks, view, looks), weakref.ref(view)
                     del view
-                    kept = looks.at_this or alive() is not None  # arrays that the next step must not overwrite
+                    # a callback may have kept arrays of this state, which the next step must not overwrite
+                    kept = looks.at_this or alive() is not None
                     stop, looks.seen, kept = processes.any(stop, looks.seen, kept)
                     if kept and program.overwrites and not stop:
                         carried = copied(carried)
@@ -433,7 +434,7 @@ class Trainer:
         line = line._replace(seal=digest_of(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
-            store.save(last)  # without a session: nothing was released after it
+            store.save(last)  # without a session, since no step was released after it
         return self._state(last, program.frozen)
 
     def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:
@@ -454,7 +455,7 @@ class Trainer:
         return State(join_model(trained, frozen), own_state(opt_state), clip_norm, found.step, not_finite, *rest)
 
     def _check_data(self, data: Any, users: Any) -> None:
-        """Raise InputError if data and plan differ in size, or only one of ``users`` and the plan is for users."""
+        """Raise InputError unless the data have the plan's size, and ``users`` goes with the plan's unit."""
         if (self.plan.unit == "user") != (users is not None):
             told = "missing" if users is None else "given"
             raise InputError(f"users is {told}, and the plan's unit is {self.plan.unit!r}; give users if it is 'user'")

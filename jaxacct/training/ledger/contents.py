@@ -238,7 +238,7 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
     most = account.epsilon(total(several, at_most), delta, relation=relation)
     least = account.epsilon(total(several, at_least), delta, relation=relation)
     lower, upper = float(least.lower), float(most.upper)
-    narrow = upper - lower <= 1e-4 * upper  # "ok", as in `jaxacct.epsilon`
+    narrow = upper - lower <= 1e-4 * upper  # `jaxacct.epsilon`, too, says "ok" up to this width
     status = most.status if not most.ok else least.status if not least.ok else "ok" if narrow else "width"
     kind = weakest([str(most.kind), str(least.kind)])
     return Bounds(lower if kind == "certified" else 0.0, float(most.estimate), upper, kind, status, most.engine)

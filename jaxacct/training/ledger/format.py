@@ -85,7 +85,7 @@ class Spend(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """Step as which a line that was cut off is counted."""
+    """Step that counts in place of a line that was cut off."""
 
     run: str
     noise_multiplier: float

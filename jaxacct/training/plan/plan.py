@@ -90,7 +90,7 @@ _SEGMENT_NUMBERS = {
 
 
 class Allowance(Protocol):
-    """Question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers know plans; plans know no ledger."""
+    """Question that a plan asks a ledger (`jaxacct.training.Ledger`).  Ledgers import plans; plans import no ledger."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether the ledger's entries and the plan's next `steps` steps meet the plan's target and filter."""
@@ -222,7 +222,7 @@ class Plan(PlanRequest):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], like: Plan | None = None, **changed: Any) -> Self:
-        """Return the plan with these segments, without solving.  Other settings are given, or those of ``like``.
+        """Return the plan with these segments, without solving.  Other settings come from ``changed`` or ``like``.
 
         segments : the steps, from step 0 on, without gaps.
         like : a plan whose target, data, sampling, relation, law of K and filter the new plan takes over.
@@ -308,7 +308,7 @@ class Plan(PlanRequest):
             return
         same = False
         if self.noise is not None and other.noise is not None:
-            with contextlib.suppress(InputError):  # a matrix whose columns differ is for one number of steps only
+            with contextlib.suppress(InputError):  # `for_steps` refuses a matrix that does not fit the steps
                 same = other.noise.for_steps(self.steps) == self.noise and other._unit == self._unit
         require_kept("noise", same)
         require_kept("groups", self.groups == other.groups)

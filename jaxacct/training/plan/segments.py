@@ -35,7 +35,7 @@ class Segment(NamedTuple):
     Parameters
     ----------
     start, steps : whole numbers; steps count from 0.
-    noise_multiplier : the standard deviation of the noise on the sum of clipped gradients, over the clip norm.
+    noise_multiplier : the standard deviation of the noise on the sum of clipped gradients, divided by the clip norm.
     sampling_probability, expected_batch_size : the rate at which a step draws records, and the expected number of
         records, by which the sum is divided.
 

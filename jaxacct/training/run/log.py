@@ -401,7 +401,7 @@ class _Table:
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
         self._before = _added(held or [])[0]
-        self._uppers: tuple[list[int], list[float]] = [], []  # (steps, upper bounds), for all threads
+        self._uppers: tuple[list[int], list[float]] = [], []  # (steps, upper bounds), which other threads read
         self._thread: threading.Thread | None = None
 
     def at(self, step: int) -> TablePoint:

@@ -281,7 +281,7 @@ class Streamed(Program):
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session to store in a checkpoint after an error; b"" if the steps after it cannot be repeated."""
+        """Session to store in a checkpoint after an error; b"" if the steps after the checkpoint cannot be repeated."""
         return self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:

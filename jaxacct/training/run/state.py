@@ -152,7 +152,7 @@ def shown(state: State, looks: Looks) -> State:
 class Stretch(NamedTuple):
     """Steps `first` to `end - 1` of a plan.
 
-    partition : of fixed batches, a fingerprint of how the data were cut for the last pass; elsewhere "".
+    partition : with a batch rule by passes or rounds, the fingerprint of the last step's pass or round; elsewhere "".
     """
 
     plan: Plan

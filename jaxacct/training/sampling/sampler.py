@@ -138,7 +138,7 @@ def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike
 
     Returns
     -------
-    Selection : in a round every record is in exactly one.  Indices ascend.
+    Selection : every record is in the selection of exactly one slot of the round.  Indices ascend.
 
     A whole round is accounted for as RandomAllocation(Gaussian(noise_multiplier), number).
 
@@ -431,7 +431,7 @@ def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
 
 
 def host_slots(key: Any, size: int, number: int) -> np.ndarray:
-    """Draw `slots` of all records on the host, with the same result."""
+    """Draw the same slots as `slots`, on the host."""
     last = 2**32 - 1 - 2**32 % number
     found, again = np.zeros(size, np.uint32), np.ones(size, bool)
     while again.any():
@@ -443,7 +443,7 @@ def host_slots(key: Any, size: int, number: int) -> np.ndarray:
 
 
 def host_permutation(key: Any, size: int) -> np.ndarray:
-    """Draw `permutation` on the host, with the same result."""
+    """Draw the same permutation as `permutation`, on the host."""
     while True:
         key, now = host_split(key)
         high, low = host_bits(now, 2 * size).reshape(2, size).astype(np.uint64)

@@ -79,7 +79,7 @@ class Processes:
         lengths = [int.from_bytes(frame[:8], "little") for frame in frames]
         if max(lengths) > _FRAME - 8:
             room = max(lengths) - (_FRAME - 8)
-            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # few sizes, since each is compiled
+            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # rounded up, since each size is compiled
             frames = [frame + bytes(row) for frame, row in zip(frames, rest, strict=True)]
         return [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
 

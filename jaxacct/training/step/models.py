@@ -544,7 +544,7 @@ def _plain_errors() -> Iterator[None]:
 
 def _require_arguments(module: Any, named: Mapping[str, Any]) -> None:
     """Raise InputError if a linen module asks for an argument that is not given, such as ``train``."""
-    others = list(inspect.signature(module.__call__).parameters.values())[1:]  # without the first, the input
+    others = list(inspect.signature(module.__call__).parameters.values())[1:]  # all but the first, the input
     missing = [
         p.name
         for p in others

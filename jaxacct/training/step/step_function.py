@@ -73,7 +73,7 @@ def own_state(opt_state: Any) -> Any:
 
 
 class Numbers(NamedTuple):
-    """Numbers that may differ between steps of one compiled program; all follow from the plan's segment.
+    """Numbers that may differ between steps of one compiled program; they follow from the plan and the step's key.
 
     threshold : Poisson sampling draws a record if the record's random number is below this.
     size : the number of records in a batch of fixed size; with random allocation, the number of slots of the round;
@@ -404,8 +404,9 @@ def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
     """Return (carried, key words, pass key words, data, numbers[, frozen]) -> (carried, observed), a pure function.
 
     The function is for jit, vmap and audits.  The key must be used for this step alone; its words are those of
-    ``jax.random.key_data``.  For fixed batches and random allocation, the pass key is one key for a whole pass over the
-    data.  ``frozen`` is the untrained rest of the model.
+    ``jax.random.key_data``.  For fixed batches and random allocation, the pass key is one key for a whole pass or
+    round; for groups and for a fixed order it is one key for the whole run.  ``frozen`` is the untrained rest of the
+    model.
     """
 
     def step(
