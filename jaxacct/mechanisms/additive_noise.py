@@ -126,8 +126,8 @@ def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
 class Laplace(AdditiveNoise):
     """Laplace noise of scale ``scale`` times the add/remove sensitivity: (1/scale)-DP.
 
-    The pair is Lap(0, b), Lap(1, b). The loss lies in [-1/b, 1/b] with atoms at both ends, with one law in both
-    directions, and delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one`` the sensitivity is 2,
+    The pair is Lap(0, b), Lap(1, b). The loss lies in [-1/b, 1/b], with atoms at both ends, and has the same law in
+    both directions. delta(eps) = 1 - e^{(eps - 1/b)/2} for 0 <= eps <= 1/b. Under ``replace_one`` the sensitivity is 2,
     so b is halved.
 
     Parameters

@@ -195,7 +195,7 @@ class AboveThreshold(OfFinitePair):
         epsilon = 1/threshold_scale + 2 answers/query_scale,
 
     without the factor 2 if the queries are ``monotone``. The number of queries below the threshold does not matter.
-    Under ``replace_one`` a query moves up to twice as far, and no queries are taken as monotone. The pair is that of
+    Under ``replace_one`` a query moves up to twice as far, and ``monotone`` has no effect. The pair is that of
     every epsilon-DP mechanism: ``kind`` is "bound".
 
     Parameters

@@ -103,10 +103,10 @@ def riemann_delta(
 ) -> Bounds:
     """Estimate delta(eps) of DP-SGD from characteristic functions that are Riemann sums over the output.
 
-    The output is cut into cells, and each cell has its exact mass under P and Q. For the upper end of delta all of a
-    cell has the larger loss of its two edges, and for the lower end the smaller one. The loss is monotone in the
-    output, so the two distribution functions bracket the true ones. Delta is bracketed too, since the mass beyond
-    `reach` standard deviations is added once for each step. The width falls only like steps/cells.
+    The output is cut into cells, and each cell has its exact mass under P and Q. The loss is monotone in the output, so
+    in a cell it lies between its values at the edges. For the upper end of delta, a cell has the larger of the two
+    losses under P and the smaller under Q; for the lower end the reverse. The mass beyond `reach` standard deviations
+    is added to the width once for each step. The width falls only like steps/cells.
 
     Parameters
     ----------
