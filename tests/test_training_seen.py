@@ -131,7 +131,6 @@ WAYS = {
     "vars": vars,
     "copy": copy.copy,
     "pickle": lambda s: suppressed(pickle.dumps, s),
-    "repr": repr,
     "an attribute that is not known": lambda s: getattr(s, "more", None),
 }
 
@@ -150,7 +149,9 @@ def test_whatever_shows_outputs_is_a_look(path, way):
 
 def test_without_looks_and_stops_nothing_is_noted(path):
     steps = []
-    state = fit(trainer_of(), path, callbacks=[lambda s: steps.append((s.step, float(s.epsilon.upper), s.stopped))])
+    told = lambda s: steps.append((s.step, float(s.epsilon.upper), s.stopped, repr(s)))
+    state = fit(trainer_of(), path, callbacks=[told])
+    assert steps[1][-1] == f"State(step 2 of 12, epsilon <= {steps[1][1]:.7g} at delta 1e-05, 2 parameters)"
     assert len(steps) == 12 and not state.seen and {line["kind"] for line in lines(path)} == {"run", "step"}
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxacct.training.plan import Plan
     from jaxacct.training.plan.segments import Segment
     from jaxacct.training.plan.strategy_advice import advise_strategy
+    from jaxacct.training.run.checkpoints import params_of
     from jaxacct.training.run.state import State
     from jaxacct.training.sampling.sampler import (
         cyclic_poisson,
@@ -53,6 +54,7 @@ __all__ = [
     "noisy_mean",
     "norm_methods",
     "over_micro_batches",
+    "params_of",
     "poisson",
     "random_allocation",
     "sensitivity",
@@ -82,6 +84,7 @@ _HOMES = {
     "noisy_mean": "step.noise",
     "norm_methods": "clipping.clipped_sum",
     "over_micro_batches": "sampling.sampler",
+    "params_of": "run.checkpoints",
     "poisson": "sampling.sampler",
     "random_allocation": "sampling.sampler",
     "sensitivity": "clipping.clipped_sum",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import logging
@@ -17,11 +18,16 @@ import jax
 import numpy as np
 
 from jaxacct.core.files import optional_package
+from jaxacct.core.types import PyTree
 from jaxacct.core.validation import InputError
+from jaxacct.training.ledger import Ledger
 from jaxacct.training.run.state import History, document, from_document
 from jaxacct.training.sharding.placement import ALONE, Processes
 from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
+from jaxacct.training.step.models import LoRA, join_model, model_as_pytree, split_model
 from jaxacct.training.step.step_function import Carried
+
+__all__ = ["params_of"]
 
 _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 """Names that Orbax gives to files and folders in a folder of checkpoints."""
@@ -86,24 +92,51 @@ class Store:
             "stopped": found.stopped,
             "seen": found.seen,
         }
-        args = self._ocp.args
-        items = args.StandardSave({"carried": _plain(found.carried)})
-        last = self.latest()
+        self._write(_plain(found.carried), run)
+
+    def _write(self, carried: list[Any], run: dict[str, Any]) -> None:
+        args, last = self._ocp.args, self.latest()
+        items = args.StandardSave({"carried": carried})
         with self._writing():
-            _require_room(self._path, found.carried)
+            _require_room(self._path, carried)
             number = 0 if last is None else last + 1
             self._manager.save(number, args=args.Composite(arrays=items, run=args.JsonSave(run)), force=True)
             self._manager.wait_until_finished()
 
-    def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint, arrays laid out as those of ``like``; `digest_of` computes the digest `Lineage.seal`."""
+    def notes(self, number: int) -> dict[str, Any]:
+        """Return what a checkpoint says beside its arrays."""
         if not (self._path / str(number) / "run").exists():
             raise InputError(
                 f"checkpoint {number} does not say what was spent: an earlier version wrote it; finish its run with "
                 "that version, or begin another run in another folder"
             )
         args = self._ocp.args
-        run: dict[str, Any] = dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
+        return dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
+
+    def look(self) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Return the notes and arrays of the last checkpoint.  Note a look first if the run has not ended."""
+        number = self.latest()
+        if number is None:
+            raise InputError(f"{self._path}: holds no checkpoint; give the folder that fit had as checkpoints=")
+        args, run = self._ocp.args, self.notes(number)
+        if "leaves" not in run:
+            raise InputError(f"checkpoint {number} is of an earlier version, which kept no names; resume it with fit")
+        target = [np.broadcast_to(np.zeros((), jax.numpy.dtype(kind)), shape) for _, shape, kind in run["leaves"]]
+        restored = self._manager.restore(number, args=args.Composite(arrays=args.StandardRestore({"carried": target})))
+        found = restored.arrays["carried"]
+        history = from_document(run["history"])
+        if run["step"] and run["stopped"] not in ("finished", "budget"):
+            if history.ledger is not None:
+                with Ledger.open(history.ledger.path, history.ledger.run) as ledger:
+                    ledger.require(history.ledger)
+                    ledger.seen(run["step"])
+            if not run["seen"]:
+                self._write(found, run | {"seen": True})
+        return run, found
+
+    def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
+        """Return a checkpoint, arrays laid out as those of ``like``; `digest_of` computes the digest `Lineage.seal`."""
+        args, run = self._ocp.args, self.notes(number)
         own = _leaves(like)
         if "leaves" in run and run["leaves"] != own:
             told = _first_difference(run["leaves"], own)
@@ -157,9 +190,85 @@ class Store:
         self._manager.close()
 
 
-def _require_room(folder: Path, carried: Carried) -> None:
+def params_of(folder: str | os.PathLike[str], like: PyTree = None) -> PyTree:
+    """Return the parameters in the last checkpoint of a run, for inference: without key, data or trainer.
+
+    If the run has not ended, its outputs now count as seen: the checkpoint and its ledger say so.  Then the run has
+    spent its whole plan even if it takes no further step (jaxacct/training/ledger/README.md, "Outputs that were seen").
+    Do not call this while `fit` writes to the folder; a callback gets the parameters, too.
+
+    Parameters
+    ----------
+    folder : what `Trainer.fit` had as ``checkpoints``.
+    like : parameters, an nnx or Equinox module, or the result of `lora`, as `Trainer.init` took them.  The frozen part
+        is taken from it.  May be left out if all parameters were trained and are one array or nested dicts of arrays.
+
+    Returns
+    -------
+    pytree : as ``state.params`` of that run, in NumPy arrays.
+
+    Raises
+    ------
+    InputError : a folder without a checkpoint, a model other than the checkpoint's, parameters that need ``like``; of a
+        run that has not ended, a ledger that is missing or in use.
+
+    >>> import tempfile, jax.numpy as jnp, optax
+    >>> from jaxacct.training import Plan, Trainer, params_of
+    >>> plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, noise_multiplier=5.0, steps=3)
+    >>> trainer = Trainer(lambda w, x: jnp.sum((w["a"] - x) ** 2), optax.sgd(0.1), plan, clip_norm=1.0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     state = trainer.init({"a": jnp.zeros(2)})
+    ...     state = trainer.fit(state, jnp.ones((10, 2)), checkpoints=folder, progress=False)
+    ...     params = params_of(folder)
+    >>> bool((params["a"] == state.params["a"]).all())
+    True
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path}: is no folder of checkpoints; give the folder that fit had as checkpoints=")
+    store = Store(path)
+    try:
+        run, arrays = store.look()
+    finally:
+        store.close()
+    there = [leaf for leaf in run["leaves"] if re.match(r"params\b", leaf[0])]
+    values = arrays[: len(there)]  # the parameters come first
+    if like is None:
+        return _nested([leaf[0].removeprefix("params") for leaf in there], values)
+    tree, _ = model_as_pytree(like)
+    own = {f"params{_name(at)}" for at, _ in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    if lost := {leaf[0] for leaf in there} - own:
+        raise InputError(f"like is not the model of the checkpoint: it has no {min(lost):.80}; give that run's model")
+    part, inside = (tree.base, ".base") if isinstance(tree, LoRA) else (tree, "")
+    names = {leaf[0].removeprefix(f"params{inside}") for leaf in there}
+    trainable = jax.tree_util.tree_map_with_path(lambda at, _: _name(at) in names, part)
+    trained, rest = split_model(like, trainable)
+    found = _leaves(Carried(trained, None, None, None))
+    if found != there:
+        raise InputError(f"like is not the model of the checkpoint: {_first_difference(there, found)}")
+    return join_model(jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(trained), values), rest)
+
+
+def _nested(names: list[str], values: list[np.ndarray]) -> Any:
+    """Return one array without a name, or nested dicts of arrays with names such as "['a']['b']"."""
+    if names == [""]:
+        return values[0]
+    found: dict[str, Any] = {}
+    for name, value in zip(names, values, strict=True):
+        keys = re.findall(r"\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\]", name)
+        if name != "".join(f"[{key}]" for key in keys):
+            raise InputError(f"the parameter {name!r:.80} lies in no nested dicts; give the model as like=")
+        *outer, last = map(ast.literal_eval, keys)
+        inner = found
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner[last] = value
+    return found
+
+
+def _require_room(folder: Path, carried: list[Any]) -> None:
     """Raise OSError if the disk has no room for a checkpoint, before any of it is written."""
-    leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(carried)]
+    leaves = [jax.numpy.asarray(leaf) for leaf in carried]
     size = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards if part.replica_id == 0)
     if hasattr(os, "posix_fallocate"):
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -184,8 +293,14 @@ def _make_private(folder: Path) -> None:
 def _leaves(carried: Carried) -> list[list[Any]]:
     """Return [name, shape, dtype] of every array, in order."""
     found = jax.tree_util.tree_flatten_with_path(carried)[0]
-    name = lambda path: re.sub(r" at 0x[0-9a-f]+", "", jax.tree_util.keystr(path)).removeprefix(".")
-    return [[name(path), list(np.shape(leaf)), str(jax.numpy.asarray(leaf).dtype)] for path, leaf in found]
+    return [
+        [_name(path).removeprefix("."), list(np.shape(leaf)), str(jax.numpy.asarray(leaf).dtype)]
+        for path, leaf in found
+    ]
+
+
+def _name(path: Any) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", jax.tree_util.keystr(path))
 
 
 def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import Leaf
@@ -27,7 +30,7 @@ from jaxacct.training.step.step_mechanisms import Release, Turn
 __all__ = ["State"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class State:
     """Run between two steps.
 
@@ -58,19 +61,32 @@ class State:
     >>> state = trainer.init(jnp.zeros(2))
     >>> state.step, float(state.epsilon.upper)
     (0, 0.0)
+    >>> state
+    State(step 0 of 3, epsilon <= 0 at delta 1e-05, 2 parameters)
     """
 
     params: Leaf
     opt_state: Leaf
     clip_norm: Leaf
     step: int
-    not_finite: int = field(repr=False)
-    lineage: Lineage = field(repr=False)
-    history: History = field(repr=False)
-    plan: Plan = field(repr=False)
+    not_finite: int
+    lineage: Lineage
+    history: History
+    plan: Plan
     stopped: str = ""
-    seen: bool = field(default=False, repr=False)
-    past: Past | None = field(default=None, repr=False)
+    seen: bool = False
+    past: Past | None = None
+
+    def __repr__(self) -> str:
+        """Return one line: the step, why the run stopped, epsilon and the number of parameters, but no parameter."""
+        params = object.__getattribute__(self, "params")  # their number is no output, so no look is noted
+        count = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params) if hasattr(leaf, "dtype"))
+        try:
+            epsilon = f"epsilon <= {self.epsilon.upper:.7g} at delta {self.plan.target_delta:g}"
+        except InputError as error:
+            epsilon = f"epsilon unknown ({error})"
+        stopped = f", stopped: {self.stopped}" if self.stopped else ""
+        return f"State(step {self.step} of {self.plan.steps}{stopped}, {epsilon}, {count:,} parameters)"
 
     @functools.cached_property
     def epsilon(self) -> Bounds:

@@ -1,0 +1,132 @@
+"""Parameters of a run from its folder alone, and what is told when the run has not ended."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import training_runs
+from flax import nnx
+from helpers import refusal
+from training_runs import KEY
+
+from jaxacct.training import Trainer, lora, params_of
+from jaxacct.training.ledger import Ledger
+
+DATA = np.eye(20, 2, dtype=np.float32)
+PLAIN = {"it's": {"b": jnp.arange(3.0)}, '"]': jnp.ones((2, 2), jnp.bfloat16)}
+
+
+def module(seed):
+    return nnx.Linear(3, 2, rngs=nnx.Rngs(seed))
+
+
+def equinox_module(seed):
+    return pytest.importorskip("equinox").nn.MLP(3, 2, 4, 1, key=jax.random.key(seed))
+
+
+MODELS = {  # what is trained, what `like` gets or None, more for the trainer
+    "array": (jnp.arange(2.0), None, {}),
+    "dicts": (PLAIN, None, {}),
+    "dicts, given": (PLAIN, jax.tree.map(jnp.zeros_like, PLAIN), {}),
+    "list": ([jnp.arange(2.0), {"a": jnp.ones(1)}], [jnp.zeros(2), {"a": jnp.zeros(1)}], {}),
+    "part": (PLAIN, PLAIN | {"it's": {"b": jnp.zeros(3)}}, {"trainable": lambda path: "it" in path}),
+    "adapters": (lora({"kernel": jnp.ones((4, 3))}, 2), lora({"kernel": jnp.ones((4, 3))}, 2), {}),
+    "nnx": (lambda: module(0), lambda: module(1), {}),
+    "equinox": (lambda: equinox_module(0), lambda: equinox_module(1), {}),
+}
+
+
+def begun(model, **more):
+    """A trainer and its first state."""
+    trainer = Trainer(lambda w, x: jnp.sum(x), optax.sgd(0.1), training_runs.plan_of(20, steps=3), 1.0, **more)
+    return trainer, trainer.init(model, key=KEY)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_parameters_are_those_of_the_state(tmp_path, still_steps, kind):
+    model, like, more = MODELS[kind]
+    model, like = (x() if kind in ("nnx", "equinox") else x for x in (model, like))
+    trainer, state = begun(model, **more)
+    state = trainer.fit(state, DATA, checkpoints=tmp_path, progress=False)
+    found = params_of(tmp_path, like)
+    assert jax.tree.structure(found) == jax.tree.structure(state.params)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(state.params), strict=True):
+        assert getattr(a, "dtype", None) == getattr(b, "dtype", None)
+        np.testing.assert_array_equal(a, b)
+    assert "finished" in repr(state) and "20" not in repr(state)[-24:]
+
+
+@pytest.fixture(params=[True, False], ids=["ledger", "no ledger"])
+def killed(request, tmp_path):
+    """What kill -9 at step 18 leaves: (fit, folder, ledger, parameters and epsilon of a run that was left in peace)."""
+    folder, path = tmp_path / "run", tmp_path / "run.jsonl"
+    trainer, state, data = training_runs.start()
+
+    def fit(trainer=trainer, callbacks=()):
+        more = {"ledger": path} if request.param else {}
+        return trainer.fit(
+            state, data, checkpoints=folder, checkpoint_every=7, callbacks=callbacks, progress=False, **more
+        )
+
+    def copy(state):
+        if state.step == 18:
+            shutil.copytree(folder, tmp_path / "copy")
+            if request.param:
+                shutil.copy(path, tmp_path / "copy.jsonl")
+
+    whole = fit(callbacks=[copy])
+    assert not whole.seen
+    claim = float(whole.epsilon.upper)  # read from the ledger while it is whole
+    shutil.rmtree(folder)
+    (tmp_path / "copy").rename(folder)
+    if request.param:
+        (tmp_path / "copy.jsonl").rename(path)
+    return fit, folder, path if request.param else None, whole.params, claim
+
+
+def test_a_run_that_was_cut_off_counts_as_seen(killed):
+    fit, folder, path, params, claim = killed
+    if path is not None:
+        assert float(Ledger.read(path).epsilon(1e-5).upper) < claim * 0.95
+    found = params_of(folder)
+    np.testing.assert_array_equal(found, params_of(folder))
+    if path is not None:
+        ledger = Ledger.read(path)
+        assert float(ledger.epsilon(1e-5).upper) == pytest.approx(claim, rel=1e-6)
+        assert ledger.runs[ledger.run].looks.looked
+    trainer, *_ = training_runs.start()
+    longer = Trainer(trainer.loss_fn, trainer.optimizer, training_runs.plan_of(30, noise=30.0, steps=60), 1.0)
+    assert "may not go on with another plan" in refusal(fit, longer)
+    resumed = fit()
+    assert resumed.seen and resumed.stopped == "finished" and float(resumed.epsilon.upper) == pytest.approx(claim)
+    np.testing.assert_array_equal(resumed.params, params)
+    np.testing.assert_array_equal(params_of(folder), params)
+
+
+def test_what_cannot_be_read_is_refused(tmp_path, still_steps):
+    assert "is no folder of checkpoints" in refusal(params_of, tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    assert "holds no checkpoint" in refusal(params_of, tmp_path / "empty")
+    trainer, state = begun([jnp.arange(2.0)])
+    trainer.fit(state, DATA, checkpoints=tmp_path / "run", progress=False)
+    assert "give the model as like=" in refusal(params_of, tmp_path / "run")
+    for other in (
+        [jnp.zeros(3)],
+        [jnp.zeros(2, jnp.bfloat16)],
+        {"a": jnp.zeros(2)},
+        [jnp.zeros(2), jnp.zeros(1)][::-1],
+    ):
+        assert "is not the model of the checkpoint" in refusal(params_of, tmp_path / "run", other)
+
+
+def test_a_ledger_in_use_or_lost_is_refused(killed):
+    _, folder, path, *_ = killed
+    if path is None:
+        pytest.skip("has no ledger")
+    with Ledger.open(path):
+        assert "another process is writing it" in refusal(params_of, folder)
+    path.rename(f"{path}.away")
+    assert str(path) in refusal(params_of, folder)
