@@ -120,8 +120,8 @@ def gaussian_fit(
 ) -> LowerBound:
     """Bound mu from below by max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR); return mu and its epsilon at delta.
 
-    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is that of a Gaussian.  The curve of a
-    step on all data is; the curve of subsampled or tuned training is not.
+    **Conditional**: the epsilon holds only if the mechanism's trade-off curve is that of a Gaussian.  A step on all
+    data has such a curve; subsampled or tuned training has not.
 
     Parameters
     ----------

@@ -36,12 +36,12 @@ _ERFINV_MIDDLE = np.sqrt(2.0) * np.array(
     [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164]
     + [0.246640727, 1.50140941]
 )
-"""Coefficients of a polynomial in w - 5/2, sqrt(2) erfinv(x)/x where w = -log(1 - x^2) is below 5 [Giles 2012]."""
+"""Coefficients of sqrt(2) erfinv(x)/x in powers of w - 5/2, where w = -log(1 - x^2) is below 5 [Giles 2012]."""
 _ERFINV_TAIL = np.sqrt(2.0) * np.array(
     [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047]
     + [1.00167406, 2.83297682]
 )
-"""Coefficients of a polynomial in sqrt(w) - 3, sqrt(2) erfinv(x)/x for w of 5 or more [Giles 2012]."""
+"""Coefficients of sqrt(2) erfinv(x)/x in powers of sqrt(w) - 3, where w is 5 or more [Giles 2012]."""
 SEED_RANGE = Constraint("use a whole number as {name}", 0, 2**63, integral=True)
 """Allowed seeds: 63 bits, from which keys are made."""
 

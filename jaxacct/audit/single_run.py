@@ -42,7 +42,7 @@ Inverse = Callable[[np.ndarray], np.ndarray]
 F is the claimed curve: F(x) is the largest probability with the record of an event that has probability x without it.
 """
 GUESSED = ("both", "in")
-"""Guesses that an audit may make: "both" some of "in" and some of "out", "in" only that canaries are in."""
+"""Guesses that an audit makes: "both", that some canaries are in and others out; "in", only that some are in."""
 
 
 def one_run_p_value(
@@ -285,7 +285,7 @@ def known_curve_p_value(
     Each of m canaries was in or out by a fair coin of its own, and the mechanism ran once.  The number of guesses g was
     fixed before the coins were tossed: the g largest scores, not the scores above a threshold.  Guesses depend on the
     output that the claim is about, and on randomness of their own, not on the coins.  If several g or scores are tried,
-    the caller must multiply each p-value by the number of trials.
+    the caller must multiply each p-value by the number of tries.
 
     Parameters
     ----------
@@ -427,14 +427,14 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Return epsilons, and upper bounds of a profile's delta there."""
-    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # beyond it float64 hardly tells delta from 0
+    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # in float64 a smaller delta vanishes beside 1
     # the error of the lines is of second order in the distance between their epsilons
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
     return epsilon, np.asarray(side.delta(epsilon).upper)
 
 
 def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
-    """Return the lines that are lowest somewhere: (y - intercept)/slope is largest for some y."""
+    """Return the lines that are needed: for some y, each gives the largest lower bound (y - intercept)/slope of x."""
     steep, start = 1.0 / slope, -intercept / slope
     kept = upper_hull(steep, start)
     return Lines(intercept[kept], slope[kept], -np.diff(start[kept]) / np.diff(steep[kept]))

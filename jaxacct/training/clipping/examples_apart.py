@@ -28,15 +28,15 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, evaluate, inner_traces
 
 _LEAST_RUN = 16
-"""Shortest run, in rows, that shows that a constant holds data.  A run is consecutive rows in data and constant."""
+"""Shortest run, in rows, that shows that a constant holds data.  A run is consecutive rows that both have."""
 _ALL_BYTES = 2**28
-"""Largest data, in bytes, that are compared whole.  Of larger data, and of any Source, only some blocks of rows are."""
+"""Largest data, in bytes, that are compared whole.  Of larger data, and of any Source, some blocks are compared."""
 _BLOCKS, _BLOCK_ROWS = 32, 64
-"""Number of blocks that are compared of data beyond `_ALL_BYTES` or of a Source, and number of rows in a block."""
+"""Number of blocks that are compared of data above `_ALL_BYTES` or of a Source, and number of rows in a block."""
 _OWN_BYTES = 12
-"""Number of bytes by which evidence, compressed, must exceed as many compressed zeros: simple rows agree by chance."""
+"""Number of bytes by which compressed evidence must be longer than compressed zeros: simple rows agree by chance."""
 _MOST_COLUMNS = 64
-"""Largest number of columns for which the columns, of the data or of a constant, are also compared one by one."""
+"""Largest number of columns, of the data or of a constant, with which single columns are compared as well."""
 _GROUPS = {
     "elementwise": """
         abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
@@ -458,7 +458,7 @@ def _numbered(run: np.ndarray) -> np.ndarray:
 
 
 def _own_bytes(values: np.ndarray) -> int:
-    """Return by how many bytes an array, compressed, is longer than as many zeros, compressed."""
+    """Return by how many bytes the compressed array is longer than zeros of the same size, compressed."""
     content = np.ascontiguousarray(values).tobytes()
     return len(zlib.compress(content)) - len(zlib.compress(bytes(len(content))))
 

@@ -140,7 +140,7 @@ class Spent:
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
-        """Count an entry as one release; if the batch rule has passes, its share is 1, whatever the entry says."""
+        """Count an entry outside of partitions as one release; if the batch rule has passes, its share is 1."""
         share = 1.0 if entry.sampling in rules.BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
@@ -232,7 +232,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of the composition.  If many releases differ, similar ones are grouped, for each bound anew."""
+    """Return epsilon of the composition.  If many releases differ, each bound joins similar ones in its own way."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
@@ -313,7 +313,7 @@ class Contents:
         return spent.owed + ahead(plan, spent, spent.next, until - spent.next, None)
 
     def unfinished(self, run: str | None = None) -> list[str]:
-        """Return the runs among `run`, or all, that stopped before the end of their plan and have no `seen` entry."""
+        """Return which runs (`run`, or all) stopped before the end of their plan and have no `seen` entry."""
         names = self._names(run)
         return [name for name in names if self.runs[name].looks is None and self.promised(name, whole=True)]
 

@@ -36,8 +36,8 @@ _OWN = re.compile(r"\d+$|\d+\.orbax|.*orbax-checkpoint-tmp")
 class Checkpoint(NamedTuple):
     """Run between two steps, as it is stored.
 
-    session : a digest of the plan, program and data with which steps after this one may have been taken; b"" if none
-        were taken.
+    session : a digest of the plan, program and data with which steps after this checkpoint may have been taken; b"" if
+        none were taken.
     stopped : why the run stopped, as in the state; "" while it goes on.
     seen : whether callbacks looked at outputs.
     """

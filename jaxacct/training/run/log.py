@@ -356,10 +356,10 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """Line on standard error, with an upper bound of epsilon from the plan's table; with `show` None on terminals only.
+    """Line on standard error, with an upper bound of epsilon from the plan's table.
 
-    A thread, begun with the first line that is shown, computes the table.  Training does not wait for the table, and
-    lines have no epsilon until it is ready.
+    If `show` is None, the line is shown only on a terminal.  A thread, begun with the first line that is shown,
+    computes the table.  Training does not wait for the table, and lines have no epsilon until it is ready.
     """
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:

@@ -137,7 +137,7 @@ class Program:
 
     @property
     def goes_on_as(self) -> bytes:
-        """Session to store in a checkpoint after an error: a later run of it repeats the steps after the checkpoint."""
+        """Session to store in a checkpoint after an error: later runs with it repeat the steps after the checkpoint."""
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:

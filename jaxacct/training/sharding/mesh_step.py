@@ -98,7 +98,7 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
 
 
 def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
-    """Return sums over all devices; each keeps only its part of the total.  Call this once a step, in a `shard_map`."""
+    """Return sums over all devices; a device keeps its part of the total.  Call this once a step, in a `shard_map`."""
     total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
     others = (mine.clipped.clipped, mine.clipped.not_finite, mine.members, mine.seen)
     clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)

@@ -94,7 +94,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the noise multiplier of gradients with which a step costs one Gaussian of `noise_multiplier` in all."""
+    """Return the gradients' noise multiplier: all releases of a step then cost one Gaussian of `noise_multiplier`."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(
@@ -166,7 +166,7 @@ class AdaptiveClip:
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
 
     def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the noise multiplier of gradients, rounded up, with which gradients and count cost one Gaussian."""
+        """Return the gradients' noise multiplier, rounded up: with the count they cost one of `noise_multiplier`."""
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:

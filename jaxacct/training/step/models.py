@@ -93,7 +93,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return each leaf as a JAX array, or None.  Plain numbers count as arrays, but not in Equinox models."""
+    """Return each leaf as a JAX array, or None if it is none.  Numbers count as arrays, but not in Equinox models."""
     settings = any(is_equinox(node) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_equinox))
     kinds = (jax.Array, np.ndarray) if settings else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
@@ -276,7 +276,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return what an adapter adds: scale x a b to x W, scale x b^T a^T to x W^T; None for any other product."""
+    """Return what an adapter adds to a product: scale (x a) b to x W, scale (x b^T) a^T to x W^T; None for others."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1

@@ -443,7 +443,7 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
         def mean(each: Any) -> Any:
             inexact = jnp.issubdtype(each.dtype, jnp.inexact)
-            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # bools and integers have a mean, too
+            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # the mean of integers is a float
             return jnp.sum(each * weights.astype(dtype).reshape(-1, *(1,) * (each.ndim - 1)), axis=0)
 
         return jax.tree.map(mean, found)
