@@ -239,11 +239,9 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
 def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Compute log(p/q) of positive masses, with an error of at most 8 roundoffs of the value.
 
-    Exchanging p and q only changes the sign of the answer.
-
-    `difference` is p - q, known to a few roundoffs, and is used where p and q are near. Otherwise the ratio is known to
-    a few roundoffs, and its logarithm is at least .4. The difference of logarithms is used only beyond 690, where it
-    does not cancel.
+    Exchanging p and q only changes the sign of the answer. `difference` is p - q, known to a few
+    roundoffs, and is used where p and q are near. Otherwise the ratio is known to a few roundoffs, and its logarithm is
+    at least .4. The difference of logarithms is used only beyond 690, where it does not cancel.
     """
     large, small = np.maximum(p, q), np.minimum(p, q)
     near = np.abs(difference) <= 0.5 * small

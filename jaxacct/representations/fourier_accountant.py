@@ -106,7 +106,7 @@ def riemann_delta(
     The output is cut into cells, and each cell has its exact mass under P and Q. The loss is monotone in the output, so
     in a cell it lies between its values at the edges. For the upper end of delta, a cell has the larger of the two
     losses under P and the smaller under Q; for the lower end the reverse. The mass beyond `reach` standard deviations
-    is added to the width once for each step. The width falls only like steps/cells.
+    widens both ends once for each step. The width falls only like steps/cells.
 
     Parameters
     ----------
