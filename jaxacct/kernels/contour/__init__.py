@@ -1,4 +1,4 @@
-"""The contour integral: one core, and a file for each law.  Here are the kernels that users may call inside jit."""
+"""The contour integral: one core, and files for each law.  Users may call the kernels exported here inside jit."""
 
 from jaxacct.kernels.contour.plain import Bracketed, delta, delta_about, delta_along, epsilon
 

@@ -1,8 +1,8 @@
 """The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
 
-The bounds hold for any windows, abscissa, period and number of nodes.  In a profile, neighbouring losses share a
-contour, since an evaluated contour serves one more loss at little cost.  A loss whose bracket stays wide gets a contour
-of its own.  E(S - k)_+ is called a call, and E(k - S)_+ a put, as if S were the price of a share.
+E(S - k)_+ is called a call, and E(k - S)_+ a put, as if S were the price of a share.  The bounds hold for any windows,
+abscissa, period and number of nodes.  In a profile, neighbouring losses share a contour, since an evaluated contour
+serves one more loss at little cost.  A loss whose bracket stays wide gets a contour of its own.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from jaxacct.kernels.contour.core import log_geometric
 STEEPEST = 9.0
 """Largest shift of the path at a window, in widths of the window."""
 CLEAR = 80.0
-"""Least x^2 - y^2 away from a window: x the distance from its centre, y the path's shift, both in window widths.
+"""Least value of x^2 - y^2 away from a window, where Phi(x + iy) is then within e^-40 of 0 or 1.
 
-Phi(x + iy) is then within e^-40 of 0 or 1."""
+x is the distance from the window's centre and y the shift of the path, both in widths of the window."""
 MOST_NODES = 6_000
 """Largest number of nodes on a line."""
 Some = TypeVar("Some")
@@ -50,23 +50,24 @@ COARSE = 160
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value."""
 MANY = 250
-"""Number of nodes on a line above which a second placement is tried: with a bulk if the first is without."""
+"""Number of nodes on a line above which the other placement is tried: with a bulk instead of without, or vice versa.
+"""
 ILL = 6.0
-"""Nats lost to cancellation (`Place.digits`) above which a second placement is tried."""
+"""Nats lost to cancellation (`Place.digits`) above which the other placement is tried, too."""
 ONE_SLOT = 15.0
-"""Distance of a threshold above the mean of S, in standard deviations of S.
+"""For a threshold k more than this many standard deviations of S above the mean of S, a placement with a bulk is tried
+first.
 
-For thresholds farther above, one large slot mostly decides E(S - k)_+, so placements with the jumps split off are tried
-first."""
+There one large slot mostly decides E(S - k)_+."""
 LOW_BLUR = 0.08
 """Width of the window between bulk and jumps, in log X."""
 LOW_SHARE = 0.5
 """In a call E(S - k)_+ with a bulk, the bulk ends at X/t = LOW_SHARE (k - 1), a share of k's distance from the mean.
 
-A larger X/t is a jump.  It leaves less than half of that distance to the other slots.  Then neither the contour of the
-bulk nor that of the jumps loses many digits."""
+A slot with a larger X/t is a jump.  A jump leaves less than half of that distance to the other slots.  Then neither the
+contour of the bulk nor that of the jumps loses many digits."""
 BULK_END = 9.0
-"""Where A^t has its own contour, the law of the bulk ends this many widths above the centre of its window."""
+"""If A^t has a contour of its own, the law of the bulk ends this many widths above the centre of the bulk's window."""
 
 
 class Place(NamedTuple):
@@ -78,13 +79,13 @@ class Place(NamedTuple):
     far: Array
     """(B, R) abscissas of Chernoff bounds, all larger than c."""
     log_far: Array
-    """(B, R) log of upper bounds of the integrand at `far`, without the factor e^{-sign z k}/z^2."""
+    """(B, R) log of upper bounds of the integrand at z = `far`, without its factor e^{-sign z k}/z^2."""
     log_bulk: Array
     """(B, R) log of upper bounds of A^t at `far`; -inf where there is no bulk."""
     digits: Array
     """(B,) log of the ratio of the integrand at z = c to the guessed value: nats lost to cancellation."""
     log_beyond: Array
-    """(B,) log of a bound of the sum of all terms after the last node, without the factor e^{-sign c k}."""
+    """(B,) log of a bound of the sum of all terms after the last node, without its factor e^{-sign c k}."""
 
 
 def _grid(low: Array, high: Array, size: int) -> Array:
@@ -110,7 +111,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place the contour with a bulk if `split`, otherwise without; rows take the other placement if it is better."""
+    """Place contours with a bulk if `split`, otherwise without. Rows where the other placement is better take that."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -147,8 +148,8 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # A split keeps the guess of a put's value.  Without a split the integrand at z = c replaces a smaller guess, and a
-    # larger guess becomes e^-2 times that integrand.
+    # With a split, the guess of the put's value is kept.  Without a split, the integrand at z = c takes its place: as
+    # it is if the guess is smaller, times e^-2 if the guess is larger.
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -165,7 +166,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
 
 
 def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
-    """Place a separate contour for A^t of the call, where A is the transform of the bulk in the placement `beside`."""
+    """Place a separate contour for A^t of a call; A is the transform of the bulk in the placement `beside`."""
     low, blur = beside.windows.low, beside.windows.low_blur
     none = np.full_like(s, -np.inf)
     windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
@@ -176,7 +177,7 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
     """Place the contour of a call for given windows.
 
-    known : whether the guess is used unchanged; otherwise the integrand at z = c may raise it.
+    known : whether the guess is used as it is; otherwise it is raised if the integrand at the saddle is far larger.
     """
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
@@ -240,10 +241,10 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the smallest u above which slots may be called far: a slot beyond u with S < k has a negligible chance.
+    """Return the smallest u above which slots may be called far: the chance of a slot beyond u and S < k is negligible.
 
-    A slot with X/t > x leaves less than k - x to the other slots. The sum of these is then m standard deviations below
-    its mean, with chance e^{-m^2/2}.
+    If S < k, a slot with X/t > x leaves less than k - x to the other slots. Their sum is then m standard deviations
+    below its mean, which has chance e^{-m^2/2}.
     """
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
@@ -272,7 +273,7 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 def _saddle(
     cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Return the abscissas tried, the log of the transform at each, and the abscissa of the smallest exponent."""
+    """Return the abscissas tried, the log of the transform at each, and the abscissa of the smallest integrand."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
@@ -297,7 +298,7 @@ def tilted_mode(s: Array, t: Array, c: Array) -> Array:
 
 
 def _right(c: Array, seen: Array, exponents: Array, goal: Array) -> tuple[Array, Array]:
-    """Return the period at which Chernoff bounds make images to the right negligible, and the best bound's abscissa."""
+    """Return the least period at which some Chernoff bound makes images to the right negligible, and its abscissa."""
     gap = seen - c[:, None]
     needed = np.where(gap > 0.02 * c[:, None], (exponents - goal[:, None]) / gap, np.inf)
     needed = np.where(np.isnan(needed), np.inf, needed)
@@ -324,10 +325,11 @@ def last_node(
 
     scale : log of the integrand at z = c.
 
-    `scale` less the log of the bound is the fall.  It grows about as a power of the index; the power is 2 where the law
-    is nearly normal.  A secant in log(index) and log(fall) is kept between an index that is too small and one that is
-    large enough.  Of the two paths in u (`local` of `_path`) the one with the smaller bound is kept.  Where both
-    reach the goal, both are tried at the next index again, since far out either may be slightly better.
+    The fall is `scale` minus the log of the bound.  It grows about as a power of the index, with the power 2 where the
+    law is nearly normal.  So indices are tried by a secant in log(index) and log(fall), which stays between an index
+    that is too small and one that is large enough.  Of the two paths in u (`local` of `_path`) the one with the smaller
+    bound is kept.  Where both reach the goal, both are tried at the next index again, since far out either may be
+    slightly better.
     """
     # `stride`: step of log(index) where the bound shows no direction; `enough`: width at which the search ends
     stride, enough = 0.8, 0.2
@@ -441,10 +443,10 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 
 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
-    """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,), by the best of the abscissas `far` > c.
+    """Bound log sum_{j >= 1} e^{jcp} V(k + sign j p) from above, (B,), for the period p; the best c' in `far` counts.
 
-    V is the integrated value and F the transform of its law: V(y) <= F(c') e^{-sign c' y}/(e c'), since (x)_+ <=
-    e^{c'x}/(e c').
+    V(y) is the integrated value at the threshold y, and F the transform of the law that is integrated. Since (x)_+ <=
+    e^{c'x}/(e c') for every c' > c, V(y) <= F(c') e^{-sign c' y}/(e c').
     """
     gap = (far - c[:, None]) * period[:, None]
     each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) + log_geometric(gap)
@@ -455,32 +457,32 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""(largest number, largest distance) of losses that share a contour, for each turn.
+"""For each of three turns: how many losses may share a contour, and how far apart they may be.
 
 Later turns take the losses whose brackets are still too wide.
 
 Distance is measured in log(e^eps - 1 + NEAR deviations).  Where one slot decides, a contour leaves out a part that
-depends on the size of that slot.  For a loss near 0 that size hardly matters."""
+depends on the size of that slot, about e^eps - 1.  For a loss near 0 that size hardly matters."""
 NEAR = 3.0
 """A loss counts as near 0 up to this many standard deviations of one round's loss."""
 CUT_OFF = 5e-3, 1e-3
-"""Tolerances of a contour in the first turn and in later turns, as shares of the width wanted."""
+"""Tolerances of a contour in the first turn and in later turns, as shares of the wanted relative width."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
-"""(log of delta, relative width wanted of brackets above that delta); a wider bracket gets another contour.
+"""Pairs (log of a delta, wanted relative width of brackets above this delta); a wider bracket gets another contour.
 
-Compositions of many rounds depend mostly on the largest deltas.  For these, chords between losses are too high by a
-few 1e-4 of delta; in the tail, by a few hundredths."""
+Compositions of many rounds depend mostly on the largest deltas.  There the chords between losses are too high by a few
+1e-4 of delta, and in the tail by a few hundredths.  So still narrower brackets would be of little use."""
 LONG = 1000
-"""Number of nodes on a line above which a wide bracket gets no other contour: longer lines gain little and are slow."""
+"""If a contour's line has more nodes, a wide bracket gets no other contour.  Longer lines gain little and are slow."""
 VERY_LONG, MOST_LONG = 1500, {1.0: 3, -1.0: 0}
-"""Lines of more nodes take up to a second each. So in a profile that is not dense only the first few of one round and
-turn are evaluated, by sign."""
+"""Lines of more than VERY_LONG nodes take up to a second each. So a profile that is not dense evaluates only the first
+MOST_LONG[sign] of them in each turn of one round."""
 LEAST_BY_PARITY = 1e-6
-"""Delta above which a wide bracket is asked of the other payoff, whose error is absolute."""
+"""If the bracket of a delta_remove above this stays wide, it is computed from the put, whose error is absolute."""
 LEAST_OF_CONTOURS = 1e-30
-"""Delta below which theorems suffice: it is that of the last loss."""
+"""Delta below which the bounds by theorems suffice; a profile's last loss has about this delta."""
 KNOWN = 0.3
-"""A bracket's estimate replaces the guess of delta if the bracket is at most this wide, relative to its upper end."""
+"""The estimate of a bracket replaces the guess of delta if the bracket's relative width is at most this."""
 LEAST_S, MOST_S, MOST_SLOTS = 1e-4, 20.0, 1e9
 """Contours are placed for 1/sigma from LEAST_S to MOST_S and for at most MOST_SLOTS slots."""
 LAST_LOG_DELTA = -69.0
@@ -492,9 +494,9 @@ BULK_SPREAD = 2.0
 
 The best density of losses is proportional to the cube root of the law's density, so it is sqrt(3) times as wide."""
 NATS, FAR_NATS = 0.4, 1.5
-"""Fall of log delta from one loss to the next, beyond the bulk and in the far tail.
+"""Fall of log delta from one loss to the next: NATS before the far tail, FAR_NATS in the far tail.
 
-These losses decide bounds only of compositions of few rounds."""
+These losses matter only in compositions of few rounds."""
 MOST_GAP = 0.06
 """Largest distance of neighbouring losses before the far tail.
 
@@ -502,7 +504,7 @@ It takes effect where one slot decides: log delta then falls slowly, over severa
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
 LEAST_GAP = 1e-7
-"""Smallest distance of neighbouring losses, in units of the deviation of one round's loss, or of 1e-3 if larger."""
+"""Smallest distance of neighbouring losses. Its unit is the deviation of one round's loss, but at least 1e-3."""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
@@ -513,7 +515,7 @@ CELLS = 48
 REACH = 8.6
 """The cells end this many deviations from the mode of the normal law, tilted or not; the mass beyond is bounded."""
 LOWER_SHARES = (0.25, 0.15)
-"""Upper ends tried for a bulk with a long line of its own, as shares of the threshold's distance from the mean.
+"""If a bulk needs a long line of its own, bulks that end lower are tried, at these shares in place of LOW_SHARE.
 
 A bulk that rarely reaches the threshold needs no line."""
 
@@ -527,7 +529,7 @@ class Contour(NamedTuple):
     place: Place
     powers: Powers
     bulk: Contour | None
-    """The separate contour of A^t; None where there is no bulk, or Chernoff's bound of the bulk suffices."""
+    """The separate contour of A^t; None if there is no bulk, or if Chernoff's bound suffices for the bulk."""
 
 
 def contours_at(
@@ -541,9 +543,10 @@ def contours_at(
 ) -> list[tuple[Array, Contour]]:
     """Place contours for E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), and evaluate them; all arrays are (B,).
 
-    Return (row numbers, contour) of each group of rows. Lines in a group have similar lengths, so little is padded.
+    Return (row numbers, contour) for each group of rows. The lines of a group have similar lengths, so that little is
+    padded.
 
-    most_long : if given, the largest number of long lines of one mechanism; later rows with long lines are left out.
+    most_long : if given, the largest number of long lines of one mechanism. Further rows with long lines are left out.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -558,7 +561,7 @@ def contours_at(
         return [(kept[at], one) for at, one in _evaluated(sign, s[kept], t[kept], rows_of(where, kept))]
     below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], rows_of(where, rows))
     for share in LOWER_SHARES:
-        # a bulk that ends lower is tried where the bulk's line has more than 100 nodes
+        # a line of the bulk with more than 100 nodes counts as long
         long = np.flatnonzero(below.line.count > 100)
         if long.size == 0:
             break
@@ -704,7 +707,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, slope) of the outcomes not integrated: with a far slot, or of bulk slots only."""
+    """Return (lower, estimate, upper, slope) over the outcomes not integrated: a slot is far, or all slots are bulk."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -734,13 +737,13 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _bulk_chance(where: Place, k: Array) -> Array:
-    """Return log of Chernoff's bound of the call on outcomes of bulk slots alone, (B,); -inf if there is no bulk."""
+    """Return log of Chernoff's bound of the call over outcomes where all slots are bulk, (B,); -inf without a bulk."""
     each = where.log_bulk - where.far * k[:, None] - 1.0 - np.log(where.far)
     return np.where(np.isneginf(where.windows.low), -np.inf, np.min(np.where(np.isnan(each), np.inf, each), axis=1))
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound the difference of E(S - k)_+ between slot laws w1 w2, and w1 cut off at `end` (README.md, section 1)."""
+    """Bound by how much E(S - k)_+ differs between two slot laws: w1 w2, and w1 cut off at `end` (README.md, 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -749,7 +752,7 @@ def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
 
 
 def _far_but_small(windows: Windows, s: Array, t: Array, k: Array, far: Array) -> Array:
-    """Bound E[(k - S)_+; some slot is far]; `far` is the chance that one slot is far (README.md, section 1)."""
+    """Bound E[(k - S)_+; some slot is far]; `far` is the chance that a given slot is far (README.md, section 1)."""
     d, blur = ROOM, windows.high_blur
     edge = windows.high - d * blur
     log_below = log_ndtr(-d) - d * edge / blur + 0.5 * (d / blur) ** 2 + log_ndtr(edge - d / blur)
@@ -770,7 +773,7 @@ def put_below(s: Array, t: Array, k: Array) -> Array:
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
     near = np.maximum(1.0 - k, deviation) / deviation**2  # the saddle point if S were normal
     edge = (np.log(t * k)) / s + 0.5 * s
-    alone = t / (s * k) * np.exp(-0.5 * (edge**2 + LOG_TWO_PI) - log_ndtr(edge))  # the saddle point of max X < t k
+    alone = t / (s * k) * np.exp(-0.5 * (edge**2 + LOG_TWO_PI) - log_ndtr(edge))  # the same for the event max X < t k
     grid = near[:, None] * np.geomspace(0.5, 60.0, 12) ** np.minimum(s, 1.0)[:, None]
     grid = np.concatenate([grid, alone[:, None] * np.geomspace(0.1, 10.0, 9)], axis=1)
     none, one = np.full_like(s, -np.inf), np.ones_like(s)
@@ -792,7 +795,7 @@ class RoundProfile(NamedTuple):
 
 def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
     """Choose losses eps for a profile: densely where one round's loss is likely, and less so along its tail."""
-    # log of the delta below which the losses lie further apart
+    # `far_from`: log of the delta at which the far tail begins; `times`: factor on the number of losses before it
     far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (-31.0, 1.0)
     deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
@@ -804,7 +807,7 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
-    # 110 losses between 0 and a few deviations of one round's loss: these decide the width for many rounds
+    # 110 losses lie between 0 and a few deviations of one round's loss: these decide the width for many rounds
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
     weight += -np.diff(log_delta) / np.where(log_delta[1:] > far_from, NATS / times, FAR_NATS)
     weight += np.where(log_delta[1:] > far_from, np.diff(scan) / MOST_GAP, 0.0)
@@ -846,7 +849,7 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
 
 
 class _Asked(NamedTuple):
-    """The losses asked for, those of one round after those of another; all arrays have shape (K,)."""
+    """The losses asked for, one round after the other; all arrays have shape (K,)."""
 
     sign: float
     s: np.ndarray
@@ -858,7 +861,8 @@ class _Asked(NamedTuple):
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
     """Return the bracket as a profile that falls, widened by the rounding of e^eps."""
-    # e^eps is off by a few roundoffs of 1 + eps; delta, convex in e^eps, falls by at most `wrong` over that distance
+    # e^eps is off, relatively, by a few roundoffs times 1 + eps. Over that distance delta, which is convex in e^eps,
+    # falls by at most `wrong`.
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
     wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])
     low = np.maximum(low - wrong, 0.0)
@@ -928,7 +932,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 
 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow wide brackets of large delta_remove by E(k - S)_+, whose error is absolute: delta_remove = 1 - k + put."""
+    """Narrow wide brackets of a large delta_remove = 1 - k + E(k - S)_+ by the put, whose error is absolute."""
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
     rows = np.flatnonzero(~(high - low <= width * high) & (high > LEAST_BY_PARITY) & (asked.eps < 30.0))
     if asked.sign < 0 or rows.size == 0:
@@ -945,7 +949,7 @@ def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) ->
 def _in_groups(
     rows: np.ndarray, owner: np.ndarray, together: int, apart: np.ndarray, distance: float
 ) -> Iterator[np.ndarray]:
-    """Yield groups of rows; at most `together` rows of one round, whose `apart` differ by at most `distance`."""
+    """Yield groups of at most `together` rows of one round, whose values of `apart` differ by at most `distance`."""
     for some in np.split(rows, np.flatnonzero(np.diff(owner[rows])) + 1):
         first = 0
         while first < some.size:
@@ -961,7 +965,10 @@ def _deviation_of_loss(s: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _place_for(rows: np.ndarray, sign: float, last: int) -> int:
-    """Return the row whose threshold places a group's contour; for a call the next loss, so that far slots stay far."""
+    """Return the row for whose loss a group's contour is placed: for a put the middle one, for a call the one after.
+
+    With the next larger loss, slots that a call counts as far are far for every loss of the group.
+    """
     return min(int(rows[-1]) + 1, last) if sign > 0 else int(rows[rows.size // 2])
 
 
